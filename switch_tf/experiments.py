@@ -11,6 +11,7 @@ from switch_tf.conversion import initial_weights
 from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
 from switch_tf.inference import saved_runs
 from switch_tf.partitioning import backends
+from switch_tf.refusals import Refusal
 from switch_tf.reporting import origin
 from switch_tf.storage import places
 from switch_tf.training import processes
@@ -86,6 +87,8 @@ def train(described: Experiment) -> dict:
 
 def evaluate(described: Experiment, step: str, split: str, num_examples: int | None) -> dict:
     """Scores a checkpoint of an experiment's run; see `Experiment.evaluate`."""
+    if step == "all":
+        raise Refusal("step must be best, last or a step with a checkpoint, not 'all', because one is evaluated.")
     folder = places.at(described.run.model_dir)
     (checkpoint,) = selection.select(folder, step)
     described = on_this_machine(described, is_checked=False)

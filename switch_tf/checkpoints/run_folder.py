@@ -69,10 +69,10 @@ class RunFolder:
 
     def discard(self) -> None:
         """Releases the folder. If this process has made it and written nothing, removes it."""
-        is_unused = self._lock is not None and self._is_new and not any(self.checkpoints.iterdir())
+        is_owned = self._lock is not None
         self.close()
-        if is_unused and {path.name for path in self.path.iterdir()} <= {_LOCK, self.checkpoints.name}:
-            (self.path / _LOCK).unlink(missing_ok=True)
+        if is_owned and self._is_new and {path.name for path in self.path.rglob("*")} == {_LOCK, self.checkpoints.name}:
+            (self.path / _LOCK).unlink()
             self.checkpoints.rmdir()
             self.path.rmdir()
 

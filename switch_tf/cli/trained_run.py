@@ -145,7 +145,10 @@ def _is_for_pjrt(arguments, folder):
     configuration = folder / CONFIGURATION
     has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
     if arguments.backend is None and has_accelerator and configuration.is_file():
-        return gin_syntax.read([str(configuration)]).get(parts.LAYOUT, "backend") == "pjrt"
+        try:
+            return gin_syntax.read([str(configuration)]).get(parts.LAYOUT, "backend") == "pjrt"
+        except Refusal:  # damaged, and answers from config.json do not need it
+            return False
     return arguments.backend == "pjrt"
 
 

@@ -71,11 +71,7 @@ class Experiment:
         """
         if not files:
             raise Refusal(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
-        found = gin_syntax.read(files, search_paths=search_paths)
-        if ("", parts.TRAINER) not in found.bound:
-            raise Refusal(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
-        found.bind([*bindings, *(f"{name}={value!r}" for name, value in changes.items())])
-        return cls.of(found.check())
+        return cls._read(gin_syntax.read(files, search_paths=search_paths), files, bindings, changes)
 
     @classmethod
     def from_run(cls, folder: str | pathlib.Path, *, trust: bool = False, **changes: Any) -> "Experiment":
@@ -90,9 +86,17 @@ class Experiment:
             Refusal: As `from_gin`; or the folder names what this package does not ship.
         """
         file = os.path.join(folder, "operative_config.gin")
+        found = gin_syntax.read([file])
         if not trust:
-            gin_trust.check(gin_syntax.read([file]), file)
-        return cls.from_gin([file], **changes)
+            gin_trust.check(found, file)
+        return cls._read(found, [file], (), changes)
+
+    @classmethod
+    def _read(cls, found, files, bindings, changes):
+        if ("", parts.TRAINER) not in found.bound:
+            raise Refusal(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
+        found.bind([*bindings, *(f"{name}={value!r}" for name, value in changes.items())])
+        return cls.of(found.check())
 
     @classmethod
     def of(cls, found: gin_syntax.Gin) -> "Experiment":
@@ -107,9 +111,8 @@ class Experiment:
             config = parts.made(model.arguments.get("config"))
             model = dataclasses.replace(model, arguments={
                 name: value for name, value in model.arguments.items() if name != "config"})
-        experiment = cls(config, parts.made(layout),
-                         parts.made(made["run"]), parts.made(made["step_settings"]), model, trainer.get("optimizer"),
-                         trainer.get("objective"), found)
+        experiment = cls(config, parts.made(layout), parts.made(made["run"]), parts.made(made["step_settings"]), model,
+                         trainer.get("optimizer"), trainer.get("objective"), found)
         experiment.check()
         names.check_task(experiment.run.mixture_or_task_name)
         return experiment
@@ -126,6 +129,9 @@ class Experiment:
         """Returns gin that describes this experiment: what it was read from, with what has changed since.
 
         A layout that was completed for this machine's devices counts as unchanged.
+
+        Raises:
+            Refusal: Two parts of one name have arguments that gin cannot keep apart.
         """
         found = copy.deepcopy(self.gin) or gin_syntax.Gin()
         before = self.of(found) if self.gin else None
@@ -133,12 +139,14 @@ class Experiment:
             found.imports[parts.TASKS] = "the experiment"
             found.macros = {name.upper(): getattr(self.run, name) for name in MACROS}
             found.bound["", parts.RUN] = {name: gin_syntax.Macro(name.upper()) for name in MACROS}
-        for name in ("model", "optimizer", "objective"):
-            part = getattr(self, name)
-            if part != getattr(before, name, None):
-                found.set(parts.TRAINER, name, found.refer(part))
-                if name == "model" and part.name == parts.MODEL:
-                    found.set(parts.MODEL, "config", gin_syntax.Reference(parts.CONFIG, "", True))
+        made = ("model", "optimizer", "objective")
+        if before is None or any(getattr(self, name) != getattr(before, name) for name in made):
+            # All anew, because parts may share others, and would inherit arguments that they no longer have.
+            found.forget(getattr(before, name, None) for name in made)
+            for name in made:
+                found.set(parts.TRAINER, name, found.refer(getattr(self, name)))
+            if self.model.name == parts.MODEL:
+                found.set(parts.MODEL, "config", gin_syntax.Reference(parts.CONFIG, "", True))
         for name, part in (("config", parts.CONFIG), ("run", parts.RUN), ("settings", parts.STEP_SETTINGS),
                            ("layout", parts.LAYOUT)):
             value, old = getattr(self, name), getattr(before, name, None)

@@ -13,7 +13,7 @@ import itertools
 import os
 import pkgutil
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import util
 from typing import Any
 
@@ -34,7 +34,7 @@ _LONGEST_CHAIN = 20  # macros that stand for one another
 _MOST_USES = 10_000  # of macros, each where it is used
 _MOST_TOKENS = 50_000
 _MOST_STRINGS = 100  # in a row; gin's parser evaluates them anew with each
-# What to add when a run lacks a macro that a whole kind of file provides.
+# Files to suggest for a macro without a value.
 _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
@@ -75,7 +75,7 @@ class _Values(config_parser.ParserDelegate):
 
 
 class Gin:
-    """What gin files and bindings say.
+    """The macros, bindings and imports of gin files.
 
     `macros`: name -> value. `bound`: (scope, full name) -> {parameter: value}. `imports`: module -> where it is
     imported. Values hold References, by full names, and Macros.
@@ -90,7 +90,7 @@ class Gin:
         self._wrong = []  # sentences about names
         self._left = _MOST_USES
 
-    # What is bound.
+    # Values.
 
     def names(self) -> set[str]:
         """Returns the full names that are bound or referred to."""
@@ -120,14 +120,27 @@ class Gin:
         else:
             bound[parameter] = value
 
+    def forget(self, values: Iterable[Any]) -> None:
+        """Removes the bindings of all parts in values."""
+        for leaf in (leaf for value in values for leaf in parts.leaves(value) if isinstance(leaf, Part)):
+            self.bound = {key: bound for key, bound in self.bound.items() if key[1] != leaf.name}
+            self.forget([leaf.arguments])
+
     def refer(self, value: Any) -> Any:
-        """Binds the arguments of all parts in a value, and returns it with References to them."""
+        """Binds the arguments of all parts in a value, and returns it with References to them.
+
+        Raises:
+            Refusal: A part would inherit an argument from another one of its name.
+        """
         def bind(leaf):
             if not isinstance(leaf, Part):
                 return leaf
-            arguments, scope = self.refer(leaf.arguments), ""
+            arguments, scope, last = self.refer(leaf.arguments), "", leaf.name.rpartition(".")[2]
+            if inherited := sorted(self.bound.get(("", leaf.name), {}).keys() - arguments.keys()):
+                raise Refusal(f"One {last} has {inherited[0]} and another does not, and gin would give it to both; "
+                              f"give {inherited[0]} to each.")
             while self.bound.setdefault((scope, leaf.name), arguments) != arguments:
-                scope = f"{leaf.name.rpartition('.')[2]}_{len(self.bound)}"
+                scope = f"{last}_{len(self.bound)}"
             return Reference(leaf.name, scope, leaf.is_made)
 
         return parts.mapped(value, bind)
@@ -157,7 +170,7 @@ class Gin:
         return Part(name, {parameter: self._value(value, scopes, path) for parameter, value in bound.items()}, is_made)
 
     def _value(self, value, scopes, path):
-        """Returns a value with parts instead of References, and without Macros, whose names are scopes."""
+        """Resolves macros and turns references into parts. The name of a macro is the scope of its value."""
         def follow(leaf):
             self._left -= isinstance(leaf, Macro | Reference)
             if self._left < 0:
@@ -265,7 +278,7 @@ class Gin:
                 self.bound.setdefault((statement.scope, name), {})[statement.arg_name] = value
 
     def unmatched(self, name: str) -> str:
-        """Returns a sentence about a name that is none of a part or an imported module."""
+        """Returns the message for a name that matches no part and nothing in an imported module."""
         known = sorted({full.rpartition(".")[2] for full in self.names() - {name}})
         hint = nearest(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
         return f"{self._sources.get(name, 'a gin file')}: No configurable matching {name!r}.{hint}"
@@ -325,7 +338,7 @@ class Gin:
         """Refuses a macro of the command line that no part of the run reads.
 
         A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound:
-        nobody knows who calls a user's metric.
+        any code may call a user's metric.
 
         Args:
             bindings: "NAME=VALUE" of the command line.

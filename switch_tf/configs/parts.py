@@ -93,7 +93,7 @@ _DEEPEST = 20  # brackets within brackets
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a run makes, by its full name, and its arguments, which may hold parts.
+    """A function or class by its full name, with its arguments, which may contain parts.
 
     `is_made`: whether it is called, or handed on as a function with these arguments.
     """

@@ -137,3 +137,12 @@ def test_a_run_moves_between_back_ends_and_eval_takes_its_own(tmp_path):
                         for words in ([], ["--backend=auto"]))
     assert own == pytest.approx(other, rel=1e-5)
     assert call("export", "--run=moved", "--output=saved")["step"] == 6
+
+
+def test_a_damaged_configuration_does_not_choose_a_back_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
+    (tmp_path / "operative_config.gin").write_text("Layout.backend = 'pjrt'\n")
+    arguments = main._parse(["infer", f"--run={tmp_path}", "--input=-"])
+    assert trained_run._is_for_pjrt(arguments, tmp_path)
+    (tmp_path / "operative_config.gin").write_text("Layout.backend = 'pjrt\n")
+    assert not trained_run._is_for_pjrt(arguments, tmp_path)

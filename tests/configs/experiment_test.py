@@ -184,6 +184,23 @@ def test_an_experiment_of_python_is_written_as_gin(tmp_path):
     assert again == described and again.gin.macros["TRAIN_STEPS"] == 4
 
 
+def test_a_part_that_replaces_another_of_its_name_inherits_nothing_from_it(tmp_path):
+    described = Experiment.from_gin([*LOCAL, "gin/runs/distill.gin"], ["Adafactor.clip_threshold=2.0"], MODEL_DIR="run",
+                                    TEACHER="teacher")
+    changed = dataclasses.replace(described, optimizer=Part(parts.ADAFACTOR, {"learning_rate": 0.5}))
+    (tmp_path / "again.gin").write_text(changed.as_gin().text())
+    again = Experiment.from_gin([str(tmp_path / "again.gin")])
+    assert again == changed and again.objective == described.objective
+    two = [Part(parts.RSQRT_DECAY, {"base": 2.0, "warmup_steps": 3}), Part(parts.RSQRT_DECAY, {"warmup_steps": 5})]
+    with pytest.raises(Refusal, match="One RsqrtDecay has base and another does not, .* give base to each"):
+        dataclasses.replace(described, optimizer=Part(parts.ADAFACTOR, {"learning_rate": two})).as_gin()
+
+
+def test_one_checkpoint_is_evaluated():
+    with pytest.raises(Refusal, match="step must be best, last or a step with a checkpoint, not 'all'"):
+        Experiment.from_gin(LOCAL, MODEL_DIR="run").evaluate("all")
+
+
 @pytest.mark.parametrize("text", ["", "# nothing", "include 'gin/models/switch_tiny.gin'\n"])
 def test_files_without_a_run_are_told_so(tmp_path, text):
     (tmp_path / "empty.gin").write_text(text)

@@ -93,7 +93,7 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
     # A macro is a scope for what its value refers to, as in the configurations that gin writes down.
     model = said.part(parts.TRAINER).arguments["model"]
     assert model.arguments["config"].arguments["d_kv"] == 16 and said.part(parts.CONFIG).arguments["d_kv"] == 4
-    # What is written down can be read again, by plain gin too.
+    # The text describes the same, and plain gin can parse it too.
     again = _again(tmp_path, said.text()).check()
     assert again.text() == said.text() and again.part(parts.TRAINER).arguments["model"].make().config.d_kv == 16
     gin.clear_config()

@@ -115,8 +115,8 @@ def _meet(members):
 
 
 def _leave():
-    """Waits at the exit of a Python program for the other processes, so that they do not report this one as lost."""
-    # Commands have disconnected before. After an uncaught error the other processes should report the loss.
+    """When a Python program exits, waits for the other processes, so that they do not report it as lost."""
+    # A command has disconnected already. After an uncaught error the others should report the loss.
     if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
         with outputs.held_back():
             _all_came("ended", _END_SECONDS)

@@ -115,7 +115,7 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         return list(dict.fromkeys(slice_text(shape, index) for index in indices))
 
     def load(self, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-        """Replaces the numbers by the pieces of this process, each of which is read once.
+        """Loads the numbers that the devices of this process hold, and reads each piece once.
 
         Args:
             read: Function of a slice of each dimension that returns its numbers.
