@@ -15,7 +15,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import origin
 from switch_tf.storage import places
 from switch_tf.training import processes
-from switch_tf.training.division import check_division
+from switch_tf.training.train_step import check_division
 from switch_tf.training.trainer import Trainer
 
 

@@ -26,7 +26,7 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
-from switch_tf.training.division import check_division
+from switch_tf.training.train_step import check_division
 
 REPORT_PERIOD = 20  # seconds
 # The functions of a step that has two, in order, and the part of the model of their operations without a layer.

@@ -26,7 +26,7 @@ from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.unfolded import UnfoldedVariable, Unfolding, as_stored, as_used, stored, unfolding
-from switch_tf.training import trainable
+from switch_tf.training import train_step
 from switch_tf.training.train_step import StepTotals, compile_steps, stateful_routers
 
 
@@ -119,7 +119,7 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
         objective: Objective that is not built. Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
-    partitioner.build(model, optimizer, lambda model: trainable.select(model, settings.trainable))
+    partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable))
     objective.build(partitioner)
     step = compile_steps(model, optimizer, 0, settings, partitioner, objective)
     variables = [*model.variables, *optimizer.variables, *objective.variables]

@@ -32,7 +32,7 @@ ACTIVATION_DTYPES = ("auto", "float32", "bfloat16", "float64")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16")
 _LARGEST_FILE = 2**20  # bytes
 _LONGEST = 2**16  # tokens, because decoding caches the keys and values of all
-_FEATURES = {"inputs", "targets"}
+FEATURES = {"inputs", "targets"}
 
 Folder = str | pathlib.Path
 
@@ -149,7 +149,7 @@ def _checked(contents, folder):
     check_choice("dtype", contents["dtype"], DTYPES)
     if contents["activation_dtype"] is not None:
         check_choice("activation_dtype", contents["activation_dtype"], ACTIVATION_DTYPES)
-    if contents["vocabularies"].keys() != _FEATURES or not all(
+    if contents["vocabularies"].keys() != FEATURES or not all(
             isinstance(vocabulary, dict) for vocabulary in contents["vocabularies"].values()):
         raise Refusal(f"vocabularies must describe inputs and targets, not {checks.shown(contents['vocabularies'])}.")
     lengths = checks.lengths("task_feature_lengths", contents["task_feature_lengths"])

@@ -16,7 +16,7 @@ from switch_tf.installation import quiet
 from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import lock, outputs, places
-from switch_tf.training import outages
+from switch_tf.training import stopping
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = described(arguments)
-    with (outputs.outlived(), outages.at_start(),
+    with (outputs.outlived(), stopping.at_start(),
           lock.held(comparison.model_dir, "Comparison.model_dir")):
         quiet.import_tensorflow(None)
         is_done = driver.train(comparison, functools.partial(

@@ -11,14 +11,13 @@ from switch_tf.cli import gin_files
 from switch_tf.reporting import report
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import outputs
-from switch_tf.training import outages, processes
-from switch_tf.training.stopping import Stopping
+from switch_tf.training import processes
+from switch_tf.training.stopping import Stopping, at_start
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.conversion import initial_weights
     from switch_tf.evaluation import examples_shown
-    from switch_tf.training import notices
 
 EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -49,7 +48,7 @@ def _run(arguments):
         gin_files.look(arguments)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
-    with outages.at_start(), processes.one_of_several("train"):
+    with at_start(), processes.one_of_several("train"):
         described = gin_files.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
         training, summary, shown = _train(described, arguments)
     exit_status = INTERRUPTED if summary["interrupted"] else FINISHED
@@ -70,7 +69,7 @@ def _train(described, arguments):
             trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
             training = trainer.start(configuration)
         common_end.message = training.lost_process
-        with training, Stopping(training.progress.say) as stopping, notices.Notices(stopping):
+        with training, Stopping(training.progress.say) as stopping:
             stopping.watch([training])
             training.advance(training.run.train_steps, lambda: stopping.reason)
             summary = training.finish()

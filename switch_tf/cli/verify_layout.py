@@ -11,7 +11,7 @@ from switch_tf.partitioning import collectives
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
-    from switch_tf.training import verification_report
+    from switch_tf.training import verification
 
 EXAMPLES = r"""
 switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
@@ -37,6 +37,6 @@ def run(arguments: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
         described = gin_files.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
-        result, text = verification_report.verify(experiments.on_this_machine(described), arguments.steps, dumps)
+        result, text = verification.verify(experiments.on_this_machine(described), arguments.steps, dumps)
     print(text, file=arguments.stream)
     return result

@@ -11,7 +11,6 @@ from switch_tf.comparison.description import Comparison, naming
 from switch_tf.comparison.progress import Progress
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.storage import places
-from switch_tf.training.notices import Notices
 from switch_tf.training.stopping import Stopping
 
 
@@ -69,7 +68,6 @@ def _train_together(comparison, names, seed, make_trainer, progress, described):
             progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")
             return True
         stopping = stack.enter_context(Stopping(progress.say))
-        stack.enter_context(Notices(stopping))
         batches_file = places.at(comparison.model_dir) / f"batches_{seed}.jsonl"
         return turns.train(trainers, configurations, progress, batches_file, comparison.turn, stopping)
 

@@ -20,7 +20,7 @@ class Meter:
 
     Args:
         flops_per_step: float, FLOPs of the model itself.
-        peak: training.peak.Peak, the rate that utilisation is relative to.
+        peak: training.speed.Peak, the rate that utilisation is relative to.
     """
 
     def __init__(self, flops_per_step: float, peak: Any):

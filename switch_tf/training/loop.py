@@ -19,12 +19,10 @@ from switch_tf.refusals import Outage, Refusal, first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
 from switch_tf.reporting.meter import Meter
 from switch_tf.storage import places
-from switch_tf.training import outages
-from switch_tf.training.diagnosis import Divergence, first_bad_tensor
-from switch_tf.training.peak import Peak
-from switch_tf.training.profiling import Profiling
+from switch_tf.training import stopping
+from switch_tf.training.speed import Peak, Profiling
 from switch_tf.training.state import State
-from switch_tf.training.train_step import compile_steps
+from switch_tf.training.train_step import Divergence, compile_steps, first_bad_tensor
 from switch_tf.training.validation import Validation
 
 _PATIENCE = 20  # seconds to wait for one batch before a message is printed
@@ -86,7 +84,7 @@ class Training:
 
     def __exit__(self, kind, error, traceback):
         if isinstance(error, Refusal):
-            outages.classify(error)
+            stopping.classify(error)
         if error is not None and self.partitioner.is_lost_process(error):
             self.state.checkpointer.abandon()
         self.close(first_line(error) if error else "")
@@ -399,7 +397,7 @@ class Training:
         except FailedSave as failure:
             self._go_on_after(failure)
         except tf.errors.OpError as error:
-            if self.partitioner.is_lost_process(error) or not outages.is_passing(error):
+            if self.partitioner.is_lost_process(error) or not stopping.is_passing(error):
                 raise
             raise Outage(f"The evaluation of step {self.state.step} failed ({first_line(error).rstrip('.')}); the same "
                          f"command goes on from {self._last_checkpoint()}.") from error

@@ -22,7 +22,7 @@ from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.statuses import BUG, INTERRUPTED, OUTAGE, of_all
 from switch_tf.storage import outputs
-from switch_tf.training import outages
+from switch_tf.training import stopping
 from switch_tf.training.stopping import SIGNALS, Ending, not_ignored
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class CommonEnd:
             outputs.end(OUTAGE, self._text(f"{self._gone()} ({_reason(str(error))})"))
         self._watching.__exit__(kind, error, traceback)
         if isinstance(error, Refusal):
-            outages.classify(error, is_running=False)
+            stopping.classify(error, is_running=False)
         if error is None:
             self._partitioner.end_together(f"switch-tf {self._command}: {self._gone()}, after this one had finished; "
                                            "start all processes again with the same command.")

@@ -1,22 +1,28 @@
 """The state of a run: model, optimizer, data position and pending metrics; built and restored, and saved."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 
 from switch_tf import data, metrics
-from switch_tf.checkpoints import folders, tensors
+from switch_tf.checkpoints import continuation, folders, run_config, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs import policies
 from switch_tf.configs.run import Run, StepSettings
+from switch_tf.data import providers, source_fingerprints, stored_vocabularies
+from switch_tf.data.reading import reading_of
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.hardware import devices
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.ops.dtypes import dtype_policy
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.refusals import Refusal
-from switch_tf.training import resuming, trainable
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places, whole_file
+from switch_tf.training import train_step
 
 
 @dataclasses.dataclass
@@ -63,7 +69,7 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
         Refusal: the checkpoints belong to another configuration, or none of them can be read.
     """
     keras.utils.set_random_seed(run.seed)
-    partitioner.build(model, optimizer, lambda model: trainable.select(model, settings.trainable))
+    partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable))
     objective.build(partitioner)
     objective.restore()
     frozen = "" if settings.trainable == "all" else (
@@ -77,7 +83,7 @@ def prepare(model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, obj
                                 run.keep_checkpoints, run.keep_every, configuration)
     state = State(model, optimizer, batches, checkpointer)
     if not _resume(state, run, folder, configuration, say) and initial is not None:
-        _start(state, run, resuming.opened(initial), say)
+        _start(state, run, opened(initial), say)
     return state
 
 
@@ -118,7 +124,7 @@ def _resume(state, run, folder, configuration, say) -> bool:
         say(f"{error} Trying the one before it.")
         broken.append(path)
 
-    for candidate in resuming.candidates(run, configuration, pass_over):
+    for candidate in candidates(run, configuration, pass_over):
         path, step = candidate.path, candidate.description["step"]
         try:
             sums = _pending_sums(candidate.description, path)
@@ -150,3 +156,149 @@ def _pending_sums(description, path):
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise folders.BrokenCheckpoint(
             f"{path} has no readable checkpoint.json ('pending_metrics' is damaged).") from error
+
+
+class Candidate(NamedTuple):
+    """A checkpoint that a run may resume from.
+
+    `path`: its folder.
+    `description`: contents of its `checkpoint.json`.
+    `changes`: lines to print about the differences between its configuration and the run's.
+    `restarts_data`: bool, whether the data are read from their beginning.
+    """
+
+    path: pathlib.Path
+    description: dict[str, Any]
+    changes: list[str]
+    restarts_data: bool
+
+
+def candidates(run: Run, configuration: dict[str, Any],
+               on_broken: Callable[[pathlib.Path, Exception], None] = lambda path, error: None) -> Iterator[Candidate]:
+    """Yields the checkpoints in a run's folder that it may resume from, newest first.
+
+    Lazily, because an older checkpoint matters only if the newer ones turn out to be damaged.
+
+    Args:
+        run: Run.
+        configuration: `continuation.record` of the run.
+        on_broken: function called with the path of each checkpoint that has a damaged description, and the error.
+
+    Raises:
+        Refusal: a checkpoint belongs to another configuration.
+    """
+    for path, description in folders.described(RunFolder.checkpoints_of(run.model_dir), on_broken):
+        saved = description["configuration"]
+        changes, restarts_data = continuation.check(saved, configuration, path, run.restart_changed_data,
+                                                    _vocabularies(run, saved, configuration, path))
+        yield Candidate(path, description, changes, restarts_data)
+
+
+def opened(initial: Any) -> Any:
+    """Returns initial weights, see `tensors.start`, of a run folder or checkpoint; others as they are."""
+    return tensors.InitialWeights(initial) if isinstance(initial, str | pathlib.Path) else initial
+
+
+def check_start(run: Run, configuration: dict[str, Any], initial: Any) -> None:
+    """Checks that a run can resume from its folder or, if that has no checkpoint, start from `initial`.
+
+    Args:
+        run: Run.
+        configuration: `continuation.record` of the run.
+        initial: weights that a new run starts from, as for `state.prepare`, or None.
+
+    Raises:
+        Refusal: the checkpoint belongs to another configuration, or `initial` is no checkpoint.
+        BrokenCheckpoint: `initial` is damaged.
+    """
+    if next(candidates(run, configuration), None) is not None or initial is None:
+        return
+    initial = opened(initial)
+    description = initial.description
+    saved = description["configuration"]
+    if run.initial_variables == "with_optimizer":
+        if not any(name.startswith("optimizer/") for name in description["variables"]):
+            raise Refusal(f"Run.initial_variables is 'with_optimizer', and {run.initial_checkpoint} holds weights "
+                          "alone; convert them anew with --with_optimizer, or leave Run.initial_variables out.")
+        if description["step"] >= run.train_steps:
+            raise Refusal(f"{run.initial_checkpoint} is at step {description['step']} and TRAIN_STEPS is "
+                          f"{run.train_steps}, the last step of the run; give a larger TRAIN_STEPS.")
+    continuation.check_weights(saved, configuration, run.initial_checkpoint,
+                               _vocabularies(run, saved, configuration, initial.path), run.initial_variables)
+
+
+def _vocabularies(run, saved, configuration, checkpoint):
+    """Returns the vocabularies of a checkpoint's run and of this run as a user can type them, with their fingerprints.
+
+    None if they are equal, or if the run folder of the checkpoint keeps none.
+    """
+    fingerprints, folder = saved.get("vocabulary", []), checkpoint.parent.parent
+    if fingerprints == configuration["vocabulary"] or not run_config.is_in(folder):
+        return None
+    try:
+        stored = [stored_vocabularies.Stored.from_data(kept) for kept in run_config.read(folder).vocabularies.values()]
+    except ValueError:  # damaged, so the checkpoint's fingerprint has to do
+        return None
+    names = " and ".join(repr(vocabulary.name) for vocabulary in dict.fromkeys(stored))
+    files = " and ".join(dict.fromkeys(f"{folder / vocabulary.file}" for vocabulary in stored if vocabulary.file))
+    before = f"{names} ({'; '.join(map(str, fingerprints))}{f'; the copy of the run is {files}' * bool(files)})"
+    features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
+    vocabularies = {source_fingerprints.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
+                    for feature in features.values()}
+    return before, " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(vocabulary)!r} ({fingerprint})"
+                                for fingerprint, vocabulary in sorted(vocabularies.items()))
+
+
+def keep_config(folder: str | pathlib.Path, model: SwitchTransformer, run: Run, activation_dtype: str | None,
+                say: Callable[[str], None]) -> None:
+    """Copies the vocabularies of a run into its folder, then writes `config.json`, which is enough to use the model.
+
+    A model with a class or dtype of the user's own gets no `config.json`, nor does a task without inputs or targets:
+    only the gin file describes them. A failure to write is printed and does not stop the run. A `config.json` of
+    something else, such as a Hugging Face model, stays as it is.
+
+    Args:
+        folder: path of the run folder.
+        model: SwitchTransformer.
+        run: Run.
+        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was derived from.
+        say: function that prints a line of text.
+    """
+    reason = "the one there is not a run's, and stays"
+    try:
+        if not run_config.is_foreign(folder):
+            _keep_config(folder, model, run, activation_dtype, say)
+            return
+    except (OSError, Refusal) as error:
+        reason = first_line(error)
+    say(f"{folder} keeps no {run_config.FILE} of the run ({reason}), so commands on this run need its gin file, its "
+        "tasks and its vocabulary.")
+
+
+def _keep_config(folder, model, run, activation_dtype, say):
+    features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
+    dtype, config = model.dtype_policy.name, model.config
+    if (type(model) is not SwitchTransformer or dtype not in run_config.DTYPES
+            or not features.keys() >= run_config.FEATURES):
+        whole_file.remove(places.at(folder) / run_config.FILE)
+        return
+    if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
+        activation_dtype = None
+    vocabularies: dict[str, dict] = {}
+    for feature in ("inputs", "targets"):
+        vocabulary = features[feature].vocabulary
+        if vocabularies and vocabulary == features["inputs"].vocabulary:  # the two share its file
+            vocabularies[feature] = vocabularies["inputs"]
+            continue
+        try:
+            stored = stored_vocabularies.store(vocabulary, folder, feature, run.vocabulary)
+        except stored_vocabularies.Unreadable as error:  # it was readable when the run was checked
+            say(f"{error} Commands on this run will read it from there.")
+            stored = stored_vocabularies.Stored(stored_vocabularies.OTHER, vocabulary.sentencepiece_model_file,
+                                                vocabulary.vocab_size)
+        vocabularies[feature] = stored._asdict()
+    homes = {name: policies.get(name).place for name in {config.routing_policy, config.decoder_policy}}
+    run_config.write(folder, run_config.RunConfig(
+        config, dtype, activation_dtype, run.mixture_or_task_name, dict(run.task_feature_lengths),
+        reading_of(run.mixture_or_task_name, run.vocabulary).as_data(), vocabularies,
+        {name: place for name, place in homes.items() if not place.startswith("switch_tf.")}))

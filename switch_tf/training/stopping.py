@@ -1,19 +1,31 @@
-"""Signals during training: the first one stops in order, the second one ends the process.
+"""What ends a run: signals, notices of Google Cloud, and errors that may pass.
+
+The first signal stops a run in order, the second one ends the process.
 
 A thread waits for the signals, because Python runs handlers only when the main thread is back in Python, and a dataset
 that yields nothing, or a process that waits for others, keeps it away for good.
 """
 
+import contextlib
+import errno
+import gzip
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from etils import epy
+
+from switch_tf.checkpoints.folders import BrokenCheckpoint
+from switch_tf.hardware import host, metadata
 from switch_tf.refusals import Refusal
-from switch_tf.statuses import INTERRUPTED
+from switch_tf.statuses import DIVERGED, INTERRUPTED, OUTAGE, REFUSED
 from switch_tf.storage import outputs
+
+with epy.lazy_imports():  # which imports TensorFlow
+    from switch_tf.hardware import devices
 
 # SIGHUP arrives when a terminal or an ssh session is closed. Slurm announces the end of a job by the user's.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -22,6 +34,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 # parent that ends. Of Ctrl-C every one counts, because a person presses it.
 _ONE_REQUEST, _ONE_REQUEST_OF_ENDED_PARENT = 2, 5
 _PATIENCE = 5  # seconds until a run that has not stopped by itself is saved from here
+# A pre-empted VM has 30 seconds, one with a maintenance event 60, and those only if the entry has been read before.
+_PERIOD = 2.0  # seconds between two looks for a notice
+# Other values announce that the VM moves to another host while it runs, or nothing.
+_MAINTENANCE = "TERMINATE_ON_HOST_MAINTENANCE"
 
 
 def not_ignored() -> list[signal.Signals]:
@@ -58,10 +74,6 @@ class _Listening:
                 outputs.discard_closed()
                 self._heard(signal.Signals(number[0]))
 
-    def _heard(self, number):
-        raise NotImplementedError
-
-
 class Ending(_Listening):
     """A context in which a signal ends the process by that signal, with a line of text, whatever it waits for.
 
@@ -80,7 +92,8 @@ class Ending(_Listening):
 class Stopping(_Listening):
     """A context in which the first signal sets the `reason` to stop, and a second one ends the process at once.
 
-    A run that does not notice the reason within seconds, because it compiles or computes a metric, is saved from here.
+    A notice of Google Cloud that this TPU VM is about to be stopped is a reason too. A run that does not notice the
+    reason within seconds, because it compiles or computes a metric, is saved from here.
 
     Args:
         say: Function that prints a line of text.
@@ -95,9 +108,22 @@ class Stopping(_Listening):
         self._heard_at: float | None = None  # of the first signal
         self._ended = threading.Event()
 
+    def __enter__(self):
+        if host.has_tpu() and devices.device_type() == "TPU":  # and not on the machine that TPU_NAME has it from afar
+            threading.Thread(target=self._await_notice, name="notices", daemon=True).start()
+        return super().__enter__()
+
     def __exit__(self, *error):
         self._ended.set()
         super().__exit__(*error)
+
+    def _await_notice(self):
+        while not self._ended.is_set():
+            is_maintained = metadata.entry("maintenance-event") == _MAINTENANCE
+            if is_maintained or metadata.entry("preempted") == "TRUE":
+                self.stop("maintenance event of this VM" if is_maintained else "pre-emption of this VM")
+                return
+            self._ended.wait(_PERIOD)
 
     def watch(self, trainings: Sequence[Any]) -> None:
         """Names the runs in progress, `loop.Training`, to save."""
@@ -141,3 +167,68 @@ class Stopping(_Listening):
                 outputs.end(refusal.exit_status, str(refusal))
             if told and all(told):
                 outputs.end(INTERRUPTED, "\n".join(told))
+
+
+# Before a run has begun, other errors of the file system mostly come from a mistaken path.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
+# Classes of TensorFlow's errors by name, since a command that refuses its arguments need not import it.
+_PASSING_CLASSES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "ResourceExhaustedError"}
+_LASTING_CLASSES = {"DataLossError", "InvalidArgumentError"}
+_OF_PYTHON = "Traceback (most recent call last)"  # in an error of TensorFlow, which called the function of a dataset
+
+
+@contextlib.contextmanager
+def at_start() -> Iterator[None]:
+    """Gives a Refusal within this scope the exit status of an outage if such an error is never the user's mistake."""
+    try:
+        yield
+    except Refusal as refusal:
+        classify(refusal, is_running=False)
+        raise
+
+
+def classify(refusal: Refusal, is_running: bool = True) -> None:
+    """Sets the exit status of a Refusal by its causes, unless its class or an earlier call has set it.
+
+    Args:
+        refusal: Refusal that ends a run.
+        is_running: Whether the run has begun, so that its paths were good.
+    """
+    if refusal.exit_status != REFUSED:
+        return
+    causes = _causes(refusal)
+    if is_running and any(isinstance(cause, BrokenCheckpoint) for cause in causes):  # its weights are not finite
+        refusal.exit_status = DIVERGED
+        return
+    for cause in reversed(causes):  # the first cause says most
+        if (is_outage := _is_outage(cause, is_running)) is not None:
+            refusal.exit_status = OUTAGE if is_outage else REFUSED
+            return
+
+
+def is_passing(error: BaseException) -> bool:
+    """Returns whether an error of TensorFlow is one that a bucket or a disk raises for a time."""
+    return bool(_is_outage(error, is_running=False))
+
+
+def _causes(error):
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    return causes
+
+
+def _is_outage(error, is_running):
+    """Returns whether an error is an outage, None for an error that does not decide it."""
+    classes = {one.__name__ for one in type(error).__mro__}
+    if isinstance(error, gzip.BadGzipFile):
+        return False
+    if isinstance(error, OSError):
+        return is_running or error.errno in _PASSING
+    if "OpError" not in classes:
+        return None
+    if "UnreachableData: " in str(error):
+        return is_running
+    if classes & _LASTING_CLASSES or _OF_PYTHON in str(error):
+        return False
+    return is_running or bool(classes & _PASSING_CLASSES)

@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from switch_tf import context, metrics, partitioning
+from switch_tf import checks, context, metrics, partitioning, statuses
+from switch_tf.configs.choices import TRAINABLE, check_choice
 from switch_tf.configs.run import StepSettings
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective
-from switch_tf.layers import Router
+from switch_tf.layers import Router, grouping
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.ops import dtypes, random
+from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.unfolded import as_used
+from switch_tf.refusals import Refusal
 
 
 def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, step: Any, settings: StepSettings,
@@ -181,3 +185,153 @@ def _rows(value, index, count):
         return value
     parts = tf.reshape(partitioning.constrain(value, (None, "length")), (count, -1, *value.shape[1:]))
     return partitioning.constrain(parts[index], ("batch", "length"))
+
+
+# Choice -> whether a path within the model belongs to a weight that is trained.
+_PARTS = {
+    "experts": lambda path: "/experts/" in path,
+    "all_but_experts": lambda path: "/experts/" not in path,
+    "router": lambda path: "/router/" in path,
+    "decoder": lambda path: path.startswith(("decoder/", "logits_dense/")),
+}
+
+
+def check_trainable(trainable: str, config: SwitchConfig) -> None:
+    """Raises Refusal for a choice that leaves nothing to train.
+
+    Args:
+        trainable: str, see `freeze`.
+        config: SwitchConfig.
+    """
+    check_choice("TRAINABLE", trainable, TRAINABLE)
+    is_missing = (trainable == "decoder" and config.is_encoder_only) or (
+        trainable in ("experts", "router") and not config.sparse_layer_names) or (
+        trainable == "router" and config.routing_policy == config.decoder_policy == "hash")
+    if is_missing:
+        raise Refusal(f"TRAINABLE is {trainable!r}, but this model has no such weights, so nothing would train; use "
+                      "'all'.")
+
+
+def freeze(model: keras.Model, trainable: str) -> None:
+    """Freezes the weights that a run does not train. Called before the optimizer is built.
+
+    Args:
+        model: SwitchTransformer, built.
+        trainable: "all", "all_but_experts", "experts", "router" or "decoder". The decoder includes logits of its own,
+            but not a shared embedding, which the encoder also reads.
+    """
+    for variable in model.trainable_variables if trainable != "all" else ():
+        variable.trainable = _PARTS[trainable](variable.path.partition("/")[2])
+
+
+def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_feature_lengths: dict,
+                   num_microbatches: int) -> None:
+    """Raises Refusal unless the batch can be cut into groups, microbatches and the pieces of a layout.
+
+    Args:
+        config: SwitchConfig.
+        layout: Layout with its mesh complete.
+        batch_size: int, sequences of the whole batch.
+        task_feature_lengths: dict, "inputs" and "targets" in tokens.
+        num_microbatches: int.
+    """
+    checks.lengths("TASK_FEATURE_LENGTHS", task_feature_lengths)
+    if layout.is_one_program and config.dispatch in ("index", "ragged"):
+        raise Refusal(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
+                      "layout splits them over several; use dispatch='einsum' or 'auto'.")
+    layout.check_sizes(config.axis_sizes)
+    num_pieces = layout.num_pieces("batch")
+    if batch_size % (num_microbatches * num_pieces):
+        raise Refusal(
+            f"BATCH_SIZE must be a multiple of {num_microbatches * num_pieces} ({num_microbatches} microbatch"
+            f"{'es' * (num_microbatches > 1)} times {num_pieces} device{'s' * (num_pieces > 1)}), not {batch_size}.")
+    if config.rules.groups_are_sequences:
+        return
+    num_parts = num_microbatches * layout.num_pieces("group")
+    for feature, sparse_layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
+        if sparse_layers:
+            grouping.check_batch(batch_size, task_feature_lengths[feature], config.grouping, num_parts)
+
+
+class Divergence(Refusal):
+    """A training step's loss or gradient was not finite; nothing was updated."""
+
+    exit_status = statuses.DIVERGED
+
+
+class _Found(BaseException):
+    """Carries a layer's path out of the model. Not an Exception, because Keras rewrites their messages."""
+
+
+def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, step: int, settings: StepSettings,
+                     partitioner: Partitioner | None = None, objective: Objective | None = None) -> str:
+    """Names the first tensor of a step that is not finite: weights, then activations in order, then gradients.
+
+    Repeats the step without compilation, from the state before it, with the same seed and batch.
+
+    Args:
+        model: SwitchTransformer, built.
+        features: dict of <int32>[batch, length].
+        seed: int, the run's.
+        step: int, the step that failed.
+        settings: StepSettings.
+        partitioner: Partitioner. Defaults to one device. If it splits the model, only weights are checked, because
+            activations would have to be gathered one by one.
+        objective: Objective, built. Defaults to `Objective()`.
+
+    Returns:
+        A phrase such as "the output of encoder/layers_1/mlp/router".
+    """
+    partitioner = partitioner or Partitioner()
+    for variable, is_finite in zip(model.variables, partitioner.are_finite(model.variables), strict=True):
+        if not is_finite:
+            return f"the weight {_short(variable.path)}"
+    if partitioner.layout.is_one_program:
+        return ("none of the weights, and the layout has the rest in pieces, so go on from the last checkpoint on one "
+                "device (gin/layouts/single.gin) to have the layer named")
+    try:
+        with _checked_outputs(model):
+            gradients, _ = compute_gradients(model, features, seed, tf.constant(step, tf.int64), settings,
+                                             objective=objective)
+    except _Found as found:
+        return f"the output of {found}"
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        if not _is_finite(gradient):
+            return f"the gradient of {_short(variable.path)}"
+    return "nothing when the step was repeated without compilation, so it lies in how the step is compiled"
+
+
+@contextlib.contextmanager
+def _checked_outputs(model):
+    """Makes every layer check its floating-point outputs within this scope."""
+    layers = model._flatten_layers(include_self=False)
+    originals = [(layer, layer.call) for layer in layers]
+    for layer, call in originals:
+        object.__setattr__(layer, "call", _checked(layer, call))
+    try:
+        yield
+    finally:
+        for layer, _ in originals:
+            object.__delattr__(layer, "call")
+
+
+def _checked(layer, call):
+    def checked_call(*args, **kwargs):
+        outputs = call(*args, **kwargs)
+        is_traced = not tf.executing_eagerly()  # to find the structure of its results; there are no values yet
+        if not is_traced and not all(
+                _is_finite(tensor) for tensor in tf.nest.flatten(outputs) if tensor is not None):
+            raise _Found(_short(layer.path))
+        return outputs
+
+    return checked_call
+
+
+def _is_finite(tensor) -> bool:
+    tensor = tf.convert_to_tensor(tensor)
+    return not tensor.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(tensor)))
+
+
+def _short(path: str) -> str:
+    """Returns a path without the model's name."""
+    return path.partition("/")[2]

@@ -15,10 +15,10 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
-from switch_tf.training import keeping, processes, resuming, trainable
-from switch_tf.training.division import check_division
+from switch_tf.training import processes
 from switch_tf.training.loop import Training
-from switch_tf.training.state import prepare
+from switch_tf.training.state import check_start, keep_config, prepare
+from switch_tf.training.train_step import check_division, check_trainable
 
 _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "run": Run,
           "step_settings": StepSettings, "objective": Objective}
@@ -30,13 +30,6 @@ def check_parts(**parts: Any) -> None:
         if not isinstance(part, _KINDS[name]):
             kind = _KINDS[name].__name__
             raise Refusal(f"Trainer.{name} must be {'an' if kind[0] in 'AEIO' else 'a'} {kind}, not {part!r}.")
-
-
-def _check_loss_scale(optimizer):
-    """Refuses an optimizer that would divide gradients by a scale that no loss was multiplied with."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
-        raise Refusal(f"The trainer scales no loss, so its optimizer must have no loss_scale_factor, as this "
-                      f"{type(optimizer).__name__} has; leave it out, and compute in bfloat16, which needs none.")
 
 
 class Trainer:
@@ -74,8 +67,10 @@ class Trainer:
         self._check()
 
     def _check(self):
-        run, config, settings = self.run, self.model.config, self.step_settings
-        _check_loss_scale(self.optimizer)
+        run, config, settings, optimizer = self.run, self.model.config, self.step_settings, self.optimizer
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
+            raise Refusal("The trainer scales no loss, so its optimizer must have no loss_scale_factor, as this "
+                          f"{type(optimizer).__name__} has; leave it out, and compute in bfloat16, which needs none.")
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         check_periods(run, settings)
@@ -83,13 +78,13 @@ class Trainer:
             task = run.mixture_or_task_name
             best.check(run.best_metric, [task, *data.names_of_tasks(task, "validation")],
                        data.declares_directions(task, "validation"))
-        trainable.check(settings.trainable, config)
+        check_trainable(settings.trainable, config)
         self.partitioner.check(config, settings.steps_per_call, settings.use_xla)
         check_division(config, self.partitioner.layout, run.batch_size, run.task_feature_lengths,
                        settings.num_microbatches)
         self.configuration = self._record()
         self.objective.check(config, self.configuration)
-        resuming.check(run, self.configuration, self._initial)
+        check_start(run, self.configuration, self._initial)
         data.check_examples(data.description_of_data(run, config, "train", run.seed))
         if run.eval_period:
             data.check_examples(data.description_of_data(run, config, "validation", 0))
@@ -138,7 +133,7 @@ class Trainer:
                 if operative_config:
                     folder.write_configuration(operative_config)
                 folder.remove_end()
-                keeping.keep(folder.path, self.model, run, self._activation_dtype, progress.say)
+                keep_config(folder.path, self.model, run, self._activation_dtype, progress.say)
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
             progress.resume(state.step)

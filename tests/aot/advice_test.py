@@ -12,7 +12,7 @@ from switch_tf.aot.roofline import Roofline
 from switch_tf.configs.run import StepSettings
 from switch_tf.hardware.chips import CHIPS
 from switch_tf.partitioning.layout import Layout
-from switch_tf.training.division import check_division
+from switch_tf.training.train_step import check_division
 
 GIB = 2**30
 CONFIG = SwitchConfig.from_preset("switch_base_8")

@@ -15,7 +15,7 @@ from switch_tf.checkpoints.folders import path_of
 from switch_tf.configs.run import StepSettings
 from switch_tf.partitioning.dtensor_variable import pack
 from switch_tf.partitioning.unfolded import stored, unfolding_of
-from switch_tf.training import diagnosis
+from switch_tf.training import train_step
 from switch_tf.training.train_step import compile_steps
 
 PIECES, OTHER_PIECES = {"name": "expert_model", "mesh_shape": "data=2,model=2"}, {
@@ -145,7 +145,7 @@ def test_a_step_that_diverges_changes_nothing_and_is_located(layout, make_partit
     assert run.step(batch)[1] == 0
     for name, value in run.values().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
-    found = diagnosis.first_bad_tensor(run.model, batch, 3, 0, StepSettings(), run.partitioner)
+    found = train_step.first_bad_tensor(run.model, batch, 3, 0, StepSettings(), run.partitioner)
     assert found == "the weight encoder/layers_0/mlp/experts/wo"
     with pytest.raises(tensors.BrokenCheckpoint, match="model/encoder/layers_0/mlp/experts/wo is not finite"):
         run.save(tmp_path, 1)

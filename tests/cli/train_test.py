@@ -10,7 +10,7 @@ from switch_tf.cli import main
 from switch_tf.layers.feed_forward import FeedForward
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
-from switch_tf.training import diagnosis, loop
+from switch_tf.training import loop, train_step
 
 RUN = [f"--gin_file=gin/{kind}.gin" for kind in ("models/switch_tiny", "tasks/docs_corpus_bytes", "runs/pretrain")]
 
@@ -89,7 +89,7 @@ def _refused_by(cause):
 
 @pytest.mark.usefixtures("unchecked_data")
 @pytest.mark.parametrize(("failure", "status"), [
-    (diagnosis.Divergence("It failed."), 3), (_refused_by(OSError(errno.EIO, "Input/output error")), 4)])
+    (train_step.Divergence("It failed."), 3), (_refused_by(OSError(errno.EIO, "Input/output error")), 4)])
 def test_the_status_tells_how_a_run_ended(tmp_path, monkeypatch, capsys, failure, status):
     def fail(self, *arguments):
         raise failure

@@ -59,16 +59,16 @@ def test_a_missing_argument_and_a_value_that_only_keras_finds_wrong_are_refused(
 
 @pytest.mark.parametrize("planted", [ValueError, TypeError, RuntimeError])
 def test_a_bug_of_this_package_is_no_mistake_of_the_user(planted, monkeypatch):
-    from switch_tf.training import division
+    from switch_tf.training import train_step
 
     def fail():
         raise planted("planted")
 
-    fail = type(fail)(fail.__code__, {"planted": planted, "__name__": division.__name__, "__builtins__": __builtins__},
-                      "fail", closure=fail.__closure__)
-    monkeypatch.setattr(division, "fail", fail, raising=False)
+    scope = {"planted": planted, "__name__": train_step.__name__, "__builtins__": __builtins__}
+    fail = type(fail)(fail.__code__, scope, "fail", closure=fail.__closure__)
+    monkeypatch.setattr(train_step, "fail", fail, raising=False)
     with pytest.raises(planted, match="planted") as caught:
-        Part("switch_tf.training.division.fail", {}).make()
+        Part("switch_tf.training.train_step.fail", {}).make()
     assert not isinstance(caught.value, Refusal)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.partitioning import Layout
-from switch_tf.training.division import check_division
+from switch_tf.training.train_step import check_division
 
 DATA = (("batch", "data"), ("group", "data"))
 LENGTHS = {"inputs": 12, "targets": 6}

@@ -26,7 +26,7 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.pieces import slice_text
 from switch_tf.refusals import Refusal
-from switch_tf.training import diagnosis
+from switch_tf.training import train_step
 from switch_tf.training.train_step import compile_steps
 
 SEVERAL = {"name": "fully_sharded_experts", "mesh_shape": "fsdp=2,data=2,expert=2", "backend": "pjrt"}
@@ -176,7 +176,7 @@ def test_a_step_that_diverges_on_one_device_names_the_layer(make_partitioner, sh
     wo = model.encoder.layers[0].mlp.experts.wo
     wo.assign(np.full(wo.shape, 3e38, np.float32))
     features = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
-    found = diagnosis.first_bad_tensor(model, features, 3, 0, StepSettings(), partitioner)
+    found = train_step.first_bad_tensor(model, features, 3, 0, StepSettings(), partitioner)
     assert found.startswith(("the output of encoder", "the output of decoder", "the gradient of")), found
 
 

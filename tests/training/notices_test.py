@@ -7,7 +7,7 @@ import time
 import pytest
 
 from switch_tf.hardware import devices, host, metadata
-from switch_tf.training import notices
+from switch_tf.training import stopping as stopping_module
 from switch_tf.training.stopping import Stopping
 
 
@@ -21,7 +21,7 @@ def start(metadata_server, monkeypatch):
         monkeypatch.setattr(host, "has_tpu", lambda: True)
         monkeypatch.setattr(devices, "device_type", lambda: "TPU")
         monkeypatch.setattr(metadata, "_TIMEOUT", 60)
-        monkeypatch.setattr(notices, "_PERIOD", 0.01)
+        monkeypatch.setattr(stopping_module, "_PERIOD", 0.01)
         return asked
 
     return run
@@ -40,7 +40,7 @@ def wait_for(condition):
 def test_a_notice_is_a_reason_to_stop(start, name, before, after, reason):
     state, said = {name: before}, []
     asked = start(**{name: lambda: state[name]})
-    with Stopping(said.append) as stopping, notices.Notices(stopping):
+    with Stopping(said.append) as stopping:
         wait_for(lambda: len(asked) > 4)
         assert stopping.reason is None and said == []
         state[name] = after
@@ -55,7 +55,7 @@ def test_a_notice_is_a_reason_to_stop(start, name, before, after, reason):
 def test_a_vm_that_moves_while_it_runs_and_a_server_without_an_answer_stop_nothing(start):
     answers = iter([503, 404, "MIGRATE_ON_HOST_MAINTENANCE", "NONE"])
     asked = start(maintenance_event=lambda: next(answers, "NONE"), preempted="FALSE")
-    with Stopping(print) as stopping, notices.Notices(stopping):
+    with Stopping(print) as stopping:
         wait_for(lambda: len(asked) > 12)
         assert stopping.reason is None
 
@@ -65,6 +65,6 @@ def test_a_run_that_is_not_on_the_tpu_of_this_vm_asks_nobody(start, monkeypatch,
     asked = start(preempted="TRUE")
     monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
     monkeypatch.setattr(devices, "device_type", lambda: kind)
-    with Stopping(print) as stopping, notices.Notices(stopping):
+    with Stopping(print) as stopping:
         time.sleep(0.1)
     assert stopping.reason is None and asked == []

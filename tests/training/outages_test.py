@@ -12,8 +12,8 @@ from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.comparison.description import naming
 from switch_tf.data.example_files import BadData, TextFile, UnreachableData
 from switch_tf.refusals import Outage, Refusal
-from switch_tf.training import outages
-from switch_tf.training.diagnosis import Divergence
+from switch_tf.training import stopping
+from switch_tf.training.train_step import Divergence
 
 
 def refusal(cause=None, kind=Refusal):
@@ -54,11 +54,11 @@ def of_text_source(error):
 ])
 def test_the_status_depends_on_the_cause_and_on_whether_the_run_has_begun(cause, at_start, later):
     error = refusal(refusal(cause))
-    with pytest.raises(Refusal), outages.at_start():
+    with pytest.raises(Refusal), stopping.at_start():
         raise error
     assert error.exit_status == at_start
     error = refusal(refusal(cause))
-    outages.classify(error)
+    stopping.classify(error)
     assert error.exit_status == later
 
 
@@ -66,7 +66,7 @@ def test_the_error_of_a_bucket_counts_for_more_than_the_os_error_made_of_it():
     os_error = OSError(errno.EIO, "text")
     os_error.__cause__ = op_error("InvalidArgumentError")
     error = refusal(os_error)
-    outages.classify(error)
+    stopping.classify(error)
     assert error.exit_status == statuses.REFUSED
 
 
@@ -75,7 +75,7 @@ def test_the_error_of_a_bucket_counts_for_more_than_the_os_error_made_of_it():
     (ValueError("a bug of a task"), 2)])
 def test_what_a_source_of_text_raises_is_known_behind_tensorflow(error, status):
     error = refusal(of_text_source(error))
-    outages.classify(error)
+    stopping.classify(error)
     assert error.exit_status == status
 
 
@@ -94,5 +94,5 @@ def test_a_file_that_cannot_be_read_is_not_a_damaged_one(tmp_path, failure, kind
 def test_the_status_stays_when_a_comparison_names_the_variant(kind, status):
     with pytest.raises(Refusal, match="dense: A sentence.") as raised, naming("dense"):
         raise kind("A sentence.")
-    outages.classify(raised.value)
+    stopping.classify(raised.value)
     assert raised.value.exit_status == status

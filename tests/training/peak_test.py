@@ -5,34 +5,34 @@ import types
 import pytest
 
 from switch_tf.reporting.meter import Meter
-from switch_tf.training import peak
-from switch_tf.training.peak import Peak
+from switch_tf.training import speed
+from switch_tf.training.speed import Peak
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A time that stands still until a test moves it."""
     clock = types.SimpleNamespace(now=0.0)
-    monkeypatch.setattr(peak.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(speed.time, "monotonic", lambda: clock.now)
     return clock
 
 
 def _measures(monkeypatch, *rates):
     """Has the products run at these rates, one after the other; returns those that are left."""
     left = list(rates)
-    monkeypatch.setattr(peak._Products, "measure", lambda self: left.pop(0))
+    monkeypatch.setattr(speed._Products, "measure", lambda self: left.pop(0))
     return left
 
 
 def test_the_rate_of_a_known_chip_is_not_measured(monkeypatch):
-    monkeypatch.setattr(peak, "nominal_flops", lambda dtype: {"bfloat16": 989.5e12}[dtype])
+    monkeypatch.setattr(speed, "nominal_flops", lambda dtype: {"bfloat16": 989.5e12}[dtype])
     _measures(monkeypatch)
     assert Peak("bfloat16", 8).flops(used=1e15) == 8 * 989.5e12
 
 
 def test_a_tpu_of_an_unknown_type_is_never_measured(monkeypatch):
-    monkeypatch.setattr(peak, "nominal_flops", lambda dtype: None)
-    monkeypatch.setattr(peak, "device_type", lambda: "TPU")
+    monkeypatch.setattr(speed, "nominal_flops", lambda dtype: None)
+    monkeypatch.setattr(speed, "device_type", lambda: "TPU")
     _measures(monkeypatch)  # would find no rate
     found = Peak("bfloat16", 8)
     assert found.flops(used=1e15) is None
@@ -48,10 +48,10 @@ def test_a_measured_rate_is_the_fastest_and_measured_again_after_a_while(monkeyp
     left = _measures(monkeypatch, 10.0, 7.0, 12.0)
     found = Peak("float32", 2)
     assert found.flops(used=3.0) == 20.0 and len(left) == 2
-    clock.now += peak.TRUSTED + 1
+    clock.now += speed.TRUSTED + 1
     assert found.flops(used=3.0) == 20.0 and len(left) == 1  # busy this time
     assert found.flops(used=3.0) == 20.0 and len(left) == 1
-    clock.now += peak.TRUSTED + 1
+    clock.now += speed.TRUSTED + 1
     assert found.flops(used=3.0) == 24.0 and not left
 
 
@@ -69,7 +69,7 @@ def test_no_run_uses_more_than_all_of_a_measured_rate(monkeypatch, clock):
 
 
 def test_products_run_in_one_call_for_about_as_long_as_is_asked(monkeypatch):
-    products, calls = peak._Products("float32"), []
+    products, calls = speed._Products("float32"), []
     monkeypatch.setattr(products, "_timed", lambda count: calls.append(count) or 0.02 * count)
     # 13 products take 0.26 s, each 2 * 1024^3 FLOPs
     assert products.measure(seconds=0.25) == pytest.approx(2 * 1024**3 / 0.02)
@@ -77,7 +77,7 @@ def test_products_run_in_one_call_for_about_as_long_as_is_asked(monkeypatch):
 
 
 def test_every_product_of_a_call_is_computed(monkeypatch):
-    monkeypatch.setitem(peak._SIZES, "CPU", 8)
-    products = peak._Products("float32")
+    monkeypatch.setitem(speed._SIZES, "CPU", 8)
+    products = speed._Products("float32")
     products._factor = 2 * products._factor
     assert float(products._run(3)) == 2**3

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.refusals import Refusal
-from switch_tf.training.profiling import Profiling
+from switch_tf.training.speed import Profiling
 
 
 def recorded(folder):

@@ -8,13 +8,13 @@ from switch_tf import SwitchTransformer
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.training import trainable
+from switch_tf.training import train_step
 from switch_tf.training.train_step import compile_steps
 
 
 def _built(config, part):
     model, optimizer = SwitchTransformer(config), Adafactor(0.1)
-    Partitioner().build(model, optimizer, lambda model: trainable.select(model, part))
+    Partitioner().build(model, optimizer, lambda model: train_step.freeze(model, part))
     return model, optimizer
 
 
@@ -58,8 +58,8 @@ def test_a_step_changes_what_is_trained_and_nothing_else(shallow_config, batch):
 def test_a_part_that_a_model_lacks_is_refused(tiny_config, changes, part):
     changes = {**changes, **({"expert_dropout_rate": 0.0} if "num_experts" in changes else {})}
     with pytest.raises(ValueError, match=f"TRAINABLE is '{part}', but this model has no such weights"):
-        trainable.check(part, dataclasses.replace(tiny_config, **changes))
-    trainable.check("all", tiny_config)
+        train_step.check_trainable(part, dataclasses.replace(tiny_config, **changes))
+    train_step.check_trainable("all", tiny_config)
 
 
 def test_other_words_are_refused():

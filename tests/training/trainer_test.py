@@ -20,7 +20,7 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Outage, Refusal
 from switch_tf.reporting import report
 from switch_tf.storage import places
-from switch_tf.training import diagnosis, keeping, loop
+from switch_tf.training import loop, state, train_step
 from switch_tf.training.trainer import Trainer
 
 
@@ -450,7 +450,7 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp
 def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkpoint(tiny_config, run):
     message = ("gradient of step 5 is not finite; the first bad tensor is the weight "
                "decoder/layers_0/mlp/router/kernel.*step_00000004")
-    with _start(tiny_config, run) as training, pytest.raises(diagnosis.Divergence, match=message):
+    with _start(tiny_config, run) as training, pytest.raises(train_step.Divergence, match=message):
         training.advance(4)
         training.state.model.decoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.inf))
         training.advance(6)
@@ -529,7 +529,7 @@ def test_a_run_keeps_itself_as_data_and_one_of_an_older_version_does_when_it_goe
 def test_what_lies_in_the_way_of_the_data_stops_no_start(tiny_config, run, tmp_path):
     (tmp_path / "run" / "config.json").mkdir(parents=True)
     lines = []
-    keeping.keep(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+    state.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
     assert len(lines) == 1 and "keeps no config.json of the run (" in lines[0]
 
 
@@ -538,12 +538,12 @@ def test_a_run_in_a_hugging_face_folder_leaves_its_config_json_alone(tiny_config
     (path.parent / "checkpoints").mkdir(parents=True)
     for theirs in ('{"model_type": "t5"}', '{"learning_rate": 0.1}', "[]"):
         path.write_text(theirs)
-        keeping.keep(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
-        keeping.keep(run.model_dir, SwitchTransformer(tiny_config, dtype="mixed_float16"), run, None, lines.append)
+        state.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+        state.keep_config(run.model_dir, SwitchTransformer(tiny_config, dtype="mixed_float16"), run, None, lines.append)
         assert path.read_text() == theirs and not run_config.is_in(run.model_dir)
     assert len(lines) == 6 and all("the one there is not a run's, and stays" in line for line in lines)
     path.write_text("{")  # damaged, so it may have been a run's
-    keeping.keep(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+    state.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
     assert run_config.read(run.model_dir).model == tiny_config and len(lines) == 6
 
 
