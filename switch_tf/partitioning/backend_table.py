@@ -7,7 +7,6 @@ BACKENDS = {
     "dtensor": "switch_tf.partitioning.backends.dtensor",
     "one_device": "switch_tf.partitioning.backends.one_device",
     "mirrored": "switch_tf.partitioning.backends.mirrored",
-    "multi_worker_mirrored": "switch_tf.partitioning.backends.multi_worker_mirrored",
     "pjrt": "switch_tf.partitioning.backends.pjrt",
     "tpu": "switch_tf.partitioning.backends.tpu",
 }

@@ -34,8 +34,8 @@ class Layout:
         backend: Name of a back end. "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere
             one device, or "dtensor" for several.
             "dtensor" is one program that TensorFlow cuts, and "pjrt" one that XLA cuts and JAX's client runs.
-            "one_device", "mirrored", "multi_worker_mirrored" and "tpu" are strategies of tf.distribute, which copy
-            every variable to every device.
+            "one_device", "mirrored" and "tpu" are strategies of tf.distribute, which copy every variable to every
+            device.
 
     Raises:
         Refusal: The mesh cannot be read, or an axis or the back end is unknown.
@@ -47,6 +47,9 @@ class Layout:
     backend: str = "auto"
 
     def __post_init__(self):
+        if self.backend == "multi_worker_mirrored":
+            raise Refusal("backend='multi_worker_mirrored' is gone: PJRT trains in several processes and stores pieces "
+                          "of the variables; use backend='pjrt', which reads the same checkpoints.")
         check_choice("backend", self.backend, BACKENDS)
         for name in ("rules", "at_rest_rules"):
             if not isinstance(getattr(self, name), tuple | list):

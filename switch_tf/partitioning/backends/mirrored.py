@@ -17,7 +17,7 @@ def create(layout: Layout, members: Cluster) -> StrategyPartitioner:
     """
     if len(members.addresses) > 1:
         raise Refusal(f"MirroredStrategy trains in one process, but TF_CONFIG names {len(members.addresses)}; "
-                      "use backend='multi_worker_mirrored' or 'dtensor'.")
+                      "use backend='pjrt' or 'dtensor'.")
     kind = devices.device_type()
     if kind == "TPU":
         raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu' or 'dtensor'.")

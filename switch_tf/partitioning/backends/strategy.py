@@ -31,17 +31,13 @@ class StrategyPartitioner(Partitioner):
 
     Args:
         layout: Layout with its mesh complete.
-        strategy: Strategy of tf.distribute for the devices of this process, or of all processes.
-        num_processes, process_index: Number of processes that train together, and the index of this one.
+        strategy: Strategy of tf.distribute for the devices of this process.
     """
 
-    def __init__(self, layout: Layout, strategy: tf.distribute.Strategy, num_processes: int = 1,
-                 process_index: int = 0):
+    def __init__(self, layout: Layout, strategy: tf.distribute.Strategy):
         super().__init__(layout)
         self.strategy = strategy
         self.num_parts = strategy.num_replicas_in_sync
-        self.num_processes = num_processes
-        self.process_index = process_index
         self._applies_sums = False  # whether `apply` is being traced, whose gradients are sums over the replicas
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
@@ -74,10 +70,6 @@ class StrategyPartitioner(Partitioner):
 
     def current_part(self) -> tuple[int, Tensor]:
         return self.num_parts, tf.distribute.get_replica_context().replica_id_in_sync_group
-
-    def rows(self, batch_size: int) -> tuple[int, int]:
-        size = batch_size // self.num_processes  # the replicas of a process follow each other
-        return self.process_index * size, (self.process_index + 1) * size
 
     def _share(self, features):
         """Returns this replica's rows of the batch."""
@@ -115,12 +107,3 @@ class StrategyPartitioner(Partitioner):
 
     def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return tf.function(lambda: self._first(self.strategy.run(function)), autograph=False)
-
-    def any_process(self, flag: bool) -> bool:
-        if self.num_processes == 1:
-            return flag
-        flags = self.strategy.experimental_distribute_values_from_function(lambda context: tf.constant(float(flag)))
-        return bool(self.strategy.reduce(tf.distribute.ReduceOp.SUM, flags, axis=None) > 0)
-
-    def barrier(self) -> None:
-        self.any_process(False)
