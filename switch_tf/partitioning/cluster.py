@@ -128,11 +128,3 @@ def put(environ: dict, addresses: Sequence[str], index: int) -> None:
     """Sets TF_CONFIG for one process in a dictionary of environment variables."""
     environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)},
                                        "task": {"type": "worker", "index": index}})
-
-
-def configure_dtensor(cluster: Cluster) -> None:
-    """Sets DTensor's own environment variables for a cluster."""
-    os.environ["DTENSOR_JOB_NAME"] = "worker"
-    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
-    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.index)
-    os.environ["DTENSOR_NUM_CLIENTS"] = str(len(cluster.addresses))

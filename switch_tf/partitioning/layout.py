@@ -6,8 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from switch_tf.checks import shown
 from switch_tf.configs.choices import check_choice
-from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.refusals import Refusal
+
+# `Layout.backend` -> module. Its `create` receives a Layout and the cluster.Cluster of the run and returns a
+# Partitioner. It raises Refusal if the layout does not fit the devices, before anything starts.
+BACKENDS = {
+    "auto": "switch_tf.partitioning.backends.auto",
+    "dtensor": "switch_tf.partitioning.backends.dtensor",
+    "one_device": "switch_tf.partitioning.backends.strategies",
+    "mirrored": "switch_tf.partitioning.backends.strategies",
+    "pjrt": "switch_tf.partitioning.backends.pjrt",
+    "tpu": "switch_tf.partitioning.backends.strategies",
+}
 
 # T5X's names. `router_expert` names the columns of a router, which are never split, unlike the experts themselves.
 # `expert_embed` is the width of tokens on their way to the experts and back.

@@ -21,8 +21,7 @@ from switch_tf.hardware import devices
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.pieces import Piece, in_host_memory
-from switch_tf.partitioning.unfolded import stored
+from switch_tf.partitioning.variables import Piece, in_host_memory, stored
 from switch_tf.refusals import Refusal
 
 # Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.

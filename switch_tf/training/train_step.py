@@ -15,7 +15,7 @@ from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.tensors import Tensor
-from switch_tf.partitioning.unfolded import as_used
+from switch_tf.partitioning.variables import as_used
 
 
 def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, step: Any, settings: StepSettings,

@@ -10,7 +10,7 @@ from switch_tf.ops import dtypes
 from switch_tf.partitioning import Layout, backends
 from switch_tf.partitioning.backends import dtensor, pjrt_client
 from switch_tf.partitioning.backends.pjrt import PjrtPartitioner
-from switch_tf.partitioning.backends.strategy import StrategyPartitioner
+from switch_tf.partitioning.backends.strategies import StrategyPartitioner
 from switch_tf.partitioning.partitioner import Partitioner
 
 DATA = (("batch", "data"), ("group", "data"))

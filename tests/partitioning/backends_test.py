@@ -16,8 +16,8 @@ from tensorflow.experimental import dtensor
 from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning import Layout, backends, cluster
-from switch_tf.partitioning.backend_table import BACKENDS
-from switch_tf.partitioning.backends import tpu
+from switch_tf.partitioning.backends import strategies
+from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.refusals import Refusal
 
@@ -294,7 +294,7 @@ def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
 def test_cores_of_a_replica_may_divide_the_model(monkeypatch):
     monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
     monkeypatch.setattr(host, "has_tpu", lambda: True)
-    monkeypatch.setattr(tpu, "start", lambda layout, name: layout)  # would start a TPU
+    monkeypatch.setattr(strategies, "start_tpu", lambda layout, name: layout)  # would start a TPU
     layout = Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu")
     assert backends.create_partitioner(layout) is layout
 

@@ -3,7 +3,7 @@
 from etils import epy
 
 from switch_tf.hardware import devices, host
-from switch_tf.partitioning.backends import dtensor, dtensor_mesh
+from switch_tf.partitioning.backends import dtensor
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
@@ -15,13 +15,10 @@ with epy.lazy_imports():  # most runs do without JAX
 
 
 def create(layout: Layout, members: Cluster) -> Partitioner:
-    """Creates PJRT's partitioner on accelerators that JAX has a client for, else that of one device or DTensor's.
-
-    Raises:
-        Refusal: The mesh does not fit the devices.
-    """
+    """Creates PJRT's partitioner on accelerators that JAX has a client for, else that of one device or DTensor's."""
     if devices.is_tpu_of_jax():
-        return _on_tpu(layout, members)
+        pjrt_client.start(members)
+        return pjrt.create(dtensor.batch_over_chips(layout, jax.device_count(), "pjrt"), members)
     if host.has_gpu_of_jax():
         return pjrt.create(layout, members)
     kind = devices.device_type()
@@ -30,8 +27,3 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         if layout.num_devices == 1:
             return Partitioner(layout)
     return dtensor.create(layout, members)
-
-
-def _on_tpu(layout, members):
-    pjrt_client.start(members)
-    return pjrt.create(dtensor_mesh.batch_over_chips(layout, jax.device_count(), "pjrt"), members)

@@ -9,6 +9,9 @@ error:
 """
 
 import contextlib
+import dataclasses
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,22 +22,93 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import memory
+from switch_tf.hardware import devices, memory
 from switch_tf.partitioning.axes import axes_of_new_variable
-from switch_tf.partitioning.backends import dtensor_mesh
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.dtensor_variable import DTensorVariable, pack, slices
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.pieces import Piece, in_host_memory, slice_text
 from switch_tf.partitioning.tensors import Tensor
-from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolding
+from switch_tf.partitioning.variables import (
+    DTensorVariable,
+    Piece,
+    UnfoldedVariable,
+    as_stored,
+    as_used,
+    in_host_memory,
+    pack,
+    slice_text,
+    slices,
+    stored,
+    unfolding,
+)
 from switch_tf.refusals import Refusal
 
 
 def create(layout: Layout, members: Cluster) -> "DTensorPartitioner":
-    """Creates the partitioner of one program over the devices of all processes; see `dtensor_mesh.start`."""
-    return DTensorPartitioner(*dtensor_mesh.start(layout, members))
+    """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
+
+    On a TPU it has never run on hardware.
+    """
+    kind, num_processes = devices.device_type(), len(members.addresses)
+    layout.check_processes(num_processes)
+    _check_axes(layout)
+    if num_processes > 1:
+        os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
+                          DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
+    if kind == "TPU":
+        # First, because TensorFlow refuses it after it has listed its devices.
+        dtensor.initialize_accelerator_system(kind)
+        count = dtensor.num_global_devices(kind)
+        if layout.num_devices == 1 and not layout.open_axes and count > 1 and (layout.rules or layout.at_rest_rules):
+            raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} is for one device, but a program on this TPU runs on all "
+                          f"of its {count}; make the product of its sizes {count}.")
+        layout = batch_over_chips(layout, count, "one_device")
+    else:
+        count = devices.num_local_devices(kind) * num_processes
+    layout = layout.resolve(count, kind)
+    dimensions = list(layout.mesh.items())
+    if kind == "TPU":
+        # Without XLA's partitioner (`use_xla_spmd`), under which variables have no layout and the first step aborts.
+        # The devices are in the order of the torus, x first; by default TensorFlow makes rings of all axes but the
+        # first.
+        return DTensorPartitioner(layout, dtensor.create_tpu_mesh(
+            list(layout.mesh), list(layout.mesh.values()), "", ring_dims=0, use_xla_spmd=False))
+    if kind == "GPU":
+        os.environ.setdefault("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "1")
+        # Makes a CPU device for each GPU, which writing a checkpoint needs.
+        dtensor.initialize_accelerator_system(kind)
+    elif num_processes > 1:
+        # TensorFlow creates the virtual CPU devices again here, and needs their number.
+        dtensor.initialize_accelerator_system(kind, num_logical_cpu_devices=count // num_processes)
+    if num_processes > 1:
+        return DTensorPartitioner(layout, dtensor.create_distributed_mesh(dimensions, device_type=kind))
+    return DTensorPartitioner(layout, dtensor.create_mesh(
+        dimensions, devices=[f"{kind}:{index}" for index in range(layout.num_devices)]))
+
+
+def _check_axes(layout):
+    """Refuses a layout that splits one dimension of activations over several mesh axes."""
+    if split := layout.axes_over_several:
+        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
+                      "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
+                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
+                      "size 1 in MESH_SHAPE.")
+
+
+def batch_over_chips(layout: Layout, count: int, one_device: str) -> Layout:
+    """Returns a layout that splits the batch over a TPU, and prints so, for a run without rules on one device.
+
+    Args:
+        layout: Layout of the run, returned as it is if it has rules or several devices.
+        count: Number of devices of the TPU.
+        one_device: Back end that trains on one of them.
+    """
+    if layout.num_devices > 1 or layout.rules or layout.at_rest_rules or count == 1:
+        return layout
+    print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
+          f"gin/layouts/data.gin; --backend={one_device} trains on one of them.", file=sys.stderr, flush=True)
+    rules = (("batch", "data"), ("group", "data"))
+    return dataclasses.replace(layout, mesh_shape=f"data={count}", rules=rules)
 
 
 class DTensorPartitioner(Partitioner):
@@ -43,18 +117,15 @@ class DTensorPartitioner(Partitioner):
     DTensor splits a dimension over one mesh axis. Weights that lie over several axes are stored unfolded.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with its mesh complete, which splits each axis of activations over one mesh axis.
         mesh: DTensor's mesh with the same axes.
-
-    Raises:
-        Refusal: See `dtensor_mesh.check_layout`.
     """
 
     is_for_compiler = False
 
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
-        dtensor_mesh.check_layout(layout)
+        _check_axes(layout)
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
