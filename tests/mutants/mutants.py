@@ -241,7 +241,7 @@ MUTANTS = (
            LOWERING),
     Mutant("partitioning/lowering.py", "tf.nest.map_structure(lambda result: result is not None, found)",
            "tf.nest.map_structure(lambda result: True, found)", LOWERING),
-    Mutant("partitioning/lowering.py", "return jax.jit(step, donate_argnums=donated,", "return jax.jit(step,", LOWERING),
+    Mutant("partitioning/lowering.py", "jax.jit(step, donate_argnums=donated,", "jax.jit(step,", LOWERING),
     Mutant("partitioning/backends/pjrt.py", "max(end for _, end, _ in ranges)", "min(end for _, end, _ in ranges)",
            PJRT),
     Mutant("partitioning/backends/pjrt.py", "if room is not None and needed > room:", "if room is None:", PJRT),
