@@ -25,7 +25,7 @@ class Context:
     """Ambient state of the code that runs or is traced.
 
     Attributes:
-        annotator: `partitioning.axes.Annotator` that lays out the tensors of one program for many devices. None leaves
+        annotator: Object (`partitioning.axes`) that lays out the tensors of one program for many devices. None leaves
             them as they are.
         variable_axes: Logical axes of the variable that is being created, for the back end that stores it.
         part: Part of the global batch that the code sees.

@@ -54,13 +54,12 @@ def device_mesh(layout: Layout, devices: Sequence[jax.Device]) -> Mesh:
 
 
 def named_sharding(mesh: Mesh, spec: Sequence[Sequence[str]]) -> NamedSharding:
-    """Converts a spec of `Layout.spec`; axes that the mesh lacks are left out."""
-    return NamedSharding(mesh, PartitionSpec(
-        *(tuple(axis for axis in axes if axis in mesh.shape) or None for axes in spec)))
+    """Converts a spec of `Layout.spec`."""
+    return NamedSharding(mesh, PartitionSpec(*(tuple(axes) or None for axes in spec)))
 
 
 class XlaAnnotator:
-    """Annotator (`axes.Annotator`) of a program that XLA cuts over a mesh.
+    """Annotator (`axes`) of a program that XLA cuts over a mesh.
 
     Args:
         layout: Layout with its mesh complete.
@@ -97,8 +96,7 @@ class XlaAnnotator:
 
     def _split(self, x, spec):
         mesh = ", ".join(f'"{axis}"={size}' for axis, size in self.layout.mesh.items())
-        split = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes if axis in self.layout.mesh) + "}"
-                          for axes in spec)
+        split = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes) + "}" for axes in spec)
         return _annotated(x, f"#sdy.sharding<mesh<[{mesh}]>, [{split}]>")
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from switch_tf import data
 from switch_tf.configs.experiment import Experiment
 from switch_tf.partitioning import collectives
-from switch_tf.partitioning.collectives import Collective, XlaCollective
+from switch_tf.partitioning.collectives import Collective
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.training import verification
@@ -47,7 +47,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     differences = verification.verify(
         described.make_model, described.make_optimizer, described.partitioner, batches, run.seed, settings,
         say=lambda text: print(text, file=sys.stderr, flush=True), make_objective=described.make_objective)
-    sent: list[Collective | XlaCollective] = [
+    sent = [
         *(collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)),
         *collectives.read_xla(differences.program)]
     dtype = described.make_model().compute_dtype
@@ -55,7 +55,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     return result, describe(differences, result, dtype)
 
 
-def as_json(differences: Verification, layout: Layout, dtype: str, sent: Sequence[Collective | XlaCollective]) -> dict:
+def as_json(differences: Verification, layout: Layout, dtype: str, sent: Sequence[Collective]) -> dict:
     """Returns the JSON object, with `exit_status` 1 if the differences are too large or an all-to-all is unsafe.
 
     Args:

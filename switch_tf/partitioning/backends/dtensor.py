@@ -145,14 +145,13 @@ class DTensorPartitioner(Partitioner):
 
     def sharding(self, axes: Sequence[str | None]) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
-        spec = [[axis for axis in mesh_axes if axis in self.mesh.dim_names and self.mesh.dim_size(axis) > 1]
-                for mesh_axes in self.layout.spec(axes)]
-        return self._layout([(*mesh_axes, None)[0] for mesh_axes in spec])
+        return self._layout([next((axis for axis in mesh_axes if self.mesh.dim_size(axis) > 1), None)
+                             for mesh_axes in self.layout.spec(axes)])
 
     def _layout(self, mesh_axes):
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in mesh_axes], self.mesh)
 
-    # An `axes.Annotator`.
+    # An annotator (`axes`).
 
     def constrain(self, x: Tensor, axes: Sequence[str | None]) -> Tensor:
         return dtensor.relayout(x, self.sharding(axes))
@@ -218,7 +217,7 @@ class DTensorPartitioner(Partitioner):
         sharding = self.sharding(("batch", "length"))
         return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
-    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
+    def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
             with context.within(annotator=self):
                 gradients, totals, measured, is_finite = compute(features)
@@ -241,7 +240,7 @@ class DTensorPartitioner(Partitioner):
 
         return one_step
 
-    def results(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def results(self, call: Callable) -> Callable:
         def traced(features):
             with context.within(annotator=self):
                 return tf.nest.map_structure(self._replicate, call(features))
@@ -249,7 +248,7 @@ class DTensorPartitioner(Partitioner):
         function = tf.function(traced, autograph=False)
         return lambda features: tf.nest.map_structure(self.on_host, function(features))
 
-    def compile(self, function: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
+    def compile(self, function: Callable, use_xla: bool = False) -> Callable:
         return function  # its two parts are compiled functions
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
@@ -266,7 +265,7 @@ class DTensorPartitioner(Partitioner):
             if all(place == 0 or axis in layout.sharding_specs for axis, place in location.items()):
                 yield Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
 
-    def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_each_device(self, function: Callable) -> Callable:
         return tf.function(lambda: self._replicate(function()), autograph=False)
 
     def any_process(self, flag: bool) -> bool:

@@ -49,7 +49,7 @@ class PjrtPartitioner(Partitioner):
         layout: Layout with its mesh complete.
 
     Attributes:
-        annotator: `axes.Annotator` of traces, None for one device.
+        annotator: `axes` annotator of traces, None for one device.
         variables: Variables that exist.
     """
 
@@ -119,7 +119,7 @@ class PjrtPartitioner(Partitioner):
         sharding = self.sharding(_FEATURES)
         return {name: put(np.asarray(value), sharding) for name, value in features.items()}
 
-    def compile(self, function: Callable[..., Any], use_xla: bool = False) -> "PjrtProgram":
+    def compile(self, function: Callable, use_xla: bool = False) -> "PjrtProgram":
         return PjrtProgram(function, self)
 
     def trace(self, function: "PjrtProgram", specs: dict[str, tf.TensorSpec]) -> None:
@@ -144,14 +144,7 @@ class PjrtPartitioner(Partitioner):
                 for text, value in variable.pieces().items()]
 
     def _compile_flags(self, values):
-        indices = [index for index, value in enumerate(values) if value.dtype.is_floating]
-
-        def all_flags():
-            found = self._flags([values[index].array for index in indices]) if indices else ()
-            flags = dict(zip(indices, np.asarray(found).tolist(), strict=True))
-            return [flags.get(index, True) for index in range(len(values))]
-
-        return all_flags
+        return lambda: self._flags([value.array for value in values])
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:
@@ -202,7 +195,7 @@ class PjrtProgram:
         partitioner: Partitioner of the variables.
     """
 
-    def __init__(self, function: Callable[..., Any], partitioner: PjrtPartitioner):
+    def __init__(self, function: Callable, partitioner: PjrtPartitioner):
         self._function, self._partitioner = function, partitioner
         # Shapes of features -> executable, names of its first arguments, captured state, updated variables, results.
         self._compiled: dict[tuple, tuple] = {}

@@ -126,7 +126,7 @@ class StrategyPartitioner(Partitioner):
         """Returns the first replica's copy of tensors that are equal in all of them."""
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
 
-    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
+    def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def one_step(features, index):
             # A replica is traced in a thread of its own, which starts without this one's context.
             gradients, totals, measured, is_finite = self.strategy.run(
@@ -147,11 +147,11 @@ class StrategyPartitioner(Partitioner):
 
         return one_step
 
-    def results(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def results(self, call: Callable) -> Callable:
         return lambda features: self._first(self.strategy.run(
             context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
 
-    def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_each_device(self, function: Callable) -> Callable:
         return tf.function(lambda: self._first(self.strategy.run(function)), autograph=False)
 
 
@@ -218,12 +218,12 @@ class TPUPartitioner(StrategyPartitioner):
     def _share(self, features):
         return features
 
-    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
+    def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         annotated = context.within(annotator=self._annotator)
         one_step = Partitioner.step(self, annotated(compute), annotated(apply))
         return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
 
-    def results(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def results(self, call: Callable) -> Callable:
         return super().results(context.within(annotator=self._annotator)(call))
 
 
