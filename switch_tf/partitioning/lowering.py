@@ -24,6 +24,7 @@ from keras import ops
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # it has no public name
 
 from switch_tf.hardware import devices
+from switch_tf.partitioning.axes import Axes
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
@@ -70,17 +71,17 @@ class XlaAnnotator:
     def __init__(self, layout: Layout):
         self.layout = layout
 
-    def constrain(self, x: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def constrain(self, x: Tensor, axes: Axes) -> Tensor:
         return self._split(x, self.layout.spec(axes))
 
-    def gather(self, value: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def gather(self, value: Tensor, axes: Axes) -> Tensor:
         stored = self.layout.spec(axes, at_rest=True)
         if any(len(mesh_axes) > 1 for mesh_axes in stored):
             # Stored unfolded. Without this it would be gathered unfolded and then laid out again.
             value = self._split(value, stored)
         return self.constrain(value, axes)
 
-    def scatter(self, gradient: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         used, stored = self.layout.spec(axes), self.layout.spec(axes, at_rest=True)
         # TPUs scatter only the last dimension of a gradient with one expert a device, [1, d_ff, d_model]. Along d_ff
         # they would sum the whole gradient on every device, and keep a piece of it (docs/notebook/tpu.md).
@@ -95,9 +96,10 @@ class XlaAnnotator:
         return self._split(x, ((),) * len(x.shape))
 
     def _split(self, x, spec):
-        mesh = ", ".join(f'"{axis}"={size}' for axis, size in self.layout.mesh.items())
-        split = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes) + "}" for axes in spec)
-        return _annotated(x, f"#sdy.sharding<mesh<[{mesh}]>, [{split}]>")
+        mesh = self.layout.mesh
+        sizes = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
+        split = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes if mesh[axis] > 1) + "}" for axes in spec)
+        return _annotated(x, f"#sdy.sharding<mesh<[{sizes}]>, [{split}]>")
 
 
 def _annotated(x, sharding):

@@ -235,8 +235,8 @@ MUTANTS = (
            "context.carried(lambda features: call(self._share(at_step(features, 0))))",
            "lambda features: call(self._share(at_step(features, 0)))", CONTEXT),
     # The program that XLA cuts, and its variables.
-    Mutant("partitioning/lowering.py", "for axis in axes) + \"}\" for axes in spec",
-           "for axis in reversed(axes)) + \"}\" for axes in spec", LOWERING),
+    Mutant("partitioning/lowering.py", "for axis in axes if mesh[axis] > 1)",
+           "for axis in reversed(axes) if mesh[axis] > 1)", LOWERING),
     Mutant("partitioning/lowering.py", 'if operation.name == "mhlo.copy":', 'if operation.name == "mhlo.other":',
            LOWERING),
     Mutant("partitioning/lowering.py", "tf.nest.map_structure(lambda result: result is not None, found)",

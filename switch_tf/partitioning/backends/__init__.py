@@ -5,6 +5,7 @@ import typing
 
 from etils import epy
 
+from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.layout import BACKENDS, Layout
 from switch_tf.refusals import Refusal
@@ -24,7 +25,10 @@ def create_partitioner(layout: Layout) -> "Partitioner":
     Raises:
         Refusal: The mesh does not fit the devices, or this machine cannot run the back end.
     """
-    if layout.backend not in ("auto", "pjrt") and devices.is_tpu_of_jax():
-        raise Refusal(f"backend={layout.backend!r} cannot use the TPU of this machine without tensorflow-tpu "
+    backend = layout.backend
+    if backend == "auto" and (devices.is_tpu_of_jax() or host.has_gpu_of_jax()):
+        backend = "pjrt"
+    if backend not in ("auto", "pjrt") and devices.is_tpu_of_jax():
+        raise Refusal(f"backend={backend!r} cannot use the TPU of this machine without tensorflow-tpu "
                       "(docs/cloud_tpu.md); use --backend=pjrt, which 'auto' stands for here.")
-    return importlib.import_module(BACKENDS[layout.backend]).create(layout, cluster.members())
+    return importlib.import_module(BACKENDS[backend]).create(layout, cluster.members())

@@ -9,10 +9,8 @@ error:
 """
 
 import contextlib
-import dataclasses
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,9 +21,9 @@ from tensorflow.experimental import dtensor
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import devices, memory
-from switch_tf.partitioning.axes import axes_of_new_variable
+from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.layout import Layout, batch_over_chips
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import (
@@ -44,18 +42,18 @@ from switch_tf.partitioning.variables import (
 from switch_tf.refusals import Refusal
 
 
-def create(layout: Layout, members: Cluster) -> "DTensorPartitioner":
+def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
 
-    On a TPU it has never run on hardware.
+    As the default it needs no program of DTensor for a single device. On a TPU it has never run on hardware.
     """
     kind, num_processes = devices.device_type(), len(members.addresses)
     layout.check_processes(num_processes)
-    _check_axes(layout)
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
     if kind == "TPU":
+        _check_axes(layout)
         # First, because TensorFlow refuses it after it has listed its devices.
         dtensor.initialize_accelerator_system(kind)
         count = dtensor.num_global_devices(kind)
@@ -64,8 +62,11 @@ def create(layout: Layout, members: Cluster) -> "DTensorPartitioner":
                           f"of its {count}; make the product of its sizes {count}.")
         layout = batch_over_chips(layout, count, "one_device")
     else:
-        count = devices.num_local_devices(kind) * num_processes
+        # With several processes, TensorFlow must not list its devices yet.
+        count = num_processes * (devices if num_processes == 1 else dtensor).num_local_devices(kind)
     layout = layout.resolve(count, kind)
+    if layout.backend == "auto" and num_processes == layout.num_devices == 1 and kind != "TPU":
+        return Partitioner(layout)
     dimensions = list(layout.mesh.items())
     if kind == "TPU":
         # Without XLA's partitioner (`use_xla_spmd`), under which variables have no layout and the first step aborts.
@@ -93,22 +94,6 @@ def _check_axes(layout):
                       "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
                       "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
                       "size 1 in MESH_SHAPE.")
-
-
-def batch_over_chips(layout: Layout, count: int, one_device: str) -> Layout:
-    """Returns a layout that splits the batch over a TPU, and prints so, for a run without rules on one device.
-
-    Args:
-        layout: Layout of the run, returned as it is if it has rules or several devices.
-        count: Number of devices of the TPU.
-        one_device: Back end that trains on one of them.
-    """
-    if layout.num_devices > 1 or layout.rules or layout.at_rest_rules or count == 1:
-        return layout
-    print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
-          f"gin/layouts/data.gin; --backend={one_device} trains on one of them.", file=sys.stderr, flush=True)
-    rules = (("batch", "data"), ("group", "data"))
-    return dataclasses.replace(layout, mesh_shape=f"data={count}", rules=rules)
 
 
 class DTensorPartitioner(Partitioner):
@@ -143,7 +128,7 @@ class DTensorPartitioner(Partitioner):
                          "The layout stores weights and gradients in pieces",
                          "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
 
-    def sharding(self, axes: Sequence[str | None]) -> dtensor.Layout:
+    def sharding(self, axes: Axes) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
         return self._layout([next((axis for axis in mesh_axes if self.mesh.dim_size(axis) > 1), None)
                              for mesh_axes in self.layout.spec(axes)])
@@ -153,15 +138,15 @@ class DTensorPartitioner(Partitioner):
 
     # An annotator (`axes`).
 
-    def constrain(self, x: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def constrain(self, x: Tensor, axes: Axes) -> Tensor:
         return dtensor.relayout(x, self.sharding(axes))
 
-    def gather(self, value: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def gather(self, value: Tensor, axes: Axes) -> Tensor:
         if self.layout.spec(axes) == self.layout.spec(axes, at_rest=True):
             return value
         return self.constrain(value, axes)
 
-    def scatter(self, gradient: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         # As it is used; `step` scatters it. Scattered here, its pieces would decide the layouts of activations.
         return self.constrain(gradient, axes)
 

@@ -7,7 +7,7 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 import contextlib
 import pathlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,10 +21,10 @@ from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import devices
 from switch_tf.partitioning import lowering
-from switch_tf.partitioning.axes import axes_of_new_variable
+from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.backends import pjrt_client
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.layout import Layout, batch_over_chips
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
@@ -35,7 +35,13 @@ _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "
 
 
 def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
-    """Creates the partitioner of one program over the devices of all processes."""
+    """Creates the partitioner of one program over the devices of all processes.
+
+    As the default, it splits the batch over a TPU for a run without a layout.
+    """
+    if layout.backend == "auto" and devices.is_tpu_of_jax():
+        pjrt_client.start(members)
+        layout = batch_over_chips(layout, jax.device_count(), "pjrt")
     layout.check_processes(len(members.addresses))
     pjrt_client.start(members)
     layout.check_processes(jax.process_count())  # those of a TPU know each other without addresses
@@ -78,7 +84,7 @@ class PjrtPartitioner(Partitioner):
                           f"each device, which has {room / 2**30:.1f} GiB; use a layout that cuts them into smaller "
                           "ones (at_rest_rules), or more devices.")
 
-    def sharding(self, axes: Sequence[str | None], at_rest: bool = False) -> NamedSharding:
+    def sharding(self, axes: Axes, at_rest: bool = False) -> NamedSharding:
         """Returns JAX's sharding for logical axes."""
         return lowering.named_sharding(self.mesh, self.layout.spec(axes, at_rest))
 
