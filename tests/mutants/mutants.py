@@ -229,7 +229,7 @@ MUTANTS = (
     Mutant("context.py", "    context = dataclasses.replace(_context.get(), **changes)", "    context = _DEFAULTS",
            CONTEXT),
     Mutant("context.py", "        _context.reset(token)\n\n\ndef carried", "        pass\n\n\ndef carried", CONTEXT),
-    Mutant("ops/rematerialization.py", "keras.remat(context.carried(run, routes=None))", "keras.remat(run)",
+    Mutant("ops/forms.py", "keras.remat(context.carried(run, routes=None))", "keras.remat(run)",
            CONTEXT),
     Mutant("partitioning/backends/strategies.py",
            "context.carried(lambda features: call(self._share(at_step(features, 0))))",
