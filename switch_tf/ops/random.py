@@ -95,7 +95,10 @@ def uniform(seed: Tensor, shape: Sequence[Any]) -> Tensor:
         <float32>[shape]
     """
     rows = ops.reshape(batch_positions(shape[0]), (-1,) + (1,) * (len(shape) - 1))
-    return uniform_at(seed, rows, ops.expand_dims(_positions(shape[1:]), 0))
+    position = _uint32(0)  # row-major index of every element
+    for size in shape[1:]:
+        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + arange(size, "uint32")
+    return uniform_at(seed, rows, ops.expand_dims(position, 0))
 
 
 def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor:
@@ -121,14 +124,6 @@ def batch_positions(size: Any) -> Tensor:
     place = part.index if part.count > 1 else _replica_index()
     index = arange(size)
     return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")
-
-
-def _positions(shape):
-    """Returns the row-major index of every element of a tensor: <uint32>[shape]."""
-    position = _uint32(0)
-    for size in shape:
-        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + arange(size, "uint32")
-    return position
 
 
 def _mix(x):

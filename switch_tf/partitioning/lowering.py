@@ -233,7 +233,9 @@ def _source(value):
     while isinstance(value, ir.OpResult):
         operation = value.owner
         if operation.name == "stablehlo.convert":
-            return (operation, moves[::-1]) if _is_exact_in_bfloat16(operation.operands[0]) else None
+            cast = operation.operands[0]
+            is_exact = _is_of(cast, ir.BF16Type) or cast.type.element_type == ir.IntegerType.get_signless(1)
+            return (operation, moves[::-1]) if is_exact else None
         if operation.name not in _MOVES:
             return None
         moves.append(operation)
@@ -246,10 +248,6 @@ def _like(operation, value, attributes):
     shape = ir.RankedTensorType.get(operation.results[0].type.shape, ir.BF16Type.get())
     return ir.Operation.create(operation.name, [shape], [value], attributes, ip=ir.InsertionPoint(operation),
                                loc=operation.location).result
-
-
-def _is_exact_in_bfloat16(value):
-    return _is_of(value, ir.BF16Type) or value.type.element_type == ir.IntegerType.get_signless(1)
 
 
 def _is_of(value, element_type):

@@ -95,8 +95,14 @@ class Partitioner:
             select(model)
             if optimizer is not None:
                 self._adopt(optimizer)
-                with _slots_like_weights(optimizer):
+                create = optimizer.add_variable_from_reference
+                object.__setattr__(  # Slots get the logical axes of their weights.
+                    optimizer, "add_variable_from_reference", lambda reference_variable, *args, **kwargs: with_axes(
+                        axes_of(reference_variable), create, reference_variable, *args, **kwargs))
+                try:
                     optimizer.build(model.trainable_variables)
+                finally:
+                    object.__delattr__(optimizer, "add_variable_from_reference")
         for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
             if not self._is_laid_out(variable):
                 raise Refusal(f"{variable.path} was created outside of the layout, so not all devices would update it "
@@ -279,21 +285,6 @@ def is_lost_process(error: BaseException) -> bool:
         return True
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     return isinstance(error, lost) and not any(words in text for words in _BUCKET)
-
-
-@contextlib.contextmanager
-def _slots_like_weights(optimizer):
-    """Gives the slots that an optimizer creates in this scope the logical axes of their weights."""
-    original = optimizer.add_variable_from_reference
-
-    def add_variable_from_reference(reference_variable, *args, **kwargs):
-        return with_axes(axes_of(reference_variable), original, reference_variable, *args, **kwargs)
-
-    object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, "add_variable_from_reference")
 
 
 def at_step(features: Features, index: Any) -> Features:

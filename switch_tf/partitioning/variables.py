@@ -249,17 +249,15 @@ class UnfoldedVariable:
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a stored tensor in the shape of the weight."""
-        return self.unfolding.fold(_laid_out(tensor, self._used and self._unfolded_layout()))
+        if self._used is not None:  # new dimensions are not split
+            specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
+            tensor = dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh))
+        return self.unfolding.fold(tensor)
 
     def unfold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of the weight's shape in the stored shape and layout."""
         whole = _laid_out(tensor, self._used)
         return _laid_out(self.unfolding.unfold(whole), getattr(self.stored, "layout", None))
-
-    def _unfolded_layout(self):
-        """The layout of use, of a tensor in the stored shape: new dimensions are not split."""
-        specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
-        return dtensor.Layout(specs, self._used.mesh)
 
 
 def _laid_out(tensor, layout):
@@ -357,26 +355,25 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
         Raises:
             Refusal: The value has another shape.
         """
+        return self._assign("assign", value)
+
+    def assign_add(self, value: Tensor) -> Any:
+        return self._assign("assign_add", value, np.add)
+
+    def assign_sub(self, value: Tensor) -> Any:
+        return self._assign("assign_sub", value, np.subtract)
+
+    def _assign(self, method, value, combine=None):
         if tf.inside_function():
             self._check_lowered()
-            return self.symbol.assign(value)
+            return getattr(self.symbol, method)(value)
+        if combine is not None:
+            value = combine(self.numpy(), np.asarray(value))
         array = np.array(value, self.dtype.as_numpy_dtype)  # a copy: a CPU device may keep the caller's memory
         if array.shape != self.array.shape:
             raise Refusal(f"{self.name} has shape {self.array.shape}, so it cannot become {array.shape}.")
         self.array = put(array, self.array.sharding)
         return self
-
-    def assign_add(self, value: Tensor) -> Any:
-        if tf.inside_function():
-            self._check_lowered()
-            return self.symbol.assign_add(value)
-        return self.assign(self.numpy() + np.asarray(value))
-
-    def assign_sub(self, value: Tensor) -> Any:
-        if tf.inside_function():
-            self._check_lowered()
-            return self.symbol.assign_sub(value)
-        return self.assign(self.numpy() - np.asarray(value))
 
     def __float__(self):
         return float(self.numpy())

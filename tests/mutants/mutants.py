@@ -304,7 +304,7 @@ MUTANTS = (
     Mutant("evaluation/objectives.py", 'is_real["decoder"] = masks.decoder_is_real(features, config.rules)',
            'is_real["decoder"] = masks.encoder_is_real(features)', OBJECTIVE),
     # Programs for GPUs.
-    Mutant("partitioning/lowering.py", "return _is_of(value, ir.BF16Type) or", "return True or",
+    Mutant("partitioning/lowering.py", "is_exact = _is_of(cast, ir.BF16Type) or", "is_exact = True or",
            ("tests/partitioning/narrowing_test.py",)),
     Mutant("partitioning/lowering.py", "value = _like(move, value,", "_like(move, value,",
            ("tests/partitioning/narrowing_test.py",)),

@@ -8,9 +8,9 @@ error:
 * A variable that is not one would be updated once for each device. So all are converted, and checked.
 """
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -155,10 +155,8 @@ class DTensorPartitioner(Partitioner):
 
     # Variables.
 
-    @contextlib.contextmanager
-    def creates_variables(self) -> Iterator[None]:
-        with tf.variable_creator_scope(self._create):
-            yield
+    def creates_variables(self) -> AbstractContextManager:
+        return tf.variable_creator_scope(self._create)
 
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
@@ -240,15 +238,13 @@ class DTensorPartitioner(Partitioner):
         """Does nothing, because a DTensor function is traced with tensors."""
 
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
-        return [piece for path, variable in state.items() for piece in self._pieces_of(path, variable)]
-
-    def _pieces_of(self, path, variable):
-        """Yields the pieces of this process's devices, without copies of another device's piece."""
-        layout = variable.layout
-        for location, index, piece in zip(self.mesh.local_device_locations(), slices(variable.shape, layout),
-                                          dtensor.unpack(variable.read_value()), strict=True):
-            if all(place == 0 or axis in layout.sharding_specs for axis, place in location.items()):
-                yield Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
+        # Without copies of another device's piece.
+        return [Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
+                for path, variable in state.items()
+                for location, index, piece in zip(
+                    self.mesh.local_device_locations(), slices(variable.shape, variable.layout),
+                    dtensor.unpack(variable.read_value()), strict=True)
+                if all(place == 0 or axis in variable.layout.sharding_specs for axis, place in location.items())]
 
     def _on_each_device(self, function: Callable) -> Callable:
         return tf.function(lambda: self._replicate(function()), autograph=False)

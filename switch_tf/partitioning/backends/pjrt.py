@@ -90,10 +90,8 @@ class PjrtPartitioner(Partitioner):
 
     # Variables.
 
-    @contextlib.contextmanager
-    def creates_variables(self) -> Iterator[None]:
-        with tf.variable_creator_scope(self._create):
-            yield
+    def creates_variables(self) -> AbstractContextManager:
+        return tf.variable_creator_scope(self._create)
 
     def _is_laid_out(self, variable):
         return isinstance(variable.value, PjrtVariable)
@@ -174,16 +172,9 @@ class PjrtPartitioner(Partitioner):
         return (self.num_processes > 1 and isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
                 and any(words in str(error) for words in _LOST_PROCESS))
 
-    def watching(self, message: Callable[[], str]) -> AbstractContextManager:
-        return pjrt_client.watching(message) if self.num_processes > 1 else super().watching(message)
-
-    def end_soon(self, status: int) -> None:
-        if self.num_processes > 1:
-            pjrt_client.end_soon(status)
-
-    def end_together(self, message: str) -> None:
-        if self.num_processes > 1:
-            pjrt_client.end_together(message)
+    watching = staticmethod(pjrt_client.watching)
+    end_soon = staticmethod(pjrt_client.end_soon)
+    end_together = staticmethod(pjrt_client.end_together)
 
 
 def _memory(device):

@@ -151,7 +151,7 @@ class _Watch:
         count: Number of processes.
     """
 
-    of_this_process: "_Watch"
+    of_this_process: "_Watch | None" = None  # None without other processes
 
     def __init__(self, count: int):
         self.message: Callable[[], str] = lambda: f"switch-tf: Another of the {count} processes is gone."
@@ -200,6 +200,9 @@ def _is_aborting():
 def watching(message: Callable[[], str]) -> Iterator[None]:
     """Ends this process with this message if another one is lost in this scope."""
     watch = _Watch.of_this_process
+    if watch is None:
+        yield
+        return
     before, watch.message = watch.message, message
     try:
         yield
@@ -208,7 +211,10 @@ def watching(message: Callable[[], str]) -> Iterator[None]:
 
 
 def end_together(message: str) -> None:
-    """Has this process wait at its exit for the others, and end with a message as an outage if one is lost."""
+    """Has this process wait at its exit for the others, if any, and end with a message as an outage if one is lost."""
+    if _Watch.of_this_process is None:
+        return
+
     @atexit.register
     def end():
         _Watch.of_this_process.message = lambda: message
@@ -220,6 +226,9 @@ def end_together(message: str) -> None:
 
 def end_soon(status: int) -> None:
     """Has this process, which failed, exit with a status, without waiting long for others that wait for it."""
+    if _Watch.of_this_process is None:
+        return
+
     @atexit.register
     def end():
         # If all processes failed alike, none reports the others as lost.

@@ -198,12 +198,11 @@ class TPUPartitioner(StrategyPartitioner):
                      "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        count = self.num_parts
+        size = next(iter(features.values())).shape[1] // self.num_parts
 
         def own_rows(context):
-            first = context.replica_id_in_sync_group
-            return {name: value[:, first * (value.shape[1] // count):(first + 1) * (value.shape[1] // count)]
-                    for name, value in features.items()}
+            first = context.replica_id_in_sync_group * size
+            return {name: value[:, first:first + size] for name, value in features.items()}
 
         return self.strategy.experimental_distribute_values_from_function(own_rows)
 
