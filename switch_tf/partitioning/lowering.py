@@ -106,12 +106,12 @@ def _annotated(x, sharding):
     x = tf.convert_to_tensor(x)
     (result,) = gen_xla_ops.xla_custom_call_v2(
         [x], call_target_name=_ANNOTATION, backend_config=sharding, has_side_effect=False, result_dtypes=[x.dtype],
-        result_shapes=[x.shape])
+        result_shapes=[x.shape], name="XlaSharding")
     return result
 
 
 @tf.RegisterGradient("XlaCustomCallV2")
-def _gradient(operation, gradient):
+def _annotated_gradient(operation, gradient):
     return _annotated(gradient, operation.get_attr("backend_config").decode())
 
 
