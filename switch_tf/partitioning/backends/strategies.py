@@ -127,25 +127,20 @@ class StrategyPartitioner(Partitioner):
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
-        def one_step(features, index):
+        def computed(features):
             # A replica is traced in a thread of its own, which starts without this one's context.
-            gradients, totals, measured, is_finite = self.strategy.run(
-                context.carried(lambda features, index: compute(self._share(at_step(features, index)))),
-                args=(features, index))
-            measured, is_finite = self._first((measured, is_finite))
+            gradients, totals, *others = self.strategy.run(
+                context.carried(lambda features: compute(self._share(features))), args=(features,))
+            return gradients, totals, *self._first(others)
 
-            def update():
-                self._applies_sums = True
-                try:
-                    self.strategy.run(context.carried(apply), args=(gradients, totals))
-                finally:
-                    self._applies_sums = False
-                return True
+        def applied(gradients, totals):
+            self._applies_sums = True
+            try:
+                self.strategy.run(context.carried(apply), args=(gradients, totals))
+            finally:
+                self._applies_sums = False
 
-            tf.cond(is_finite, update, lambda: False)
-            return measured, is_finite
-
-        return one_step
+        return super().step(computed, applied)
 
     def results(self, call: Callable) -> Callable:
         return lambda features: self._first(self.strategy.run(
