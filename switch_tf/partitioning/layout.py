@@ -76,7 +76,7 @@ class Layout:
                 raise Refusal(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
                               f"{sorted(LOGICAL_AXES)}.")
         # Devices along a mesh axis that no rule names would all do the same work.
-        named = sorted({axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _as_tuple(axes)})
+        named = sorted({axis for _, axes in self._splits for axis in axes})
         for axis, size in self.mesh.items():
             if named and size > 1:
                 check_choice("A mesh axis of MESH_SHAPE with several devices", axis, named)
@@ -85,6 +85,11 @@ class Layout:
             raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
                           "the layout's rules, and only one may take the devices that remain; add "
                           f"\"{open_axes[-1]}=1\" or more.")
+
+    @property
+    def _splits(self):
+        """Each rule's logical axis and mesh axes."""
+        return [(axis, _as_tuple(mesh_axes)) for axis, mesh_axes in (*self.rules, *self.at_rest_rules)]
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -108,8 +113,7 @@ class Layout:
     @property
     def open_axes(self) -> list[str]:
         """Mesh axes of the rules that `mesh_shape` leaves out: at most one, which takes the remaining devices."""
-        named = {axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _as_tuple(axes)}
-        return sorted(named - set(self.mesh))
+        return sorted({axis for _, axes in self._splits for axis in axes} - set(self.mesh))
 
     @property
     def is_one_program(self) -> bool:
@@ -197,8 +201,8 @@ class Layout:
         Args:
             sizes: Lengths of the logical axes of the model (`SwitchConfig.axis_sizes`).
         """
-        for axis, mesh_axes in (*self.rules, *self.at_rest_rules):
-            mesh_axes, size = _as_tuple(mesh_axes), sizes.get(axis)
+        for axis, mesh_axes in self._splits:
+            size = sizes.get(axis)
             pieces = math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in mesh_axes)
             if size is not None and size % pieces:
                 divisor = max(count for count in range(1, pieces + 1) if size % count == 0)

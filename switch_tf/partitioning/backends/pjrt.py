@@ -140,9 +140,6 @@ class PjrtPartitioner(Partitioner):
     def program_text(self, function: "PjrtProgram") -> str:
         return function.text
 
-    def on_host(self, tensor: Any) -> Any:
-        return tensor  # results are whole on every device
-
     def pieces(self, state: dict[str, PjrtVariable]) -> list[Piece]:
         return [Piece(path, text, value) for path, variable in state.items()
                 for text, value in variable.pieces().items()]
