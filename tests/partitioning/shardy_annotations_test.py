@@ -1,5 +1,7 @@
 """Lowered functions: annotations in Shardy's form, variables as arguments, and what they update."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,6 +24,19 @@ def test_annotations_name_the_axes_of_the_mesh_the_outermost_first(axes, dimensi
     text = lowering.text(program.module)
     assert f"sdy.sharding_constraint %0 <{mesh}, [{dimensions}]>" in text
     assert "mhlo.sharding" not in text and "custom_call" not in text
+
+
+def test_the_gradient_of_an_annotated_tensor_lies_like_it():
+    annotator = XlaAnnotator(LAYOUT)
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.square(annotator.constrain(x, ("length", "embed"))))
+        return tape.gradient(y, x)
+
+    text = lowering.text(lowering.lower(gradient, [tf.TensorSpec([24, 24])], []).module)
+    assert len(re.findall(r'sdy\.sharding_constraint .*\[\{\}, \{"data", "model"\}\]', text)) == 2
 
 
 def test_variables_are_arguments_after_the_functions_own():
