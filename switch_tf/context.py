@@ -25,12 +25,13 @@ class Context:
     """Ambient state of the code that runs or is traced.
 
     Attributes:
-        annotator: `partitioning.axes.Annotator` that lays out the tensors of one program for many devices. None leaves
+        annotator: Object (`partitioning.axes`) that lays out the tensors of one program for many devices. None leaves
             them as they are.
         variable_axes: Logical axes of the variable that is being created, for the back end that stores it.
         part: Part of the global batch that the code sees.
         seed: int or integer scalar tensor, the seed of random numbers. None draws one from Keras' global generator.
-        fused_program: `forms.FusedProgram` that is traced for XLA on a CPU. None outside one.
+        fused_program: Graph that `forms.fused` traces for XLA on a CPU, and tensors that its loops share by key. None
+            outside one.
         no_drop: Whether each expert has a slot for every token, so that no prediction depends on its neighbours.
         routes: List to which every layer of experts appends its Route. None records nothing.
         is_lowered: Whether the traced function is lowered for JAX. Variables of the pjrt back end become its arguments.

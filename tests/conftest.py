@@ -260,7 +260,7 @@ def make_partitioner(shipped_layout):
         from switch_tf.partitioning.backends import pjrt_client
         from switch_tf.partitioning.backends.dtensor import DTensorPartitioner
         from switch_tf.partitioning.backends.pjrt import PjrtPartitioner
-        from switch_tf.partitioning.backends.strategy import StrategyPartitioner
+        from switch_tf.partitioning.backends.strategies import StrategyPartitioner
         from switch_tf.partitioning.partitioner import Partitioner
 
         layout = shipped_layout(name, mesh_shape, **changes)

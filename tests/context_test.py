@@ -10,8 +10,8 @@ import tensorflow as tf
 from switch_tf import context, data, partitioning
 from switch_tf.layers import Dropout, routes
 from switch_tf.ops import forms, random
-from switch_tf.ops.rematerialization import rematerialize
-from switch_tf.partitioning.backends.strategy import StrategyPartitioner
+from switch_tf.ops.forms import rematerialize
+from switch_tf.partitioning.backends.strategies import StrategyPartitioner
 from switch_tf.partitioning.layout import Layout
 
 

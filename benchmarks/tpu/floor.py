@@ -81,16 +81,15 @@ class _Cycles:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
         from jaxlib import _hlo, _jax  # JAX has no public way from HLO
 
-        from switch_tf.partitioning.backends import pjrt_jit
-        from switch_tf.partitioning.lowering import Program
+        from switch_tf.partitioning import lowering
 
         module = _jax.mlir.hlo_to_stablehlo(
             _hlo.hlo_module_from_text(_MODULE.format(*product)).as_serialized_hlo_module_proto())
         here = NamedSharding(Mesh([self._device], ("chip",)), PartitionSpec())
         left, right, (shape, dtype) = map(_type, product[:3])
         inputs = [jax.ShapeDtypeStruct(*operand, sharding=here) for operand in (left, right)]
-        program = Program(module, [], [(shape, dtype)], [], None)
-        return pjrt_jit.jit(program, inputs, [], [here]).lower(inputs, [], []).compile().as_text()
+        program = lowering.Program(module, [], [(shape, dtype)], [], None)
+        return lowering.jit(program, inputs, [here]).lower(*inputs).compile().as_text()
 
 
 def _type(text):

@@ -11,7 +11,7 @@ from switch_tf.aot import devices
 from switch_tf.aot.lower import Lowered
 from switch_tf.hardware.gpus import Servers
 from switch_tf.hardware.network import Network
-from switch_tf.partitioning.backends import pjrt_jit, pjrt_mesh
+from switch_tf.partitioning import lowering
 from switch_tf.refusals import Refusal
 
 # By platform of the devices. On a GPU several programs for each product are tried, and the fastest is kept. Without one
@@ -69,7 +69,7 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
     if lowered.layout.num_devices != len(found):
         raise Refusal(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
                       f"topology {topology!r} has {len(found)}; make the product of MESH_SHAPE {len(found)}.")
-    mesh = pjrt_mesh.device_mesh(lowered.layout, found)
+    mesh = lowering.device_mesh(lowered.layout, found)
     network = devices.network(topology, mesh)
     started = time.perf_counter()
     with jax.enable_x64(True):  # Keras counts steps in 64 bits
@@ -89,19 +89,17 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         executable.as_text(), network, seconds)
 
 
-def jit(lowered: Lowered, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[list, list, list]]:
-    """Returns a lowered program as the function that `pjrt_jit.jit` describes, and the shapes of its arguments.
+def jit(lowered: Lowered, mesh: Mesh) -> tuple[jax.stages.Wrapped, list[jax.ShapeDtypeStruct]]:
+    """Returns a lowered program as the function that `lowering.jit` describes, and the shapes of its arguments.
 
     Args:
         lowered: Lowered program.
         mesh: Mesh of its layout, of devices or of places in a topology.
     """
-    shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=pjrt_mesh.named_sharding(
+    shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=lowering.named_sharding(
         mesh, argument.spec)) for argument in lowered.arguments]
-    inputs, state = shapes[:lowered.num_inputs], shapes[lowered.num_inputs:]
-    results = [pjrt_mesh.named_sharding(mesh, spec) for spec in lowered.results]
-    return (pjrt_jit.jit(lowered.program, inputs, state, results),
-            (inputs, *pjrt_jit.split(lowered.program, state)))
+    results = [lowering.named_sharding(mesh, spec) for spec in lowered.results]
+    return lowering.jit(lowered.program, shapes, results), shapes
 
 
 def _first_sentences(text):

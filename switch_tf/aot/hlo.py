@@ -8,7 +8,7 @@ from typing import NamedTuple
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 # Kinds of operations that only name values.
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
-# The function through which JAX calls what TensorFlow wrote (`pjrt_jit`).
+# The function through which JAX calls what TensorFlow wrote (`lowering.jit`).
 _CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")
 _CUBLAS = 'custom_call_target="__cublas'
 # Memories on the chip: VMEM, and CMEM of v4.

@@ -22,10 +22,9 @@ from switch_tf.metrics import Mean
 from switch_tf.ops import dtypes
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
-from switch_tf.partitioning.gspmd import XlaAnnotator
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import UnfoldedVariable, Unfolding, as_stored, as_used, stored, unfolding
+from switch_tf.partitioning.variables import UnfoldedVariable, Unfolding, as_stored, as_used, stored, unfolding
 from switch_tf.training import train_step
 from switch_tf.training.train_step import StepTotals, compile_steps, stateful_routers
 
@@ -85,7 +84,7 @@ class ShapesOnly(Partitioner):
 
     def __init__(self, layout: Layout):
         super().__init__(layout)
-        self._annotator = XlaAnnotator(layout, tuple(layout.mesh)) if layout.num_devices > 1 else None
+        self._annotator = lowering.XlaAnnotator(layout) if layout.num_devices > 1 else None
         self.compute: Callable[..., Any] | None = None
         self.apply: Callable[..., Any] | None = None
 
@@ -166,7 +165,7 @@ def _lower(variables, layout, inputs, function, first_results=()):
     """Lowers a function of tensors. Its first results are split like `first_results`, the others not at all."""
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in inputs]
     by_symbol = {id(stored(variable)): variable for variable in variables}
-    program = lowering.lower(function, specs, [stored(variable) for variable in variables], layout.mesh)
+    program = lowering.lower(function, specs, [stored(variable) for variable in variables])
     state = [_argument(by_symbol[id(symbol)], layout) for symbol in program.captured]
     results = [argument.spec for argument in first_results]
     results += [((),) * len(shape) for shape, _ in program.results[len(results):]]

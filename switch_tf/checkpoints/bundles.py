@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.partitioning.pieces import Piece
+from switch_tf.partitioning.variables import Piece
 from switch_tf.storage import places
 
 # TensorFlow's key of the names and the order of the variables, by which `tf.train.Checkpoint` finds them again.

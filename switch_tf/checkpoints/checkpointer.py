@@ -20,7 +20,7 @@ from switch_tf.checkpoints.best import Best
 from switch_tf.checkpoints.folders import BrokenCheckpoint, outdated, path_of, steps
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import stored
+from switch_tf.partitioning.variables import stored
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places, whole_file
 

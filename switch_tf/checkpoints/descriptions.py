@@ -12,7 +12,7 @@ import switch_tf
 from switch_tf.checkpoints.folders import DESCRIPTION, FORMAT_VERSION, OWN_SUM, own_sum
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import unfolding_of
+from switch_tf.partitioning.variables import unfolding_of
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import put
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from switch_tf.checkpoints import bundles, descriptions
 from switch_tf.checkpoints.descriptions import Sum
-from switch_tf.partitioning.pieces import Piece
+from switch_tf.partitioning.variables import Piece
 
 
 class Parts:

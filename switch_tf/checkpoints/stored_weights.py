@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from switch_tf.checkpoints import bundles, folders, index_files
 from switch_tf.checkpoints.folders import BrokenCheckpoint
-from switch_tf.partitioning.pieces import slice_text
-from switch_tf.partitioning.unfolded import Unfolding
+from switch_tf.partitioning.variables import Unfolding, slice_text
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 

@@ -15,9 +15,7 @@ import tensorflow as tf
 from switch_tf.checkpoints import bundles, index_files, verification
 from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, resolve
 from switch_tf.data.batches import Batches
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
-from switch_tf.partitioning.pieces import slice_text
-from switch_tf.partitioning.unfolded import Unfolding, assign, stored, unfolding_of
+from switch_tf.partitioning.variables import PjrtVariable, Unfolding, assign, slice_text, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 

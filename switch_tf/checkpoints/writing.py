@@ -21,7 +21,7 @@ from typing import Any
 
 from switch_tf import environment
 from switch_tf.checkpoints import bundles, descriptions
-from switch_tf.partitioning.pieces import Piece
+from switch_tf.partitioning.variables import Piece
 from switch_tf.refusals import Outage
 from switch_tf.storage import leftovers, places
 from switch_tf.storage.whole_file import check_owned, write_whole

@@ -8,7 +8,7 @@ from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.installation import quiet
-from switch_tf.partitioning.backend_table import BACKENDS
+from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.refusals import Refusal
 
 

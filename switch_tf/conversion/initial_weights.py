@@ -13,8 +13,7 @@ from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats, stated_config
 from switch_tf.conversion.weight_source import WeightSource
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
-from switch_tf.partitioning.unfolded import assign, stored, unfolding_of
+from switch_tf.partitioning.variables import PjrtVariable, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 

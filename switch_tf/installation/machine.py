@@ -28,7 +28,7 @@ for kind in ("GPU", "TPU"):
     tf.config.set_visible_devices([], kind)
 from switch_tf.partitioning import lowering
 total = tf.Variable(1.0)
-lowering.lower(lambda number: total.assign_add(number), [tf.TensorSpec([], tf.float32)], [total], {})
+lowering.lower(lambda number: total.assign_add(number), [tf.TensorSpec([], tf.float32)], [total])
 """
 
 

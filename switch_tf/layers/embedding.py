@@ -7,7 +7,7 @@ import keras
 from switch_tf import checks, partitioning
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.layers.shapes import KeepsShape
-from switch_tf.ops import dtypes, forms, indexing, products, replicas
+from switch_tf.ops import dtypes, forms, indexing, products
 from switch_tf.partitioning.tensors import Shape, Tensor
 
 
@@ -37,7 +37,7 @@ class TokenEmbedding(KeepsShape, keras.layers.Layer):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids: Tensor) -> Tensor:
-        token_ids = replicas.as_ids(token_ids)
+        token_ids = indexing.as_ids(token_ids)
         checks.tensor("token_ids", token_ids, "int", (None, None))
         checks.indices("token_ids", forms.known_values(token_ids), self.vocab_size)
         embedded = indexing.look_up(self.embedding, token_ids, self.compute_dtype)

@@ -1,6 +1,6 @@
 """Group sizes and expert capacity for the tokens of a batch.
 
-Groups depend on the global batch, never on the layout (see `partitioning.parts`).
+Groups depend on the global batch, never on the layout (see `partitioning.axes`).
 """
 
 import fractions

@@ -15,7 +15,7 @@ from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.observing import Observed
 from switch_tf.layers.routing import Router
 from switch_tf.metrics import RouterStats
-from switch_tf.ops import replicas
+from switch_tf.ops import indexing
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
@@ -149,7 +149,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
             return x if all(map(_is_zero, more)) else x[:batch, :length]
 
         tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
-        token_ids = None if token_ids is None else in_groups(replicas.as_ids(token_ids))
+        token_ids = None if token_ids is None else in_groups(indexing.as_ids(token_ids))
         decisions, stats = self.router(tokens, padding_mask=in_groups(padding_mask),
                                        expert_capacity=expert_capacity, token_ids=token_ids, training=training,
                                        is_present=ops.reshape(
@@ -178,7 +178,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
         if token_ids is not None:
-            checks.tensor("token_ids", replicas.as_ids(token_ids), "int", inputs.shape[:2])
+            checks.tensor("token_ids", indexing.as_ids(token_ids), "int", inputs.shape[:2])
         return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:

@@ -13,7 +13,7 @@ from switch_tf.layers import dropout, masks, slots
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
-from switch_tf.ops import dtypes, products, random, replicas
+from switch_tf.ops import dtypes, indexing, products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
@@ -118,7 +118,7 @@ class Router(keras.layers.Layer):
         if not isinstance(expert_capacity, int):
             expert_capacity = ops.cast(expert_capacity, "int32")
         if token_ids is not None:
-            token_ids = replicas.as_ids(token_ids)
+            token_ids = indexing.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
         if self._policy.needs_token_ids and token_ids is None:
             raise Refusal(f"The {self._policy.name} policy needs token_ids (<int32>, one for each token); pass "

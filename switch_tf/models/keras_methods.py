@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from switch_tf import checks
-from switch_tf.ops import replicas
+from switch_tf.ops import indexing
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
@@ -42,7 +42,7 @@ class FeaturesModel(keras.Model):
             raise Refusal(f"The model needs the feature{'s' * (len(missing) > 1)} {names} (<int32>[batch, "
                           f"length]); it was given {sorted(features)}. seqio's EncDecFeatureConverter makes all "
                           "of them.")
-        features = {name: replicas.as_ids(value) if name in IDS else value for name, value in features.items()}
+        features = {name: indexing.as_ids(value) if name in IDS else value for name, value in features.items()}
         for stack in ("encoder", "decoder"):
             shape: Any = ()
             for name in IDS:

@@ -15,7 +15,7 @@ from switch_tf.layers.shapes import KeepsShape
 from switch_tf.metrics import RouterStats
 from switch_tf.models.joining import join
 from switch_tf.models.transformer_layer import LayerCache, TransformerLayer, relative_position_bias
-from switch_tf.ops import rematerialization
+from switch_tf.ops import forms
 from switch_tf.ops.dot_product_attention import cut
 from switch_tf.partitioning.tensors import Shape, Tensor
 
@@ -77,7 +77,7 @@ class Stack(KeepsShape, keras.layers.Layer):
         for layer, position_bias in zip(self.layers, position_biases, strict=True):
             run = functools.partial(layer, token_ids=token_ids, training=training)
             if self.remat and training:
-                run = functools.partial(rematerialization.rematerialize, run)
+                run = functools.partial(forms.rematerialize, run)
             hidden, stats = run(hidden, is_real, attention_mask, position_bias, *cross)
             router_stats += stats
         if self.rules.joins_layers:

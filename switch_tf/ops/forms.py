@@ -1,4 +1,4 @@
-"""Chooses an implementation of an operation for the current device, and compiles functions to programs."""
+"""Chooses an implementation of an operation for the current device, and compiles or recomputes functions."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -21,17 +21,6 @@ else:
 _TPU_QUERIES = 256
 
 
-class FusedProgram:
-    """A program of `fused` while it is traced.
-
-    Args:
-        graph: tf.Graph of the program, for tensors that its loops share.
-    """
-
-    def __init__(self, graph: Any):
-        self.graph, self.shared_tensors = graph, {}
-
-
 def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
     """Returns `function(*arguments)`, compiled by XLA for a CPU if that is possible.
 
@@ -47,7 +36,7 @@ def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
         return function(*arguments)
 
     def traced(*arguments):
-        with context.within(fused_program=FusedProgram(tf.compat.v1.get_default_graph())):
+        with context.within(fused_program=(tf.compat.v1.get_default_graph(), {})):
             return function(*arguments)
 
     return tf.function(traced, autograph=False, jit_compile=True)(*arguments)
@@ -68,11 +57,11 @@ def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         key: Identifies the tensor in the program.
         make: Function without arguments of tensors that no loop changes, such as weights.
     """
-    program = context.current().fused_program
-    if key not in program.shared_tensors:
-        with program.graph.as_default():
-            program.shared_tensors[key] = make()
-    return program.shared_tensors[key]
+    graph, shared = context.current().fused_program
+    if key not in shared:
+        with graph.as_default():
+            shared[key] = make()
+    return shared[key]
 
 
 def can_fuse() -> bool:
@@ -162,3 +151,27 @@ def _has_dynamic_shapes():
     if keras.backend.backend() != "tensorflow" or device_type() != "CPU":
         return False
     return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def rematerialize(function: Callable, *args: Any) -> Any:
+    """Calls `function(*args)` so that its intermediate results are recomputed for the gradient.
+
+    The recomputation may run after the scopes of the forward pass were left, and re-enters their context: other random
+    numbers or another part of the batch would give a wrong gradient without an error. It records no routes, because
+    the function runs twice.
+
+    Args:
+        function: Function of tensors that returns a nest of floating point tensors.
+        args: Nests of tensors. Floating point ones receive gradients. Others, such as masks, bypass the recomputation,
+            because TensorFlow would try to add up their gradients.
+    """
+    tensors = keras.tree.flatten(args)
+    is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)) for x in tensors]
+
+    def run(*differentiable):
+        remaining = iter(differentiable)
+        merged = [next(remaining) if is_float else x for x, is_float in zip(tensors, is_differentiable, strict=True)]
+        return function(*keras.tree.pack_sequence_as(args, merged))
+
+    differentiable = [x for x, is_float in zip(tensors, is_differentiable, strict=True) if is_float]
+    return keras.remat(context.carried(run, routes=None))(*differentiable)

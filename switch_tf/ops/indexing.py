@@ -17,6 +17,18 @@ from switch_tf.partitioning.tensors import Tensor
 LEFT_OUT = -1e9  # as a logit; an infinity would make gradients NaN where nothing is left
 
 
+def as_ids(values: Tensor) -> Tensor:
+    """Returns float ids as <int32> while Keras builds a model symbolically, and any other value unchanged.
+
+    Under a strategy Keras builds a model with the mean of the replicas' batches, which turns ids into float32.
+    """
+    with keras.SymbolicScope() as scope:
+        is_symbolic = scope.original_scope is not None
+    if is_symbolic and hasattr(values, "dtype") and keras.backend.is_float_dtype(values.dtype):
+        return ops.cast(values, "int32")
+    return values
+
+
 def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
     """Counts the occurrences of each bin in each group.
 

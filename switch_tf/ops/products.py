@@ -90,19 +90,14 @@ def _of_few_rows(left, right, result, x, variable, dtype):
     x = ops.cast(x, dtype)
     if is_matrix:
         rows = ops.reshape(x, (-1, weight.shape[0]))
-        products = _times_matrix(rows, weight)
+        # XLA multiplies one row with a matrix in a single thread.
+        products = (ops.matmul(rows, weight) if rows.shape[0] > 1 or math.prod(weight.shape) < _LARGE else
+                    in_blocks(rows, weight[None], lambda part: part))
         return ops.reshape(products, (*x.shape[:-count], *variable.shape[count:]))
     if len(right) == 2 and _is_matmul(left, right[::-1], result):
         products = _times_rows_of(weight, ops.reshape(x, (-1, x.shape[-1])))
         return ops.reshape(products, (*x.shape[:-1], weight.shape[0]))
     return ops.einsum(f"{left},{right}->{result}", x, weight)
-
-
-def _times_matrix(rows, weight):
-    if rows.shape[0] > 1 or math.prod(weight.shape) < _LARGE:
-        return ops.matmul(rows, weight)
-    # XLA multiplies one row with a matrix in a single thread.
-    return in_blocks(rows, weight[None], lambda part: part)
 
 
 def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:

@@ -16,9 +16,16 @@ import keras
 from keras import ops
 
 from switch_tf import context
-from switch_tf.ops import replicas
 from switch_tf.partitioning.axes import arange
 from switch_tf.partitioning.tensors import Tensor
+
+# Keras imports TensorFlow on its own back end; on JAX's this module needs none.
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+    from keras.src.random import seed_generator
+
+# Any number works: the seed of the run and the layer's path make streams differ.
+_OPERATION_SEED = 20210111
 
 
 def random_seed(seed: Any) -> AbstractContextManager:
@@ -42,15 +49,30 @@ def step_seed(seed: int, step: Any) -> Tensor:
 def fresh_seed() -> Tensor:
     """Returns the seed of the context or, without one, a new seed from Keras' global generator: <uint32> scalar.
 
-    In a replica of a `tf.distribute` strategy TensorFlow draws it, see `replicas.seed_in_replica`.
+    In a replica of a `tf.distribute` strategy, under Keras' `fit` or a loop of the user, TensorFlow draws it, the same
+    in every replica. Keras' global generator belongs to the thread that created it, and the thread of a replica cannot
+    create variables. TensorFlow's stateful operation needs no variable, and `keras.utils.set_random_seed` seeds it too.
+    The trainer needs none of this: it sets the part of the batch and the seed of each step in the context.
     """
     seed = context.current().seed
     if seed is not None:
         return _uint32(seed)
-    if replicas.replica_index() is not None:
-        return replicas.seed_in_replica()
-    replicas.make_global_generator()
+    if _replica_index() is not None:
+        return tf.cast(tf.random.uniform((), 0, 2**31 - 1, tf.int32, seed=_OPERATION_SEED), tf.uint32)
+    if keras.backend.backend() == "tensorflow":
+        # Created inside the traced function, the generator would have no value for the rest of the process if the trace
+        # ends in an error.
+        with tf.init_scope():
+            seed_generator.global_seed_generator()
     return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
+
+
+def _replica_index():
+    """Returns the index of the running or traced replica, an int or <int32> scalar; None outside a replica."""
+    if (keras.backend.backend() != "tensorflow" or not tf.distribute.has_strategy()
+            or tf.distribute.in_cross_replica_context()):
+        return None
+    return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
 def layer_seed(layer: keras.layers.Layer, purpose: str) -> Tensor:
@@ -73,7 +95,10 @@ def uniform(seed: Tensor, shape: Sequence[Any]) -> Tensor:
         <float32>[shape]
     """
     rows = ops.reshape(batch_positions(shape[0]), (-1,) + (1,) * (len(shape) - 1))
-    return uniform_at(seed, rows, ops.expand_dims(_positions(shape[1:]), 0))
+    position = _uint32(0)  # row-major index of every element
+    for size in shape[1:]:
+        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + arange(size, "uint32")
+    return uniform_at(seed, rows, ops.expand_dims(position, 0))
 
 
 def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor:
@@ -96,17 +121,9 @@ def batch_positions(size: Any) -> Tensor:
     """Returns the indices in the global batch of this part's `size` sequences or groups: <int32>[size]."""
     part = context.current().part
     # Replicas of Keras' `fit` are not parts, because each groups its own tokens, but they share a seed.
-    place = part.index if part.count > 1 else replicas.replica_index()
+    place = part.index if part.count > 1 else _replica_index()
     index = arange(size)
     return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")
-
-
-def _positions(shape):
-    """Returns the row-major index of every element of a tensor: <uint32>[shape]."""
-    position = _uint32(0)
-    for size in shape:
-        position = ops.expand_dims(position * ops.cast(size, "uint32"), -1) + arange(size, "uint32")
-    return position
 
 
 def _mix(x):

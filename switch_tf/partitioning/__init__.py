@@ -6,10 +6,9 @@ Each name is imported when it is first used: a layout is read and checked withou
 import importlib
 
 _NAMES = {
-    "axes": ("add_weight", "arange", "axes_of", "constrain", "is_for_compiler", "is_partitioned", "use",
-             "with_axes"),
+    "axes": ("add_weight", "arange", "axes_of", "check_parts", "constrain", "is_for_compiler", "is_partitioned",
+             "part_of_batch", "share_of_groups", "use", "with_axes"),
     "layout": ("LOGICAL_AXES", "Layout"),
-    "parts": ("check_parts", "part_of_batch", "share_of_groups"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

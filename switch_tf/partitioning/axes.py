@@ -1,46 +1,34 @@
 """The two annotations of layers: weights are created, and activations constrained, by their logical axes.
 
 Without an active layout both are plain Keras and the identity, so layers run unchanged on one CPU. A back end that cuts
-one program over devices is the context's annotator while it traces that program.
+one program over devices names an annotator while it traces that program, `context.within(annotator=...)`. It has
+
+    layout            Layout with its mesh complete
+    is_for_compiler   whether XLA's partitioner cuts the program
+    constrain(x, axes)         lays out an activation by its logical axes
+    gather(value, axes)        lays out a weight's value as it is used, from how it is stored
+    scatter(gradient, axes)    lays out a weight's gradient as the weight is stored
+    replicate(x)               lets each device compute a tensor for itself
+
+The end of the file has the part of the global batch that code sees: a microbatch, a replica's rows, or a microbatch of
+a replica. Groups of tokens and random numbers belong to the global batch, so that one pass over the batch and several
+passes over its parts make the same routing decisions and the same dropout masks.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 from keras import ops
 
 from switch_tf import context
-from switch_tf.partitioning.layout import LOGICAL_AXES, Layout
+from switch_tf.partitioning.layout import LOGICAL_AXES
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 # A logical axis for each dimension, or None for one that is not split.
 Axes = tuple[str | None, ...]
-
-
-class Annotator(Protocol):
-    """Lays out the tensors of one program for many devices, while `context.within(annotator=...)` names it.
-
-    Attributes:
-        layout: Layout with its mesh complete.
-        is_for_compiler: Whether XLA's partitioner cuts the program.
-    """
-
-    layout: Layout
-    is_for_compiler: bool
-
-    def constrain(self, x: Tensor, axes: Axes) -> Tensor:
-        """Lays out an activation by its logical axes."""
-
-    def gather(self, value: Tensor, axes: Axes) -> Tensor:
-        """Lays out a weight's value as it is used, from how it is stored."""
-
-    def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
-        """Lays out a weight's gradient as the weight is stored."""
-
-    def replicate(self, x: Tensor) -> Tensor:
-        """Lets each device compute a tensor for itself."""
 
 
 def is_partitioned() -> bool:
@@ -165,3 +153,24 @@ def constrain(x: Tensor, axes: Axes) -> Tensor:
     check_axes(axes, len(x.shape), "An activation")
     annotator = context.current().annotator
     return x if annotator is None else annotator.constrain(x, axes)
+
+
+def part_of_batch(count: int, index: Any) -> AbstractContextManager:
+    """Returns a scope in which code sees part `index`, int or int32 scalar tensor, of `count` parts of the batch."""
+    return context.within(part=context.Part(count, index))
+
+
+def share_of_groups(num_groups: int) -> int:
+    """Returns this part's share of the global batch's groups."""
+    count = context.current().part.count
+    check_parts(num_groups, count)
+    return num_groups // count
+
+
+def check_parts(num_groups: int, num_parts: int) -> None:
+    """Raises Refusal unless each of `num_parts` parts of the batch holds whole groups."""
+    if num_groups % num_parts:
+        raise Refusal(
+            f"A batch routed in {num_groups} groups cannot be cut into {num_parts} parts of whole groups (microbatches "
+            f"times devices of the data axis). Set num_groups_multiple to a multiple of {num_parts}, or use fewer of "
+            "them.")

@@ -34,11 +34,7 @@ class Cluster(NamedTuple):
 
 
 def members() -> Cluster:
-    """Returns the processes of this run: those of TF_CONFIG, one on each host of a TPU slice, or this one alone.
-
-    Raises:
-        Refusal: A variable that cannot be read, or several slices without TF_CONFIG.
-    """
+    """Returns the processes of this run: those of TF_CONFIG, one on each host of a TPU slice, or this one alone."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return _hosts_of_slice()
@@ -57,7 +53,18 @@ def members() -> Cluster:
 
 
 def _hosts_of_slice():
-    names, index, num_slices = _of_environment() if os.environ.get("TPU_WORKER_HOSTNAMES") else _of_metadata()
+    names, index = [], ""
+    num_slices = os.environ.get("MEGASCALE_NUM_SLICES")
+    if hosts := os.environ.get("TPU_WORKER_HOSTNAMES"):  # GKE's variables
+        names = [name.strip() for name in hosts.split(",") if name.strip()]
+        index = os.environ.get("TPU_WORKER_ID", "")
+    elif host.has_tpu() and (index := metadata.attribute("agent-worker-number")):
+        # A TPU VM of Google Cloud, with the attributes by which JAX and libtpu find the hosts of a slice, too. A host
+        # is "address" or, formerly, "name:number:address".
+        names = [entry.rpartition(":")[2].strip()
+                 for entry in metadata.attribute("worker-network-endpoints").split(",")]
+        num_slices = num_slices or metadata.tpu_environment("MEGASCALE_NUM_SLICES")
+    num_slices = num_slices or "1"
     if num_slices != "1" and host.has_tpu():
         raise Refusal(f"This TPU is one of {num_slices} slices (MEGASCALE_NUM_SLICES), and each slice would train a "
                       "model of its own; name the hosts of all slices in TF_CONFIG, or use one slice.")
@@ -69,23 +76,6 @@ def _hosts_of_slice():
     return Cluster(tuple(f"{name}:{TPU_PORT}" for name in names), int(index))
 
 
-def _of_environment():
-    """Returns the hosts that GKE's variables name, the index of this one, and the number of slices."""
-    names = [name.strip() for name in os.environ["TPU_WORKER_HOSTNAMES"].split(",") if name.strip()]
-    return names, os.environ.get("TPU_WORKER_ID", ""), os.environ.get("MEGASCALE_NUM_SLICES") or "1"
-
-
-def _of_metadata():
-    """Returns the same for a TPU VM, from the attributes by which JAX and libtpu find the hosts of a slice, too."""
-    index = metadata.attribute("agent-worker-number") if host.has_tpu() else ""
-    if not index:  # no TPU VM of Google Cloud
-        return [], "", os.environ.get("MEGASCALE_NUM_SLICES") or "1"
-    # A host is "address" or, formerly, "name:number:address".
-    names = [entry.rpartition(":")[2].strip() for entry in metadata.attribute("worker-network-endpoints").split(",")]
-    num_slices = os.environ.get("MEGASCALE_NUM_SLICES") or metadata.tpu_environment("MEGASCALE_NUM_SLICES") or "1"
-    return names, index, num_slices
-
-
 def listening_address(address: str) -> str:
     """Returns the address at which the first process listens: its own one, or all if that is not of this machine.
 
@@ -93,9 +83,6 @@ def listening_address(address: str) -> str:
 
     Args:
         address: "host:port" by which the others reach it. Behind a translation of addresses the host is no interface.
-
-    Raises:
-        Refusal: The address has no port, or the port is taken.
     """
     name, _, port = address.rpartition(":")
     if not port.isdecimal():
@@ -128,11 +115,3 @@ def put(environ: dict, addresses: Sequence[str], index: int) -> None:
     """Sets TF_CONFIG for one process in a dictionary of environment variables."""
     environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)},
                                        "task": {"type": "worker", "index": index}})
-
-
-def configure_dtensor(cluster: Cluster) -> None:
-    """Sets DTensor's own environment variables for a cluster."""
-    os.environ["DTENSOR_JOB_NAME"] = "worker"
-    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
-    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.index)
-    os.environ["DTENSOR_NUM_CLIENTS"] = str(len(cluster.addresses))

@@ -15,6 +15,8 @@ DTENSOR_STAGE = "DTensorSPMDExpansion"
 
 _KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DTensorAllGather": "all-gather",
           "DTensorReduceScatter": "reduce-scatter"}
+_DTENSOR = re.compile(rf'"tf\.({"|".join(_KINDS)})".*-> \(?tensor<((?:\d+x)*)(\w+)>')
+_LAYOUT = re.compile(r"(?:input|output)_layout = #dtensor\.layout<sharding_specs:([\w,]*?),? mesh:")
 _BITS = {"i1": 8, "pred": 8, "bf16": 16, "f16": 16}
 _XLA = re.compile(r" = (.*?) (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(")
 _XLA_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
@@ -25,34 +27,9 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: XLA's name, such as "all-to-all".
-        shape: Shape of the result on one device.
-        dtype: Dtype of the result in MLIR's words, such as "f32".
-        moved: Dimensions that another mesh axis splits afterwards, for all-to-alls and all-gathers.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    moved: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the result on one device."""
-        return math.prod(self.shape) * _bits(self.dtype) // 8
-
-    @property
-    def is_unsafe(self) -> bool:
-        """Whether TensorFlow permutes the data: an all-to-all between two dimensions that are not the first."""
-        return self.kind == "all-to-all" and len(self.shape) >= 4 and 0 not in self.moved
-
-
-class XlaCollective(NamedTuple):
-    """One collective of a program that XLA has compiled.
-
-    Attributes:
-        kind: XLA's name, such as "all-to-all".
         bytes: Bytes of the results on one device, of all arrays that it moves.
-        is_unsafe: False, because XLA moves data as it says.
+        is_unsafe: Whether TensorFlow permutes the data: an all-to-all between two dimensions that are not the first.
+            XLA moves data as it says.
     """
 
     kind: str
@@ -73,25 +50,27 @@ def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
         folder: Folder of the dumped programs.
         function: Name of the traced function.
     """
-    files = list(pathlib.Path(folder).glob(f"*{DTENSOR_STAGE}*__inference_{function}_*"))
-    if not files:
-        return []
-    newest = max(files, key=lambda path: path.stat().st_mtime_ns)
-    return [_parse(line) for line in newest.read_text().splitlines() if _is_collective(line)]
+    files = pathlib.Path(folder).glob(f"*{DTENSOR_STAGE}*__inference_{function}_*")
+    newest = max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
+    collectives = []
+    for line in newest.read_text().splitlines() if newest else ():
+        if match := _DTENSOR.search(line):
+            kind, is_unsafe = _KINDS[match[1]], False
+            if kind == "all-to-all":
+                before, after = (specs.split(",") for specs in _LAYOUT.findall(line))
+                is_unsafe = len(before) >= 4 and before[0] == after[0]
+            collectives.append(Collective(kind, _bytes(match[3], match[2].split("x")), is_unsafe))
+    return collectives
 
 
-def read_xla(text: str) -> list[XlaCollective]:
+def read_xla(text: str) -> list[Collective]:
     """Returns the collectives of a program that XLA has compiled, each once, however often a loop repeats it."""
-    return [XlaCollective(kind, sum(_bytes(dtype, lengths) for dtype, lengths in _XLA_ARRAY.findall(shape)))
+    return [Collective(kind, sum(_bytes(dtype, lengths.split(",")) for dtype, lengths in _XLA_ARRAY.findall(shape)))
             for shape, kind in _XLA.findall(text)]
 
 
 def _bytes(dtype, lengths):
-    return math.prod(int(length) for length in lengths.split(",") if length) * _bits(dtype) // 8
-
-
-def _bits(dtype):
-    return _BITS.get(dtype) or int(re.sub(r"\D", "", dtype))
+    return math.prod(map(int, filter(None, lengths))) * (_BITS.get(dtype) or int(re.sub(r"\D", "", dtype))) // 8
 
 
 def summarize(collectives: Iterable) -> dict[str, dict[str, int]]:
@@ -102,19 +81,3 @@ def summarize(collectives: Iterable) -> dict[str, dict[str, int]]:
         entry["count"] += 1
         entry["bytes"] += collective.bytes
     return summary
-
-
-def _is_collective(line):
-    return any(f'"tf.{name}"' in line for name in _KINDS)
-
-
-def _parse(line):
-    name = next(name for name in _KINDS if f'"tf.{name}"' in line)
-    result = re.search(r"-> \(?tensor<((?:\d+x)*)(\w+)>", line)
-    before, after = (re.search(rf"{side}_layout = #dtensor\.layout<sharding_specs:([\w,]*?),? mesh:", line)
-                     for side in ("input", "output"))
-    moved = ()
-    if before and after:
-        pairs = zip(before[1].split(","), after[1].split(","), strict=True)
-        moved = tuple(dim for dim, (old, new) in enumerate(pairs) if old != new)
-    return Collective(_KINDS[name], tuple(int(length) for length in result[1].split("x") if length), result[2], moved)

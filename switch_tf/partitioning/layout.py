@@ -2,12 +2,23 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Sequence
 
 from switch_tf.checks import shown
 from switch_tf.configs.choices import check_choice
-from switch_tf.partitioning.backend_table import BACKENDS
 from switch_tf.refusals import Refusal
+
+# `Layout.backend` -> module. Its `create` receives a Layout and the cluster.Cluster of the run and returns a
+# Partitioner. It raises Refusal if the layout does not fit the devices, before anything starts.
+BACKENDS = {
+    "auto": "switch_tf.partitioning.backends.dtensor",  # without accelerators of JAX; else that of "pjrt"
+    "dtensor": "switch_tf.partitioning.backends.dtensor",
+    "one_device": "switch_tf.partitioning.backends.strategies",
+    "mirrored": "switch_tf.partitioning.backends.strategies",
+    "pjrt": "switch_tf.partitioning.backends.pjrt",
+    "tpu": "switch_tf.partitioning.backends.strategies",
+}
 
 # T5X's names. `router_expert` names the columns of a router, which are never split, unlike the experts themselves.
 # `expert_embed` is the width of tokens on their way to the experts and back.
@@ -34,8 +45,8 @@ class Layout:
         backend: Name of a back end. "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere
             one device, or "dtensor" for several.
             "dtensor" is one program that TensorFlow cuts, and "pjrt" one that XLA cuts and JAX's client runs.
-            "one_device", "mirrored", "multi_worker_mirrored" and "tpu" are strategies of tf.distribute, which copy
-            every variable to every device.
+            "one_device", "mirrored" and "tpu" are strategies of tf.distribute, which copy every variable to every
+            device.
 
     Raises:
         Refusal: The mesh cannot be read, or an axis or the back end is unknown.
@@ -47,26 +58,38 @@ class Layout:
     backend: str = "auto"
 
     def __post_init__(self):
+        if self.backend == "multi_worker_mirrored":
+            raise Refusal("backend='multi_worker_mirrored' is gone: PJRT trains in several processes and stores pieces "
+                          "of the variables; use backend='pjrt', which reads the same checkpoints.")
         check_choice("backend", self.backend, BACKENDS)
         for name in ("rules", "at_rest_rules"):
             if not isinstance(getattr(self, name), tuple | list):
                 raise Refusal(f"The {name} of a layout are a tuple of pairs of a logical axis and a mesh axis, such "
                               f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
         for rule in (*self.rules, *self.at_rest_rules):
-            _check_rule(rule)
-        self._check_mesh_axes()
+            is_pair = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
+            axes = _as_tuple(rule[1]) if is_pair and isinstance(rule[1], str | tuple | list) else ()
+            if not axes or not all(isinstance(axis, str) for axis in axes) or len(set(axes)) < len(axes):
+                raise Refusal("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', "
+                              f"'data'), or several, such as ('batch', ('data', 'expert')), not {shown(rule)}.")
+            if rule[0] not in LOGICAL_AXES:
+                raise Refusal(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
+                              f"{sorted(LOGICAL_AXES)}.")
+        # Devices along a mesh axis that no rule names would all do the same work.
+        named = sorted({axis for _, axes in self._splits for axis in axes})
+        for axis, size in self.mesh.items():
+            if named and size > 1:
+                check_choice("A mesh axis of MESH_SHAPE with several devices", axis, named)
         open_axes = self.open_axes
         if len(open_axes) > 1:
             raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves out the mesh axes {' and '.join(open_axes)} of "
                           "the layout's rules, and only one may take the devices that remain; add "
                           f"\"{open_axes[-1]}=1\" or more.")
 
-    def _check_mesh_axes(self):
-        """Refuses devices along a mesh axis that no rule names, because they would all do the same work."""
-        named = [axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _as_tuple(axes)]
-        for axis, size in self.mesh.items():
-            if named and size > 1:
-                check_choice("A mesh axis of MESH_SHAPE with several devices", axis, sorted(set(named)))
+    @property
+    def _splits(self):
+        """Each rule's logical axis and mesh axes."""
+        return [(axis, _as_tuple(mesh_axes)) for axis, mesh_axes in (*self.rules, *self.at_rest_rules)]
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -90,8 +113,7 @@ class Layout:
     @property
     def open_axes(self) -> list[str]:
         """Mesh axes of the rules that `mesh_shape` leaves out: at most one, which takes the remaining devices."""
-        mesh = self.mesh
-        return sorted({axis for _, axes in (*self.rules, *self.at_rest_rules) for axis in _as_tuple(axes)} - set(mesh))
+        return sorted({axis for _, axes in self._splits for axis in axes} - set(self.mesh))
 
     @property
     def is_one_program(self) -> bool:
@@ -104,11 +126,7 @@ class Layout:
         return self.backend in ("auto", "dtensor", "pjrt")
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
-        """Returns the layout for a number of devices, with its open axis filled in. A mesh of one uses the first.
-
-        Raises:
-            Refusal: The mesh has another number of devices.
-        """
+        """Returns the layout for a number of devices, with its open axis filled in. A mesh of one uses the first."""
         open_axes, size = self.open_axes, self.num_devices
         if open_axes and num_devices % size == 0:
             return dataclasses.replace(self, mesh_shape=mesh_shape({open_axes[0]: num_devices // size, **self.mesh}))
@@ -139,8 +157,15 @@ class Layout:
             axes: A logical axis or None for each dimension.
             at_rest: Whether the tensor is a weight or slot as it is stored, rather than as it is used.
         """
-        spec = _claimed(axes, dict(self.rules), [()] * len(axes))
-        return _claimed(axes, dict(self.at_rest_rules), spec) if at_rest else spec
+        spec: list[tuple[str, ...]] = [()] * len(axes)
+        for rules in (self.rules, self.at_rest_rules)[:1 + at_rest]:
+            rules = dict(rules)
+            for index, axis in enumerate(axes):
+                if not spec[index]:
+                    taken = {mesh_axis for entry in spec for mesh_axis in entry}
+                    spec[index] = tuple(mesh_axis for mesh_axis in _as_tuple(rules.get(axis, ()))
+                                        if mesh_axis not in taken)
+        return tuple(spec)
 
     def piece(self, shape: Sequence[int], spec: Sequence[Sequence[str]]) -> tuple[int, ...]:
         """Returns the shape of a device's piece of a tensor, the longest piece if a dimension does not divide.
@@ -168,8 +193,7 @@ class Layout:
 
     def num_pieces(self, axis: str) -> int:
         """Returns the number of pieces of activations along a logical axis."""
-        mesh = self.mesh
-        return math.prod(mesh.get(mesh_axis, 1) for mesh_axis in self.mesh_axes(axis))
+        return math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in self.mesh_axes(axis))
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
         """Raises Refusal unless the pieces of every logical axis are equal.
@@ -177,8 +201,8 @@ class Layout:
         Args:
             sizes: Lengths of the logical axes of the model (`SwitchConfig.axis_sizes`).
         """
-        for axis, mesh_axes in (*self.rules, *self.at_rest_rules):
-            mesh_axes, size = _as_tuple(mesh_axes), sizes.get(axis)
+        for axis, mesh_axes in self._splits:
+            size = sizes.get(axis)
             pieces = math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in mesh_axes)
             if size is not None and size % pieces:
                 divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
@@ -194,31 +218,22 @@ def _as_tuple(axes):
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
-def _check_rule(rule):
-    is_pair = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
-    if not is_pair or not (isinstance(rule[1], str) or _are_names(rule[1])):
-        raise Refusal("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', 'data'), "
-                      f"or several, such as ('batch', ('data', 'expert')), not {shown(rule)}.")
-    if rule[0] not in LOGICAL_AXES:
-        raise Refusal(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
-                      f"{sorted(LOGICAL_AXES)}.")
-
-
-def _are_names(axes):
-    return isinstance(axes, tuple | list) and len(axes) > 0 and all(
-        isinstance(axis, str) for axis in axes) and len(set(axes)) == len(axes)
-
-
-def _claimed(axes, rules, spec):
-    """Extends `spec`: a dimension without mesh axes takes those of its rule that no other dimension has."""
-    spec = list(spec)
-    for index, axis in enumerate(axes):
-        if not spec[index]:
-            taken = {mesh_axis for entry in spec for mesh_axis in entry}
-            spec[index] = tuple(mesh_axis for mesh_axis in _as_tuple(rules.get(axis, ())) if mesh_axis not in taken)
-    return tuple(spec)
-
-
 def mesh_shape(mesh: dict[str, int]) -> str:
     """Returns the text of a mesh, such as "data=4,model=2"."""
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def batch_over_chips(layout: Layout, count: int, one_device: str) -> Layout:
+    """Returns a layout that splits the batch over a TPU, and prints so, for a run without rules on one device.
+
+    Args:
+        layout: Layout of the run, returned as it is if it has rules or several devices.
+        count: Number of devices of the TPU.
+        one_device: Back end that trains on one of them.
+    """
+    if layout.num_devices > 1 or layout.rules or layout.at_rest_rules or count == 1:
+        return layout
+    print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
+          f"gin/layouts/data.gin; --backend={one_device} trains on one of them.", file=sys.stderr, flush=True)
+    rules = (("batch", "data"), ("group", "data"))
+    return dataclasses.replace(layout, mesh_shape=f"data={count}", rules=rules)

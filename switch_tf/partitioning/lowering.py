@@ -1,9 +1,10 @@
-"""A TensorFlow function as StableHLO, the language of XLA's compilers, with its variables as arguments.
+"""A TensorFlow function as a program that XLA cuts over a mesh: annotations, StableHLO, and a `jax.jit`.
 
-The module is that of one device, with the annotations of `gspmd.XlaAnnotator` in the form of Shardy, the partitioner of
-JAX, which cuts it over the devices of a mesh.
+The StableHLO is that of one device, with its variables as arguments. `XlaAnnotator` writes the mesh axes of a tensor
+into it, in the form of Shardy, the partitioner of JAX, which infers all other shardings.
 """
 
+import dataclasses
 import math
 import mmap
 import re
@@ -11,15 +12,107 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.export
 import numpy as np
 import tensorflow as tf
+from jax.experimental import mesh_utils
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from keras import ops
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # it has no public name
 
 from switch_tf.hardware import devices
-from switch_tf.partitioning import narrowing
+from switch_tf.partitioning.axes import Axes
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.tensors import Tensor
+from switch_tf.refusals import Refusal
 
+_ANNOTATION = "switch_tf.sharding"  # custom call that `lower` replaces
 _MAP_NORESERVE = 0x4000  # Linux; Python has a name for it since 3.13
+# Names that `jax.export` has for platforms of devices, where they differ.
+_EXPORTED = {"gpu": "cuda"}
+# By platform, of one device. YNNPACK is given products alone: with sums and elementwise operations, its default, a step
+# of one CPU device takes 1.15 times as long, and one of eight 0.86 times (docs/notebook/pjrt.md).
+_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}}
+
+
+def device_mesh(layout: Layout, devices: Sequence[jax.Device]) -> Mesh:
+    """Returns a layout's mesh, in which neighbours are neighbours on the chips' network.
+
+    Args:
+        layout: Layout with its mesh complete.
+        devices: As many devices as the mesh has.
+    """
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    if len(slices) > 1:
+        raise Refusal(f"These {len(devices)} devices are of {len(slices)} TPU slices, and the mesh of a layout covers "
+                      "one; start the processes of one slice alone.")
+    placed = mesh_utils.create_device_mesh(
+        tuple(layout.mesh.values()), devices=list(devices), allow_split_physical_axes=True)
+    return Mesh(placed, tuple(layout.mesh), axis_types=(AxisType.Auto,) * len(layout.mesh))
+
+
+def named_sharding(mesh: Mesh, spec: Sequence[Sequence[str]]) -> NamedSharding:
+    """Converts a spec of `Layout.spec`."""
+    return NamedSharding(mesh, PartitionSpec(*(tuple(axes) or None for axes in spec)))
+
+
+class XlaAnnotator:
+    """Annotator (`axes`) of a program that XLA cuts over a mesh.
+
+    Args:
+        layout: Layout with its mesh complete.
+    """
+
+    is_for_compiler = True
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+
+    def constrain(self, x: Tensor, axes: Axes) -> Tensor:
+        return self._split(x, self.layout.spec(axes))
+
+    def gather(self, value: Tensor, axes: Axes) -> Tensor:
+        stored = self.layout.spec(axes, at_rest=True)
+        if any(len(mesh_axes) > 1 for mesh_axes in stored):
+            # Stored unfolded. Without this it would be gathered unfolded and then laid out again.
+            value = self._split(value, stored)
+        return self.constrain(value, axes)
+
+    def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
+        used, stored = self.layout.spec(axes), self.layout.spec(axes, at_rest=True)
+        # TPUs scatter only the last dimension of a gradient with one expert a device, [1, d_ff, d_model]. Along d_ff
+        # they would sum the whole gradient on every device, and keep a piece of it (docs/notebook/tpu.md).
+        first = next((place for place, size in enumerate(self.layout.piece(gradient.shape, used)) if size > 1), None)
+        if not first or first == len(used) - 1 or used[first] == stored[first]:
+            return self._split(gradient, stored)
+        order = [*(place for place in range(len(used)) if place != first), first]
+        turned = self._split(ops.transpose(gradient, order), [stored[place] for place in order])
+        return ops.transpose(turned, np.argsort(order).tolist())
+
+    def replicate(self, x: Tensor) -> Tensor:
+        return self._split(x, ((),) * len(x.shape))
+
+    def _split(self, x, spec):
+        mesh = self.layout.mesh
+        sizes = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
+        split = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes if mesh[axis] > 1) + "}" for axes in spec)
+        return _annotated(x, f"#sdy.sharding<mesh<[{sizes}]>, [{split}]>")
+
+
+def _annotated(x, sharding):
+    x = tf.convert_to_tensor(x)
+    (result,) = gen_xla_ops.xla_custom_call_v2(
+        [x], call_target_name=_ANNOTATION, backend_config=sharding, has_side_effect=False, result_dtypes=[x.dtype],
+        result_shapes=[x.shape], name="XlaSharding")
+    return result
+
+
+@tf.RegisterGradient("XlaCustomCallV2")
+def _annotated_gradient(operation, gradient):
+    return _annotated(gradient, operation.get_attr("backend_config").decode())
 
 
 class Program(NamedTuple):
@@ -41,15 +134,13 @@ class Program(NamedTuple):
     structure: Any
 
 
-def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable],
-          mesh: dict[str, int]) -> Program:
+def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable]) -> Program:
     """Traces a function and lowers it for the kind of device that this process trains on.
 
     Args:
         function: Function of tensors that returns a nest of tensors or None and may assign variables.
         specs: Shape and dtype of each argument.
         variables: All variables that the function may read.
-        mesh: Mesh axis -> number of devices, of the function's annotations.
 
     Raises:
         ValueError: The function reads a variable that is not in `variables`.
@@ -73,81 +164,33 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
         if handle.dtype == tf.resource and id(handle) not in by_handle:
             raise ValueError(f"The function reads {handle}, which is no variable of the model, the optimizer or the "
                              "objective; create it in `build`.")
-    module, aliased = _prepared(module, mesh)
-    return Program(module, [by_handle.get(id(handle), handle) for handle in concrete.captured_inputs],
-                   [(tuple(output.shape), output.dtype.as_numpy_dtype) for output in concrete.outputs],
-                   [index - len(specs) for index in aliased], structure[0])
-
-
-def _prepared(module, mesh):
-    """Returns a module for Shardy, and the arguments it updates.
-
-    Without TensorFlow's copies of results, which TPUs reject, and with its annotations in Shardy's form: a module with
-    a single one in GSPMD's would be cut by GSPMD.
-    """
     with mlir.make_ir_context(), ir.Location.unknown():
         parsed = ir.Module.parse(module)
-        for operation in list(_operations(parsed.operation)):
-            if operation.name == "mhlo.copy":
-                _replace(operation, operation.operands[0])
-            elif "mhlo.sharding" in operation.attributes:
-                _replace(operation, _constraint(operation, mesh))
+        operations = list(_operations(parsed.operation))
+        for operation in operations:
+            value = None
+            if operation.name == "mhlo.copy":  # TensorFlow's copies of results, which TPUs reject
+                value = operation.operands[0]
+            elif operation.name == "stablehlo.custom_call" and operation.attributes[
+                    "call_target_name"].value == _ANNOTATION:
+                value = ir.Operation.create(
+                    "sdy.sharding_constraint", [operation.results[0].type], [operation.operands[0]],
+                    {"sharding": ir.Attribute.parse(operation.attributes["backend_config"].value)},
+                    ip=ir.InsertionPoint(operation), loc=operation.location).result
+            if value is not None:
+                operation.results[0].replace_all_uses_with(value)
+                operation.erase()
         if devices.device_type() == "GPU":
             for operation in list(_operations(parsed.operation)):
-                narrowing.narrow(operation)
-        return mlir.module_to_bytecode(parsed), _aliased(parsed)
-
-
-def _replace(operation, value):
-    operation.results[0].replace_all_uses_with(value)
-    operation.erase()
-
-
-def _constraint(operation, mesh):
-    """Returns the result of a new operation, Shardy's for an annotation."""
-    spec = _spec(operation.attributes["mhlo.sharding"].value, operation.results[0].type.rank, mesh)
-    axes = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
-    dimensions = ", ".join("{" + ", ".join(f'"{axis}"' for axis in split) + "}" for split in spec)
-    with ir.InsertionPoint(operation):
-        return ir.Operation.create(
-            "sdy.sharding_constraint", results=[operation.results[0].type], operands=[operation.operands[0]],
-            attributes={"sharding": ir.Attribute.parse(f"#sdy.sharding<mesh<[{axes}]>, [{dimensions}]>")},
-            loc=operation.location).result
-
-
-def _spec(sharding, rank, mesh):
-    """Returns the mesh axes that split each dimension, the outermost first, from GSPMD's text.
-
-    The text lists the numbers of all devices: "{devices=[2,1,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate}".
-    """
-    if sharding in ("{replicated}", "{maximal device=0}"):
-        return [[]] * rank
-    tiles, listed = re.match(r"\{devices=\[([\d,]+)\]([\d,]+)", sharding).groups()
-    tiles = [int(count) for count in tiles.split(",")]
-    devices = np.array([int(device) for device in listed.split(",")]).reshape(tiles)
-    spec = []
-    for dimension in range(rank):
-        along = devices[tuple(slice(None) if other == dimension else 0 for other in range(len(tiles)))]
-        places = zip(mesh, np.unravel_index(along, list(mesh.values())), strict=True)
-        # The innermost axis is the first one to change from piece to piece.
-        first_change = {axis: np.flatnonzero(place)[0] for axis, place in places if place.any()}
-        spec.append(sorted(first_change, key=first_change.get, reverse=True))
-    return spec
-
-
-def text(module: bytes) -> str:
-    """Returns a lowered module in MLIR's text, with names of operations as locations."""
-    with mlir.make_ir_context(), ir.Location.unknown():
-        return ir.Module.parse(module).operation.get_asm(enable_debug_info=True)
-
-
-def _aliased(module):
-    """Returns the numbers of the arguments that results replace, in the order of these results."""
-    attributes = module.operation.attributes
-    if "mhlo.input_output_alias" not in attributes:
-        return []
-    text = str(attributes["mhlo.input_output_alias"])
-    return [int(number) for number in re.findall(r"parameter_number = (\d+)", text)]
+                _narrow(operation)
+        # The numbers of the arguments that results replace, in the order of these results.
+        aliases = parsed.operation.attributes
+        aliased = re.findall(r"parameter_number = (\d+)", str(aliases["mhlo.input_output_alias"])
+                             if "mhlo.input_output_alias" in aliases else "")
+        module = mlir.module_to_bytecode(parsed)
+    return Program(module, [by_handle.get(id(handle), handle) for handle in concrete.captured_inputs],
+                   [(tuple(output.shape), output.dtype.as_numpy_dtype) for output in concrete.outputs],
+                   [int(number) - len(specs) for number in aliased], structure[0])
 
 
 def _operations(operation):
@@ -157,6 +200,96 @@ def _operations(operation):
             for inner in block.operations:
                 yield from _operations(inner.operation)
                 yield inner.operation
+
+
+# Operations that only move numbers, through which a cast may be exchanged.
+_MOVES = ("stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "sdy.sharding_constraint")
+
+
+def _narrow(operation):
+    """Gives a matrix product of float32 the bfloat16 numbers that both of its operands were cast from, if so.
+
+    TensorFlow has no product of bfloat16 numbers with a float32 result, so layers widen both operands, which is exact.
+    A TPU's compiler removes these casts. A GPU's does not, and would multiply at half the rate what takes twice the
+    memory. A one-hot mask, cast from booleans, is cast to bfloat16. Casts without another use are left for the compiler
+    to remove.
+    """
+    if operation.name not in ("stablehlo.dot", "stablehlo.dot_general") or not _is_of(operation.results[0], ir.F32Type):
+        return
+    sources = [_source(value) for value in operation.operands]
+    if all(sources):
+        for index, (cast, moves) in enumerate(sources):
+            value = cast.operands[0]
+            if not _is_of(value, ir.BF16Type):
+                value = _like(cast, value, {})
+            for move in moves:
+                value = _like(move, value, {name: move.attributes[name] for name in move.attributes})
+            operation.operands[index] = value
+
+
+def _source(value):
+    """Returns the cast that a value comes from and the moves since then, in order; None if it cast other numbers."""
+    moves = []
+    while isinstance(value, ir.OpResult):
+        operation = value.owner
+        if operation.name == "stablehlo.convert":
+            cast = operation.operands[0]
+            is_exact = _is_of(cast, ir.BF16Type) or cast.type.element_type == ir.IntegerType.get_signless(1)
+            return (operation, moves[::-1]) if is_exact else None
+        if operation.name not in _MOVES:
+            return None
+        moves.append(operation)
+        value = operation.operands[0]
+    return None
+
+
+def _like(operation, value, attributes):
+    """Returns the result of the same operation on another value, in bfloat16."""
+    shape = ir.RankedTensorType.get(operation.results[0].type.shape, ir.BF16Type.get())
+    return ir.Operation.create(operation.name, [shape], [value], attributes, ip=ir.InsertionPoint(operation),
+                               loc=operation.location).result
+
+
+def _is_of(value, element_type):
+    return isinstance(value.type.element_type, element_type)
+
+
+def text(module: bytes) -> str:
+    """Returns a lowered module in MLIR's text, with names of operations as locations."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        return ir.Module.parse(module).operation.get_asm(enable_debug_info=True)
+
+
+def jit(program: Program, arguments: Sequence[Any], results: Sequence[NamedSharding]) -> jax.stages.Wrapped:
+    """Returns a function of jax.Arrays, the program's arguments, that returns its results and the updated variables.
+
+    The devices of the arguments are here, or only have a place in a topology. The memory of variables that the program
+    updates is donated.
+
+    Args:
+        program: Lowered function.
+        arguments: Shape, dtype and sharding of each argument; jax.Arrays have them.
+        results: Sharding of each result of the function.
+    """
+    devices = arguments[0].sharding.mesh.devices
+    platform = devices.flat[0].platform
+    donated = [len(arguments) - len(program.captured) + index for index in program.updated]
+    shapes = [*program.results, *((arguments[index].shape, arguments[index].dtype) for index in donated)]
+    # A function of the same signature is exported, and its module replaced. `jax.export.Exported` is public, and one
+    # that was exported for a single device may be called in a program of any number of them.
+    exported = jax.export.export(jax.jit(lambda *_: [jax.numpy.zeros(*shape) for shape in shapes]),
+                                 platforms=[_EXPORTED.get(platform, platform)])(
+        *(jax.ShapeDtypeStruct(value.shape, value.dtype) for value in arguments))
+    call = dataclasses.replace(exported, mlir_module_serialized=program.module,
+                               module_kept_var_idx=tuple(range(len(arguments)))).call
+
+    def step(*arguments):  # `aot.hlo` knows it by this name
+        return call(*arguments)
+
+    shardings = tuple(value.sharding for value in arguments)
+    return jax.jit(step, donate_argnums=donated, in_shardings=shardings,
+                   out_shardings=[*results, *(shardings[index] for index in donated)],
+                   compiler_options=_OPTIONS.get(platform) if devices.size == 1 else None)
 
 
 def reserved(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:

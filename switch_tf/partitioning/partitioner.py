@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
@@ -21,22 +22,12 @@ from switch_tf.hardware import devices
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.pieces import Piece, in_host_memory
-from switch_tf.partitioning.unfolded import stored
+from switch_tf.partitioning.variables import Piece, in_host_memory, stored
 from switch_tf.refusals import Refusal
 
 # Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.
 Features = dict[str, Any]
-
-
-def _check_keras():
-    """Refuses the choices of a user's environment with which no step computes what it should."""
-    if keras.backend.backend() != "tensorflow":
-        raise Refusal(f"Models are trained, evaluated and exported with TensorFlow, and Keras computes with "
-                      f"{keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow before Keras is imported.")
-    if keras.config.floatx() != "float32":
-        raise Refusal(f"Keras' floatx must be 'float32', not {keras.config.floatx()!r}; correct ~/.keras/keras.json, "
-                      "and choose a precision by the model's dtype (ACTIVATION_DTYPE).")
+_exchanges = itertools.count()
 
 
 class Partitioner:
@@ -59,7 +50,12 @@ class Partitioner:
     num_parts = 1
 
     def __init__(self, layout: Layout | None = None):
-        _check_keras()
+        if keras.backend.backend() != "tensorflow":
+            raise Refusal(f"Models are trained, evaluated and exported with TensorFlow, and Keras computes with "
+                          f"{keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow before Keras is imported.")
+        if keras.config.floatx() != "float32":
+            raise Refusal(f"Keras' floatx must be 'float32', not {keras.config.floatx()!r}; correct "
+                          "~/.keras/keras.json, and choose a precision by the model's dtype (ACTIVATION_DTYPE).")
         self.layout = layout or Layout()
         self._finite: tuple[list, Callable] | None = None  # variables, and a compiled function that examines them
 
@@ -99,8 +95,14 @@ class Partitioner:
             select(model)
             if optimizer is not None:
                 self._adopt(optimizer)
-                with _slots_like_weights(optimizer):
+                create = optimizer.add_variable_from_reference
+                object.__setattr__(  # Slots get the logical axes of their weights.
+                    optimizer, "add_variable_from_reference", lambda reference_variable, *args, **kwargs: with_axes(
+                        axes_of(reference_variable), create, reference_variable, *args, **kwargs))
+                try:
                     optimizer.build(model.trainable_variables)
+                finally:
+                    object.__delattr__(optimizer, "add_variable_from_reference")
         for variable in [*model.variables, *(optimizer.variables if optimizer else ())]:
             if not self._is_laid_out(variable):
                 raise Refusal(f"{variable.path} was created outside of the layout, so not all devices would update it "
@@ -214,25 +216,18 @@ class Partitioner:
     def are_finite(self, variables: Sequence[keras.Variable]) -> list[bool]:
         """Returns whether every number of each Keras variable is finite. All processes call it together."""
         values = [stored(variable) for variable in variables]
-        if self._finite is None or list(map(id, self._finite[0])) != list(map(id, values)):
-            self._finite = values, self._compile_flags(values)
-        return self._finite[1]()
+        floating = [value for value in values if value.dtype.is_floating]
+        if self._finite is None or list(map(id, self._finite[0])) != list(map(id, floating)):
+            self._finite = floating, self._compile_flags(floating)
+        flags = iter(np.asarray(self._finite[1]()).tolist() if floating else ())
+        return [next(flags) if value.dtype.is_floating else True for value in values]
 
     def _compile_flags(self, values):
-        """Returns a function without arguments that returns, for each stored variable, whether it is finite."""
+        """Returns a function without arguments that returns <bool>[variable]: whether each stored one is finite."""
         # On one device it is not traced, which takes longer than many checkpoints' examinations.
-        indices = [index for index, value in enumerate(values) if value.dtype.is_floating]
-
-        def flags():
-            return tf.stack([tf.reduce_all(tf.math.is_finite(values[index].read_value())) for index in indices])
-
-        on_each_device = self._on_each_device(flags)
-
-        def all_flags():
-            found = iter(self.on_host(on_each_device()).numpy().tolist()) if indices else iter(())
-            return [next(found) if value.dtype.is_floating else True for value in values]
-
-        return all_flags
+        on_each_device = self._on_each_device(
+            lambda: tf.stack([tf.reduce_all(tf.math.is_finite(value.read_value())) for value in values]))
+        return lambda: self.on_host(on_each_device())
 
     def _on_each_device(self, function: Callable) -> Callable:
         """Returns a function without arguments that runs `function` where the variables are."""
@@ -244,7 +239,12 @@ class Partitioner:
 
     def gather_texts(self, text: str) -> list[str]:
         """Returns a text of each process, in their order. All processes call it together."""
-        return [text] if self.num_processes == 1 else _exchange(text, self.process_index, self.num_processes)
+        if self.num_processes == 1:
+            return [text]
+        # The service through which TensorFlow's processes meet.
+        service, name = eager_context.context(), f"switch_tf/{next(_exchanges)}"
+        service.set_config_key_value(f"{name}/{self.process_index}", text)
+        return [service.get_config_key_value(f"{name}/{other}") for other in range(self.num_processes)]
 
     def barrier(self) -> None:
         """Waits for all processes."""
@@ -285,31 +285,6 @@ def is_lost_process(error: BaseException) -> bool:
         return True
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     return isinstance(error, lost) and not any(words in text for words in _BUCKET)
-
-
-_exchanges = itertools.count()
-
-
-def _exchange(text, index, count):
-    """Returns the texts of all processes, by the service through which TensorFlow's processes meet."""
-    service, name = eager_context.context(), f"switch_tf/{next(_exchanges)}"
-    service.set_config_key_value(f"{name}/{index}", text)
-    return [service.get_config_key_value(f"{name}/{other}") for other in range(count)]
-
-
-@contextlib.contextmanager
-def _slots_like_weights(optimizer):
-    """Gives the slots that an optimizer creates in this scope the logical axes of their weights."""
-    original = optimizer.add_variable_from_reference
-
-    def add_variable_from_reference(reference_variable, *args, **kwargs):
-        return with_axes(axes_of(reference_variable), original, reference_variable, *args, **kwargs)
-
-    object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, "add_variable_from_reference")
 
 
 def at_step(features: Features, index: Any) -> Features:

@@ -18,7 +18,7 @@ from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.tensors import Tensor
-from switch_tf.partitioning.unfolded import as_used
+from switch_tf.partitioning.variables import as_used
 from switch_tf.refusals import Refusal
 
 

@@ -18,7 +18,7 @@ from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning import axes_of, collectives, with_axes
-from switch_tf.partitioning.collectives import Collective, XlaCollective
+from switch_tf.partitioning.collectives import Collective
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -215,7 +215,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
         train(described.make_model, described.make_optimizer, partitioner, batches, run.seed, settings,
               lambda text: print(text, file=sys.stderr, flush=True), described.make_objective)
         for partitioner in (Partitioner(), described.partitioner)))
-    sent: list[Collective | XlaCollective] = [
+    sent = [
         *(collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)),
         *collectives.read_xla(differences.program)]
     dtype = described.make_model().compute_dtype
@@ -223,7 +223,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     return result, describe(differences, result, dtype)
 
 
-def as_json(differences: Verification, layout: Layout, dtype: str, sent: Sequence[Collective | XlaCollective]) -> dict:
+def as_json(differences: Verification, layout: Layout, dtype: str, sent: Sequence[Collective]) -> dict:
     """Returns the JSON object, with `exit_status` 1 if the differences are too large or an all-to-all is unsafe.
 
     Args:

@@ -18,7 +18,7 @@ from switch_tf.checkpoints import bundles, descriptions, folders, tensors, writi
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.pieces import Piece, in_host_memory
+from switch_tf.partitioning.variables import Piece, in_host_memory
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 

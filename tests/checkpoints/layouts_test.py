@@ -13,8 +13,7 @@ from switch_tf.checkpoints import bundles, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.folders import path_of
 from switch_tf.configs.run import StepSettings
-from switch_tf.partitioning.dtensor_variable import pack
-from switch_tf.partitioning.unfolded import stored, unfolding_of
+from switch_tf.partitioning.variables import pack, stored, unfolding_of
 from switch_tf.training import train_step
 from switch_tf.training.train_step import compile_steps
 

@@ -12,8 +12,7 @@ from switch_tf import experiments
 from switch_tf.cli import gin_files, main, trained_run
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
-from switch_tf.partitioning.backend_table import BACKENDS
-from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.layout import BACKENDS, Layout
 from switch_tf.training import processes
 
 TINY = ["--gin_file=gin/models/switch_tiny.gin", "--gin_file=gin/tasks/docs_corpus_bytes.gin",

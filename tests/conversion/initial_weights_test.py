@@ -13,7 +13,7 @@ from tensorflow.experimental import dtensor
 from switch_tf import SwitchTransformer, conversion
 from switch_tf.checkpoints import tensors
 from switch_tf.conversion import initial_weights
-from switch_tf.partitioning.unfolded import stored
+from switch_tf.partitioning.variables import stored
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 ONE, EXPERT = {"name": "single"}, {"name": "expert", "mesh_shape": "data=2"}

@@ -10,7 +10,7 @@ import pytest
 from switch_tf import SwitchConfig, SwitchTransformer, data, decoding
 from switch_tf.inference.text_model import TextModel
 from switch_tf.inference.token_routes import TokenRoutes
-from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
+from switch_tf.partitioning.backends.pjrt import PjrtProgram
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import vocabularies
 from tests.inference.server_test import LOOK, PREDICT, ask, is_answer, served

@@ -22,7 +22,7 @@ from switch_tf.layers import SwitchFeedForward, slots
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import assign, stored, unfolding_of
+from switch_tf.partitioning.variables import assign, stored, unfolding_of
 from switch_tf.training import train_step
 
 # An encoder of one sparse layer: what takes time is the number of variables.
@@ -327,7 +327,7 @@ partitioner = backends.create_partitioner(Layout("data=2,model=2", rules, at_res
 
 import keras
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.partitioning.unfolded import assign
+from switch_tf.partitioning.variables import assign
 
 model, optimizer = SwitchTransformer(eval(config)), keras.optimizers.Adam()
 partitioner.build(model, optimizer)

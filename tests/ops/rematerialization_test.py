@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import Dropout
-from switch_tf.ops import random, rematerialization
+from switch_tf.ops import forms, random
 
 
 def run(use_remat, is_compiled, dropout, x, mask, in_parts=False):
@@ -21,7 +21,7 @@ def run(use_remat, is_compiled, dropout, x, mask, in_parts=False):
         with tf.GradientTape() as tape:
             tape.watch(x)
             with random.random_seed(tf.constant(5)), partitioning.part_of_batch(2 if in_parts else 1, 1):
-                value, (other,) = rematerialization.rematerialize(function, x, mask) if use_remat else function(x, mask)
+                value, (other,) = forms.rematerialize(function, x, mask) if use_remat else function(x, mask)
             loss = tf.reduce_sum(value) + tf.reduce_sum(other)
         return value, tape.gradient(loss, x)
 
@@ -50,13 +50,13 @@ def test_gradients_reach_the_weights_inside():
     x = tf.constant([1.0, -1.0])
     with tf.GradientTape() as tape:
         # sum of (w x)^2: gradient 2 w x^2 = [4, 6]
-        loss = tf.reduce_sum(rematerialization.rematerialize(lambda x: (weight * x) ** 2, x))
+        loss = tf.reduce_sum(forms.rematerialize(lambda x: (weight * x) ** 2, x))
     np.testing.assert_array_equal(tape.gradient(loss, weight), [4.0, 6.0])
 
 
 def test_arguments_may_be_nests():
     x, first, second = (tf.Variable([value]) for value in (2.0, 3.0, 5.0))
     with tf.GradientTape() as tape:
-        value = rematerialization.rematerialize(lambda x, pair, mask: tf.where(mask, x * pair[0] * pair[1] ** 2, 0.0),
+        value = forms.rematerialize(lambda x, pair, mask: tf.where(mask, x * pair[0] * pair[1] ** 2, 0.0),
                                                 x, (first, second), tf.constant([True]))
     assert [float(gradient[0]) for gradient in tape.gradient(value, [x, first, second])] == [75.0, 50.0, 60.0]

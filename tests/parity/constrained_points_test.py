@@ -7,7 +7,7 @@ from switch_tf import SwitchConfig, SwitchTransformer, context
 from switch_tf.aot import lower
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning import backends, gspmd
+from switch_tf.partitioning import backends, lowering
 from switch_tf.partitioning.backends import dtensor as dtensor_module
 from switch_tf.training.train_step import compile_steps
 
@@ -44,12 +44,12 @@ def test_both_back_ends_lay_every_constrained_tensor_out_alike(name, monkeypatch
     layout = shipped_layout(name, backend="dtensor")
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
                           num_decoder_layers=2, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8)
-    annotations = _record(monkeypatch, gspmd.XlaAnnotator, "_split", lambda self, x, spec: (
+    annotations = _record(monkeypatch, lowering.XlaAnnotator, "_split", lambda self, x, spec: (
         tuple(x.shape), tuple(axes[0] if axes else None for axes in spec)))
     with monkeypatch.context() as patch:
         # A weight that is used as it is stored is annotated for XLA and left alone by DTensor.
         for method in ("gather", "scatter", "replicate"):
-            patch.setattr(gspmd.XlaAnnotator, method, lambda self, value, axes=None: value)
+            patch.setattr(lowering.XlaAnnotator, method, lambda self, value, axes=None: value)
         lower.lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
 
     relayouts = _record(monkeypatch, dtensor_module.dtensor, "relayout", lambda x, wanted: (

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from switch_tf import losses
 from switch_tf.layers import LogitsDense, TokenEmbedding
-from switch_tf.partitioning.unfolded import assign
+from switch_tf.partitioning.variables import assign
 
 VOCAB_SIZE, D_MODEL, SHAPE = 64, 32, (8, 4)
 

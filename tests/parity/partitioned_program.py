@@ -23,10 +23,10 @@ from switch_tf.aot.lower import lower_step
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of
-from switch_tf.partitioning.backends import pjrt_jit, pjrt_mesh
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import unfolding
+from switch_tf.partitioning.variables import unfolding
 from switch_tf.training.train_step import compile_steps
 
 # A pod's mesh, on 8 devices.
@@ -46,7 +46,7 @@ def main(name: str) -> dict:
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=num_experts, num_groups_multiple=8,
                           dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)
     lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
-    mesh = pjrt_mesh.device_mesh(layout, jax.devices("cpu"))
+    mesh = lowering.device_mesh(layout, jax.devices("cpu"))
     computed, applied = ((program, compiler.jit(program, mesh)[0]) for program in lowered)
 
     keras.utils.set_random_seed(0)
@@ -95,11 +95,9 @@ def _features(seed, vocab_size):
 
 def _execute(lowered, function, mesh, values):
     """Results of a program, whole: first those that replace nothing."""
-    arguments = [jax.device_put(values[argument.name], pjrt_mesh.named_sharding(mesh, argument.spec))
+    arguments = [jax.device_put(values[argument.name], lowering.named_sharding(mesh, argument.spec))
                  for argument in lowered.arguments]
-    inputs, state = arguments[:lowered.num_inputs], arguments[lowered.num_inputs:]
-    results, updated = function(inputs, *pjrt_jit.split(lowered.program, state))
-    return [np.asarray(value) for value in (*results, *updated)]
+    return [np.asarray(value) for value in function(*arguments)]
 
 
 if __name__ == "__main__":

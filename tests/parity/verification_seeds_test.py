@@ -19,7 +19,7 @@ from switch_tf.ops import random as random_numbers
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.axes import is_partitioned
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.unfolded import assign
+from switch_tf.partitioning.variables import assign
 from switch_tf.training import train_step, verification
 
 SEEDS, STEPS = 20, 2

@@ -10,7 +10,7 @@ from switch_tf.ops import dtypes
 from switch_tf.partitioning import Layout, backends
 from switch_tf.partitioning.backends import dtensor, pjrt_client
 from switch_tf.partitioning.backends.pjrt import PjrtPartitioner
-from switch_tf.partitioning.backends.strategy import StrategyPartitioner
+from switch_tf.partitioning.backends.strategies import StrategyPartitioner
 from switch_tf.partitioning.partitioner import Partitioner
 
 DATA = (("batch", "data"), ("group", "data"))
@@ -80,7 +80,7 @@ def test_a_run_without_a_layout_splits_its_batch_over_all_chips(on_tpu, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("backend", ["dtensor", "one_device", "mirrored", "multi_worker_mirrored", "tpu"])
+@pytest.mark.parametrize("backend", ["dtensor", "one_device", "mirrored", "tpu"])
 def test_back_ends_of_tensorflow_are_refused(on_tpu, backend):
     with pytest.raises(ValueError, match=f"backend='{backend}' cannot use the TPU of this machine without "
                                          "tensorflow-tpu .* use --backend=pjrt"):

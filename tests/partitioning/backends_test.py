@@ -16,8 +16,8 @@ from tensorflow.experimental import dtensor
 from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning import Layout, backends, cluster
-from switch_tf.partitioning.backend_table import BACKENDS
-from switch_tf.partitioning.backends import tpu
+from switch_tf.partitioning.backends import strategies
+from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.refusals import Refusal
 
@@ -70,11 +70,8 @@ devices.split_cpu(2)
 result = {
     "dtensor": refusal(make, "data=3"),
     "mirrored": refusal(make, "", DATA, "mirrored"),
-    "multi_worker_mirrored": refusal(make, "", (*DATA, ("expert", "data")), "multi_worker_mirrored"),
 }
 devices.split_cpu(1)  # raises if a refusal came after the devices were started
-del os.environ["TF_CONFIG"]
-result["alone"] = make("", DATA, "multi_worker_mirrored")
 print(json.dumps(result))
 """
 
@@ -144,12 +141,6 @@ def test_mirrored_has_a_replica_on_each_device(four_devices):
     mirrored = four_devices["mirrored"]
     assert (mirrored["class"], mirrored["mesh"]) == ("StrategyPartitioner", {"data": 4})
     assert mirrored["num_parts"] == 4
-
-
-@pytest.mark.slow
-def test_multi_worker_mirrored_may_be_one_process(two_processes):
-    assert two_processes["alone"]["class"] == "StrategyPartitioner"
-    assert (two_processes["alone"]["num_parts"], two_processes["alone"]["is_chief"]) == (1, True)
 
 
 # A back end from outside.
@@ -255,8 +246,7 @@ def test_a_mesh_is_laid_over_the_devices_of_all_processes(two_processes):
 @pytest.mark.slow
 def test_mirrored_trains_in_one_process(two_processes):
     assert two_processes["mirrored"] == (
-        "MirroredStrategy trains in one process, but TF_CONFIG names 2; use backend='multi_worker_mirrored' or "
-        "'dtensor'.")
+        "MirroredStrategy trains in one process, but TF_CONFIG names 2; use backend='pjrt' or 'dtensor'.")
 
 
 @pytest.mark.parametrize(("rules", "at_rest_rules", "split"), [
@@ -270,11 +260,12 @@ def test_tf_distribute_copies_the_model_so_only_the_batch_is_split(rules, at_res
         f"{split}; use gin/layouts/data.gin, or backend='dtensor'.")
 
 
-@pytest.mark.slow
-def test_this_holds_for_many_processes_too(two_processes):
-    assert two_processes["multi_worker_mirrored"].startswith(
-        "tf.distribute's multi_worker_mirrored back end copies the model to every device, so the layout cannot split "
-        "expert;")
+def test_the_strategy_of_several_processes_names_what_covers_it():
+    with pytest.raises(Refusal) as raised:
+        Layout("", DATA, backend="multi_worker_mirrored")
+    assert str(raised.value) == (
+        "backend='multi_worker_mirrored' is gone: PJRT trains in several processes and stores pieces of the variables; "
+        "use backend='pjrt', which reads the same checkpoints.")
 
 
 def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
@@ -303,7 +294,7 @@ def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
 def test_cores_of_a_replica_may_divide_the_model(monkeypatch):
     monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
     monkeypatch.setattr(host, "has_tpu", lambda: True)
-    monkeypatch.setattr(tpu, "start", lambda layout, name: layout)  # would start a TPU
+    monkeypatch.setattr(strategies, "start_tpu", lambda layout, name: layout)  # would start a TPU
     layout = Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu")
     assert backends.create_partitioner(layout) is layout
 

@@ -10,7 +10,9 @@ from tensorflow.experimental import dtensor
 
 from switch_tf.hardware import host, metadata
 from switch_tf.partitioning import cluster
+from switch_tf.partitioning.backends.dtensor import create
 from switch_tf.partitioning.cluster import Cluster
+from switch_tf.partitioning.layout import Layout
 from switch_tf.training import processes
 
 TWO = ("host0:2222", "host1:2222")
@@ -155,7 +157,8 @@ def test_machines_are_counted_by_the_names_before_the_ports(addresses, hosts):
 
 
 def test_dtensor_is_told_the_same(environ):
-    cluster.configure_dtensor(Cluster(TWO, 1))
+    with pytest.raises(ValueError, match="MESH_SHAPE 'data=99' is for 99 devices"):
+        create(Layout("data=99", (("batch", "data"),), backend="dtensor"), Cluster(TWO, 1))
     assert {name: value for name, value in environ.items() if name.startswith("DTENSOR_")} == {
         "DTENSOR_JOB_NAME": "worker", "DTENSOR_JOBS": "host0:2222,host1:2222", "DTENSOR_CLIENT_ID": "1",
         "DTENSOR_NUM_CLIENTS": "2"}

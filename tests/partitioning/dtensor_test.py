@@ -14,9 +14,8 @@ from switch_tf.ops import random
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.memory import bytes_per_device
 from switch_tf.partitioning.backends.dtensor import DTensorPartitioner
-from switch_tf.partitioning.dtensor_variable import pack
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.unfolded import Unfolding, stored, unfolding
+from switch_tf.partitioning.variables import Unfolding, pack, stored, unfolding
 
 EXPERT = (("batch", "data"), ("group", "data"), ("expert", "data"))
 MODEL = (("heads", "model"), ("mlp", "model"), ("expert_mlp", "model"), ("vocab", "model"))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from jax.experimental import mesh_utils, multihost_utils
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from switch_tf.partitioning import lowering
 
@@ -29,13 +30,16 @@ def _read_only():
     return double.experimental_get_compiler_ir(tf.TensorSpec([2], tf.float32))
 
 
-# Name -> a check that is True as long as TensorFlow or JAX has what `lowering.py` and `pjrt*.py` ask of it. Not all of
-# it is promised, so an upgrade has to stop here, with the name of what is gone.
+# Name -> a check that is True as long as TensorFlow or JAX has what `lowering.py`, `variables.py` and `pjrt*.py` ask of
+# it. Not all of it is promised, so an upgrade has to stop here, with the name of what is gone.
 ENTRY_POINTS = {
     'tf.function.experimental_get_compiler_ir(stage="stablehlo_serialized", device_name=...)':
         lambda: isinstance(_read_only()(stage="stablehlo_serialized", device_name="/device:CPU:0"), bytes),
     "ConcreteFunction.captured_inputs, .outputs":
         lambda: tf.function(lambda: tf.zeros([2])).get_concrete_function().captured_inputs == [],
+    "tensorflow.compiler.tf2xla.ops.gen_xla_ops.xla_custom_call_v2": lambda: not _taken(
+        gen_xla_ops.xla_custom_call_v2, "operands", "call_target_name", "backend_config", "has_side_effect",
+        "result_dtypes", "result_shapes"),
     "tf.variable_creator_scope": lambda: callable(tf.variable_creator_scope),
     "tf.experimental.dlpack.from_dlpack": lambda: callable(tf.experimental.dlpack.from_dlpack),
     "tf.__internal__.tracking.Trackable._serialize_to_tensors":
@@ -94,7 +98,7 @@ def program(scale, total):
         return {"scaled": scaled}, (tf.reduce_max(tokens), tf.reduce_any(tokens > 4))
 
     unread = tf.Variable(1.0, name="unread")
-    return lowering.lower(step, [tf.TensorSpec([3, 2], tf.int32)], [unread, total, scale], {})
+    return lowering.lower(step, [tf.TensorSpec([3, 2], tf.int32)], [unread, total, scale])
 
 
 def test_a_program_knows_its_variables_and_its_results(program, scale, total):
@@ -107,7 +111,7 @@ def test_a_program_knows_its_variables_and_its_results(program, scale, total):
 
 
 def test_its_module_takes_features_and_variables_and_returns_results_and_updates(program, scale):
-    """As `pjrt_program` calls it, with the numbers worked out by hand."""
+    """As `jit` calls it, with the numbers worked out by hand."""
     shapes = [jax.ShapeDtypeStruct((3, 2), np.int32),
               *(jax.ShapeDtypeStruct(tuple(variable.shape), np.float32) for variable in program.captured)]
     results = [*program.results, ((), np.float32)]
@@ -123,13 +127,13 @@ def test_its_module_takes_features_and_variables_and_returns_results_and_updates
 
 
 def test_a_program_that_updates_nothing_has_no_updates(scale):
-    program = lowering.lower(lambda x: x * scale, [tf.TensorSpec([2], tf.float32)], [scale], {})
+    program = lowering.lower(lambda x: x * scale, [tf.TensorSpec([2], tf.float32)], [scale])
     assert (program.updated, len(program.captured), program.results) == ([], 1, [((2,), np.float32)])
 
 
 def test_a_variable_that_nobody_listed_is_refused_by_its_name(scale, total):
     with pytest.raises(ValueError, match="total"):
-        lowering.lower(lambda x: x * scale + total, [tf.TensorSpec([2], tf.float32)], [scale], {})
+        lowering.lower(lambda x: x * scale + total, [tf.TensorSpec([2], tf.float32)], [scale])
 
 
 def test_a_module_has_no_copies_which_tpus_reject(program):

@@ -10,7 +10,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from switch_tf.hardware import devices
 from switch_tf.partitioning import lowering
-from switch_tf.partitioning.backends import pjrt_jit, pjrt_mesh
 from switch_tf.partitioning.layout import Layout
 
 _PRODUCT = re.compile(r"stablehlo\.dot(?:_general)? .* : "
@@ -18,10 +17,10 @@ _PRODUCT = re.compile(r"stablehlo\.dot(?:_general)? .* : "
 NARROW, WIDE = ("bf16", "bf16", "f32"), ("f32", "f32", "f32")
 
 
-def _lower(function, arrays, kind="GPU", mesh=None):
+def _lower(function, arrays, kind="GPU"):
     specs = [tf.TensorSpec(array.shape, array.dtype) for array in arrays]
     with devices.supposed(kind, "of a test"):
-        return lowering.lower(function, specs, [], mesh or {})
+        return lowering.lower(function, specs, [])
 
 
 def _products(program):
@@ -32,9 +31,9 @@ def _products(program):
 def _run(program, arrays):
     """Runs a lowered function on this machine's CPU."""
     layout = Layout("data=1")
-    sharding = NamedSharding(pjrt_mesh.device_mesh(layout, jax.devices("cpu")[:1]), PartitionSpec())
+    sharding = NamedSharding(lowering.device_mesh(layout, jax.devices("cpu")[:1]), PartitionSpec())
     inputs = [jax.device_put(array, sharding) for array in arrays]
-    results, _ = pjrt_jit.jit(program, inputs, [], [sharding] * len(program.results))(inputs, [], [])
+    results = lowering.jit(program, inputs, [sharding] * len(program.results))(*inputs)
     return [np.asarray(result, np.float64) for result in results]
 
 

@@ -20,11 +20,10 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.memory import bytes_per_device
 from switch_tf.partitioning import cluster, lowering
 from switch_tf.partitioning.axes import with_axes
-from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_client, pjrt_jit, pjrt_mesh
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
+from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_client
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.pieces import slice_text
+from switch_tf.partitioning.variables import PjrtVariable, slice_text
 from switch_tf.refusals import Refusal
 from switch_tf.training import train_step
 from switch_tf.training.train_step import compile_steps
@@ -282,14 +281,14 @@ def test_gpus_have_another_name_when_a_program_is_exported(monkeypatch):
     value = types.SimpleNamespace(shape=(2,), dtype=np.dtype(np.float32), sharding=sharding)
     program = lowering.Program(b"", [], [((2,), np.float32)], [], True)
     monkeypatch.setattr(jax, "jit", lambda function, **options: jit(function))
-    pjrt_jit.jit(program, [value], [], [None])
+    lowering.jit(program, [value], [None])
     assert asked == ["cuda"]
 
 
 def test_devices_of_several_slices_are_refused():
     devices = [types.SimpleNamespace(slice_index=index // 4) for index in range(8)]
     with pytest.raises(ValueError, match="These 8 devices are of 2 TPU slices, and the mesh of a layout covers one"):
-        pjrt_mesh.device_mesh(Layout("data=8", (("batch", "data"),), backend="pjrt"), devices)
+        lowering.device_mesh(Layout("data=8", (("batch", "data"),), backend="pjrt"), devices)
 
 
 def test_without_compilation_by_jax_it_is_refused(monkeypatch):

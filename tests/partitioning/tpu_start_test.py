@@ -20,7 +20,7 @@ from switch_tf.configs.run import StepSettings
 from switch_tf.hardware import devices, host
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import Layout, backends, cluster
-from switch_tf.partitioning.backends import tpu
+from switch_tf.partitioning.backends import strategies as tf_strategies
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps
 
@@ -189,13 +189,13 @@ def test_one_device_is_one_core(strategies):
     ([2, 4, 1, 1], 2, [1, 2, 1, 1]), ([2, 4, 1, 1], 4, [1, 4, 1, 1]), ([2, 4, 1, 1], 8, [2, 4, 1, 1]),
     ([2, 1, 1, 1], 2, [2, 1, 1, 1]), ([2, 2, 1, 2], 2, [1, 1, 1, 2]), ([2, 2, 2, 2], 8, [2, 2, 1, 2])])
 def test_a_replica_takes_a_block_of_the_torus(mesh_shape, cores, block):
-    assert tpu.block(mesh_shape, cores) == block
+    assert tf_strategies.block(mesh_shape, cores) == block
 
 
 def test_cores_that_form_no_block_are_refused():
     with pytest.raises(ValueError, match=r"A replica of this layout has 3 cores, and this TPU of 2x4x1x1 \(x, y, z, "
                                          r"cores of a chip\) cannot be divided into blocks of that size; change the"):
-        tpu.block([2, 4, 1, 1], 3)
+        tf_strategies.block([2, 4, 1, 1], 3)
 
 
 @pytest.mark.parametrize("by", ["TF_CONFIG", "TPU_WORKER_HOSTNAMES"])

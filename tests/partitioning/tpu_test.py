@@ -10,9 +10,7 @@ import tensorflow as tf
 from switch_tf import SwitchTransformer
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning.backends import tpu
-from switch_tf.partitioning.backends.strategy import StrategyPartitioner
-from switch_tf.partitioning.gspmd import XlaAnnotator, sharding
+from switch_tf.partitioning.backends.strategies import CoreAnnotator, StrategyPartitioner, TPUPartitioner, sharding
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps
@@ -36,7 +34,7 @@ def _run(partitioner, config, batch, steps_per_call):
 def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(shallow_config, batch):
     expected, expected_weights = _run(Partitioner(), shallow_config, batch, 2)
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    for kind in (StrategyPartitioner, tpu.TPUPartitioner):
+    for kind in (StrategyPartitioner, TPUPartitioner):
         loss, weights = _run(kind(Layout("data=1", DATA), strategy), shallow_config, batch, 2)
         assert loss == pytest.approx(expected, rel=1e-6)
         for one, other in zip(expected_weights, weights, strict=True):
@@ -44,7 +42,7 @@ def test_several_steps_a_call_under_a_strategy_are_those_of_one_device(shallow_c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [StrategyPartitioner, tpu.TPUPartitioner])
+@pytest.mark.parametrize("kind", [StrategyPartitioner, TPUPartitioner])
 def test_a_step_that_is_not_finite_changes_nothing(kind, shallow_config, batch):
     partitioner = kind(Layout("data=1", DATA), tf.distribute.OneDeviceStrategy("CPU:0"))
     model, optimizer = SwitchTransformer(shallow_config), Adafactor(0.01)
@@ -58,7 +56,7 @@ def test_a_step_that_is_not_finite_changes_nothing(kind, shallow_config, batch):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-class _TurnsTaken(tpu.TPUPartitioner):
+class _TurnsTaken(TPUPartitioner):
     """TPUPartitioner over MirroredStrategy, whose updates may not stand in a condition, as those of TPUStrategy may."""
 
     def step(self, compute, apply, use_xla=False):
@@ -106,19 +104,15 @@ class _TracedFirst:
 
 def test_annotations_name_the_axes_of_the_layout():
     layout = Layout("data=4,model=2", (*DATA, ("expert", "data"), ("mlp", "model")))
-    annotator = XlaAnnotator(layout, ("data", "model"))
-
-    def shardings(function, *shapes):
-        graph = tf.function(function).get_concrete_function(*[tf.TensorSpec(shape) for shape in shapes]).graph
-        attributes = [op.get_attr("_XlaSharding") for op in graph.get_operations() if op.type == "XlaSharding"]
-        return [_describe(attribute) for attribute in attributes]
-
-    found = shardings(lambda x: annotator.constrain(x, ("batch", "length", "mlp")), (8, 3, 6))
-    assert found == [((4, 1, 2), False)]
+    assert _read(sharding(layout.spec(("batch", "length", "mlp")), layout.mesh)._proto) == ((4, 1, 2), False)
     # Replicated over what the spec leaves out: the last tile dimension.
-    assert shardings(lambda x: annotator.constrain(x, ("expert", "group", None)), (8, 8, 6)) == [((4, 1, 1, 2), True)]
-    within = XlaAnnotator(layout, ("model",))
-    assert shardings(lambda x: within.constrain(x, ("batch", "length", "mlp")), (8, 3, 6)) == [((1, 1, 2), False)]
+    assert _read(sharding(layout.spec(("expert", "group", None)), layout.mesh)._proto) == ((4, 1, 1, 2), True)
+    within = CoreAnnotator(layout)  # the axes of one replica
+
+    graph = tf.function(lambda x: within.constrain(x, ("batch", "length", "mlp"))).get_concrete_function(
+        tf.TensorSpec((8, 3, 6))).graph
+    attributes = [op.get_attr("_XlaSharding") for op in graph.get_operations() if op.type == "XlaSharding"]
+    assert [_describe(attribute) for attribute in attributes] == [((1, 1, 2), False)]
 
 
 def test_a_dimension_is_cut_over_several_axes_the_outermost_first():

@@ -269,11 +269,11 @@ def main():
     for name in arguments.stores or STORES:
         found = answers(name)
         for file in sorted({file for file, _ in found if file}):
-            cells = {case: found[file, case] for case in CASES}
-            refused = sum(answer.outcome == REFUSED for answer in cells.values())
-            print(f"{name:<16} {file:<60} refused {refused:2}, read {sum(a.outcome == READ for a in cells.values()):2}, "
-                  f"slowest {max(answer.seconds for answer in cells.values()):4.1f} s, most memory "
-                  f"{max(answer.memory - found['', ''].memory for answer in cells.values()) / 2**20:5.0f} MiB", flush=True)
+            cells = [found[file, case] for case in CASES]
+            count = [sum(answer.outcome == outcome for answer in cells) for outcome in (REFUSED, READ)]
+            memory = max(answer.memory for answer in cells) - found["", ""].memory
+            print(f"{name:<16} {file:<60} refused {count[0]:2}, read {count[1]:2}, slowest "
+                  f"{max(answer.seconds for answer in cells):4.1f} s, most memory {memory / 2**20:5.0f} MiB", flush=True)
         bad += faults(name, found)
     print("\n".join(bad) or "Every file in every case: refused in a sentence, or read.")
     sys.exit(bool(bad))

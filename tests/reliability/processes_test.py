@@ -53,7 +53,7 @@ while "Agent must be" not in lost(lambda: wait(f"barrier {next(attempts)}", 60_0
 os._exit(0)
 """
 EXPERTS = ["--gin_file=gin/layouts/expert.gin", "--devices=2"]
-WORKERS = ["--gin_file=gin/layouts/data.gin", "--gin.Layout.backend='multi_worker_mirrored'"]
+WORKERS = ["--gin_file=gin/layouts/data.gin", "--backend=pjrt"]
 
 
 def _command(*arguments):
@@ -75,7 +75,7 @@ def _losses(folder):
 @pytest.mark.parametrize(("backend", "changed", "difference"), [
     ("pjrt", "--gin.CHECKPOINT_PERIOD=2", "CHECKPOINT_PERIOD is 1000 and 2"),
     ("dtensor", "--gin.MESH_SHAPE='data=1,model=2'", "layout, mesh_shape, is 'model=1,data=2' and 'data=1,model=2'"),
-    ("multi_worker_mirrored", "--gin.VOCABULARY='source_corpus'", "vocabulary is 'SentencePieceVocabulary of 4096")])
+    ("pjrt", "--gin.VOCABULARY='source_corpus'", "vocabulary is 'SentencePieceVocabulary of 4096")])
 def test_processes_that_differ_are_refused_by_name(backend, changed, difference, tmp_path):
     layout = "data_model" if backend == "dtensor" else "data"
     addresses = [f"127.0.0.1:{port}" for port in processes.free_ports(2)]
@@ -99,11 +99,8 @@ def one_process(tmp_path_factory):
     return _train(tmp_path_factory.mktemp("one"), "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=2")
 
 
-@pytest.mark.parametrize("layout", [
-    pytest.param(EXPERTS, id="dtensor"),
-    pytest.param(WORKERS, id="multi_worker_mirrored", marks=pytest.mark.exhaustive)])  # but see the cache below
-def test_two_processes_log_the_losses_of_one_and_one_goes_on_from_them(layout, one_process, tmp_path):
-    _train(tmp_path, *layout, "--processes=2", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=2",
+def test_two_processes_log_the_losses_of_one_and_one_goes_on_from_them(one_process, tmp_path):
+    _train(tmp_path, *EXPERTS, "--processes=2", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=2",
            "--gin.CHECKPOINT_PERIOD=2")
     losses = _train(tmp_path, "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=2")  # the rest in one process, on one device
     assert losses.keys() == one_process.keys()
@@ -112,7 +109,7 @@ def test_two_processes_log_the_losses_of_one_and_one_goes_on_from_them(layout, o
 
 @pytest.mark.exhaustive  # pjrt_processes_test.py does the same on another back end
 def test_processes_read_their_own_rows_of_a_cache_and_others_go_on_where_they_stopped(tmp_path):
-    """Two of DTensor, then two workers, whose rows are others, and the losses of one process that reads all."""
+    """Two of DTensor, then two of PJRT, and the losses of one process that reads all."""
     cache = ["cache", "docs_corpus_span_corruption", f"--output={tmp_path / 'cache'}"]
     subprocess.run([sys.executable, "-m", "switch_tf.cli", *cache], check=True, capture_output=True)
     arguments = ["--gin.USE_CACHED_TASKS=True", f"--gin.CACHE_DIR='{tmp_path / 'cache'}'", "--gin.CACHE_PARTS=2",
@@ -144,11 +141,9 @@ def _children(process):
     return [int(pid) for pid in listed.split()]
 
 
-@pytest.mark.parametrize("layout, victim", [
-    pytest.param(EXPERTS, 1, id="dtensor-1", marks=pytest.mark.exhaustive), pytest.param(EXPERTS, 0, id="dtensor-0"),
-    pytest.param(WORKERS, 1, id="multi_worker_mirrored-1", marks=pytest.mark.exhaustive)])
-def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minute(layout, victim, tmp_path):
-    process = _start(tmp_path, *layout)
+@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.exhaustive), 0])
+def test_when_one_process_is_killed_the_other_ends_with_a_message_within_a_minute(victim, tmp_path):
+    process = _start(tmp_path, *EXPERTS)
     os.kill(_children(process)[victim], signal.SIGKILL)
     killed_at = time.monotonic()
     _, errors = process.communicate(timeout=60)

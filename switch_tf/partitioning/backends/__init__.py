@@ -1,13 +1,13 @@
-"""Back ends: what runs a training step on devices, a module each."""
+"""Back ends: what runs a training step on devices, a module or several of a family each."""
 
 import importlib
 import typing
 
 from etils import epy
 
+from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
-from switch_tf.partitioning.backend_table import BACKENDS
-from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.layout import BACKENDS, Layout
 from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # imports Keras
@@ -15,8 +15,6 @@ with epy.lazy_imports():  # imports Keras
 
 if typing.TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
-
-_OF_JAX = ("auto", "pjrt")  # back ends that can use a TPU through JAX's client
 
 
 def create_partitioner(layout: Layout) -> "Partitioner":
@@ -27,7 +25,10 @@ def create_partitioner(layout: Layout) -> "Partitioner":
     Raises:
         Refusal: The mesh does not fit the devices, or this machine cannot run the back end.
     """
-    if layout.backend not in _OF_JAX and devices.is_tpu_of_jax():
-        raise Refusal(f"backend={layout.backend!r} cannot use the TPU of this machine without tensorflow-tpu "
+    backend = layout.backend
+    if backend == "auto" and (devices.is_tpu_of_jax() or host.has_gpu_of_jax()):
+        backend = "pjrt"
+    if backend not in ("auto", "pjrt") and devices.is_tpu_of_jax():
+        raise Refusal(f"backend={backend!r} cannot use the TPU of this machine without tensorflow-tpu "
                       "(docs/cloud_tpu.md); use --backend=pjrt, which 'auto' stands for here.")
-    return importlib.import_module(BACKENDS[layout.backend]).create(layout, cluster.members())
+    return importlib.import_module(BACKENDS[backend]).create(layout, cluster.members())

@@ -8,8 +8,9 @@ error:
 * A variable that is not one would be updated once for each device. So all are converted, and checked.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -19,22 +20,80 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import memory
-from switch_tf.partitioning.axes import axes_of_new_variable
-from switch_tf.partitioning.backends import dtensor_mesh
+from switch_tf.hardware import devices, memory
+from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.dtensor_variable import DTensorVariable, pack, slices
-from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.layout import Layout, batch_over_chips
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.pieces import Piece, in_host_memory, slice_text
 from switch_tf.partitioning.tensors import Tensor
-from switch_tf.partitioning.unfolded import UnfoldedVariable, as_stored, as_used, stored, unfolding
+from switch_tf.partitioning.variables import (
+    DTensorVariable,
+    Piece,
+    UnfoldedVariable,
+    as_stored,
+    as_used,
+    in_host_memory,
+    pack,
+    slice_text,
+    slices,
+    stored,
+    unfolding,
+)
 from switch_tf.refusals import Refusal
 
 
-def create(layout: Layout, members: Cluster) -> "DTensorPartitioner":
-    """Creates the partitioner of one program over the devices of all processes; see `dtensor_mesh.start`."""
-    return DTensorPartitioner(*dtensor_mesh.start(layout, members))
+def create(layout: Layout, members: Cluster) -> Partitioner:
+    """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
+
+    As the default it needs no program of DTensor for a single device. On a TPU it has never run on hardware.
+    """
+    kind, num_processes = devices.device_type(), len(members.addresses)
+    layout.check_processes(num_processes)
+    if num_processes > 1:
+        os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
+                          DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
+    if kind == "TPU":
+        _check_axes(layout)
+        # First, because TensorFlow refuses it after it has listed its devices.
+        dtensor.initialize_accelerator_system(kind)
+        count = dtensor.num_global_devices(kind)
+        if layout.num_devices == 1 and not layout.open_axes and count > 1 and (layout.rules or layout.at_rest_rules):
+            raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} is for one device, but a program on this TPU runs on all "
+                          f"of its {count}; make the product of its sizes {count}.")
+        layout = batch_over_chips(layout, count, "one_device")
+    else:
+        # With several processes, TensorFlow must not list its devices yet.
+        count = num_processes * (devices if num_processes == 1 else dtensor).num_local_devices(kind)
+    layout = layout.resolve(count, kind)
+    if layout.backend == "auto" and num_processes == layout.num_devices == 1 and kind != "TPU":
+        return Partitioner(layout)
+    dimensions = list(layout.mesh.items())
+    if kind == "TPU":
+        # Without XLA's partitioner (`use_xla_spmd`), under which variables have no layout and the first step aborts.
+        # The devices are in the order of the torus, x first; by default TensorFlow makes rings of all axes but the
+        # first.
+        return DTensorPartitioner(layout, dtensor.create_tpu_mesh(
+            list(layout.mesh), list(layout.mesh.values()), "", ring_dims=0, use_xla_spmd=False))
+    if kind == "GPU":
+        os.environ.setdefault("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "1")
+        # Makes a CPU device for each GPU, which writing a checkpoint needs.
+        dtensor.initialize_accelerator_system(kind)
+    elif num_processes > 1:
+        # TensorFlow creates the virtual CPU devices again here, and needs their number.
+        dtensor.initialize_accelerator_system(kind, num_logical_cpu_devices=count // num_processes)
+    if num_processes > 1:
+        return DTensorPartitioner(layout, dtensor.create_distributed_mesh(dimensions, device_type=kind))
+    return DTensorPartitioner(layout, dtensor.create_mesh(
+        dimensions, devices=[f"{kind}:{index}" for index in range(layout.num_devices)]))
+
+
+def _check_axes(layout):
+    """Refuses a layout that splits one dimension of activations over several mesh axes."""
+    if split := layout.axes_over_several:
+        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
+                      "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
+                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
+                      "size 1 in MESH_SHAPE.")
 
 
 class DTensorPartitioner(Partitioner):
@@ -43,18 +102,15 @@ class DTensorPartitioner(Partitioner):
     DTensor splits a dimension over one mesh axis. Weights that lie over several axes are stored unfolded.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with its mesh complete, which splits each axis of activations over one mesh axis.
         mesh: DTensor's mesh with the same axes.
-
-    Raises:
-        Refusal: See `dtensor_mesh.check_layout`.
     """
 
     is_for_compiler = False
 
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
-        dtensor_mesh.check_layout(layout)
+        _check_axes(layout)
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
@@ -72,26 +128,25 @@ class DTensorPartitioner(Partitioner):
                          "The layout stores weights and gradients in pieces",
                          "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
 
-    def sharding(self, axes: Sequence[str | None]) -> dtensor.Layout:
+    def sharding(self, axes: Axes) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
-        spec = [[axis for axis in mesh_axes if axis in self.mesh.dim_names and self.mesh.dim_size(axis) > 1]
-                for mesh_axes in self.layout.spec(axes)]
-        return self._layout([(*mesh_axes, None)[0] for mesh_axes in spec])
+        return self._layout([next((axis for axis in mesh_axes if self.mesh.dim_size(axis) > 1), None)
+                             for mesh_axes in self.layout.spec(axes)])
 
     def _layout(self, mesh_axes):
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in mesh_axes], self.mesh)
 
-    # An `axes.Annotator`.
+    # An annotator (`axes`).
 
-    def constrain(self, x: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def constrain(self, x: Tensor, axes: Axes) -> Tensor:
         return dtensor.relayout(x, self.sharding(axes))
 
-    def gather(self, value: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def gather(self, value: Tensor, axes: Axes) -> Tensor:
         if self.layout.spec(axes) == self.layout.spec(axes, at_rest=True):
             return value
         return self.constrain(value, axes)
 
-    def scatter(self, gradient: Tensor, axes: Sequence[str | None]) -> Tensor:
+    def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         # As it is used; `step` scatters it. Scattered here, its pieces would decide the layouts of activations.
         return self.constrain(gradient, axes)
 
@@ -100,10 +155,8 @@ class DTensorPartitioner(Partitioner):
 
     # Variables.
 
-    @contextlib.contextmanager
-    def creates_variables(self) -> Iterator[None]:
-        with tf.variable_creator_scope(self._create):
-            yield
+    def creates_variables(self) -> AbstractContextManager:
+        return tf.variable_creator_scope(self._create)
 
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
@@ -147,7 +200,7 @@ class DTensorPartitioner(Partitioner):
         sharding = self.sharding(("batch", "length"))
         return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
-    def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
+    def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
             with context.within(annotator=self):
                 gradients, totals, measured, is_finite = compute(features)
@@ -170,7 +223,7 @@ class DTensorPartitioner(Partitioner):
 
         return one_step
 
-    def results(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def results(self, call: Callable) -> Callable:
         def traced(features):
             with context.within(annotator=self):
                 return tf.nest.map_structure(self._replicate, call(features))
@@ -178,24 +231,22 @@ class DTensorPartitioner(Partitioner):
         function = tf.function(traced, autograph=False)
         return lambda features: tf.nest.map_structure(self.on_host, function(features))
 
-    def compile(self, function: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
+    def compile(self, function: Callable, use_xla: bool = False) -> Callable:
         return function  # its two parts are compiled functions
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
         """Does nothing, because a DTensor function is traced with tensors."""
 
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
-        return [piece for path, variable in state.items() for piece in self._pieces_of(path, variable)]
+        # Without copies of another device's piece.
+        return [Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
+                for path, variable in state.items()
+                for location, index, piece in zip(
+                    self.mesh.local_device_locations(), slices(variable.shape, variable.layout),
+                    dtensor.unpack(variable.read_value()), strict=True)
+                if all(place == 0 or axis in variable.layout.sharding_specs for axis, place in location.items())]
 
-    def _pieces_of(self, path, variable):
-        """Yields the pieces of this process's devices, without copies of another device's piece."""
-        layout = variable.layout
-        for location, index, piece in zip(self.mesh.local_device_locations(), slices(variable.shape, layout),
-                                          dtensor.unpack(variable.read_value()), strict=True):
-            if all(place == 0 or axis in layout.sharding_specs for axis, place in location.items()):
-                yield Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
-
-    def _on_each_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_each_device(self, function: Callable) -> Callable:
         return tf.function(lambda: self._replicate(function()), autograph=False)
 
     def any_process(self, flag: bool) -> bool:

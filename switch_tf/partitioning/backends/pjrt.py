@@ -7,7 +7,7 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 import contextlib
 import pathlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,21 +17,19 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
+from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import devices
 from switch_tf.partitioning import lowering
-from switch_tf.partitioning.axes import axes_of_new_variable
+from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.backends import pjrt_client
-from switch_tf.partitioning.backends.pjrt_mesh import device_mesh, named_sharding
-from switch_tf.partitioning.backends.pjrt_program import PjrtProgram
-from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable, put
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.gspmd import XlaAnnotator
-from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.layout import Layout, batch_over_chips
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.pieces import Piece
+from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
 
+_FEATURES = (None, "batch", "length")  # axes of placed features
 # Words in errors of a lost process: of collectives on CPUs and GPUs, and of the service through which processes meet.
 _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "GetKeyValue")
 
@@ -39,14 +37,15 @@ _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "
 def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
     """Creates the partitioner of one program over the devices of all processes.
 
-    Raises:
-        Refusal: The mesh does not fit the devices, or JAX has no client for them.
+    As the default, it splits the batch over a TPU for a run without a layout.
     """
+    if layout.backend == "auto" and devices.is_tpu_of_jax():
+        pjrt_client.start(members)
+        layout = batch_over_chips(layout, jax.device_count(), "pjrt")
     layout.check_processes(len(members.addresses))
     pjrt_client.start(members)
     layout.check_processes(jax.process_count())  # those of a TPU know each other without addresses
-    layout = layout.resolve(jax.device_count(), devices.device_type())
-    return PjrtPartitioner(layout)
+    return PjrtPartitioner(layout.resolve(jax.device_count(), devices.device_type()))
 
 
 class PjrtPartitioner(Partitioner):
@@ -54,6 +53,10 @@ class PjrtPartitioner(Partitioner):
 
     Args:
         layout: Layout with its mesh complete.
+
+    Attributes:
+        annotator: `axes` annotator of traces, None for one device.
+        variables: Variables that exist.
     """
 
     compiles_later = False
@@ -61,11 +64,12 @@ class PjrtPartitioner(Partitioner):
 
     def __init__(self, layout: Layout):
         super().__init__(layout)
-        self.mesh: Mesh = device_mesh(layout, jax.devices()[:layout.num_devices])
+        self.mesh: Mesh = lowering.device_mesh(layout, jax.devices()[:layout.num_devices])
         self.num_processes, self.process_index = jax.process_count(), jax.process_index()
-        self._annotator = XlaAnnotator(layout, tuple(layout.mesh)) if layout.num_devices > 1 else None
-        self._flags = jax.jit(_are_finite, out_shardings=self.sharding((None,)))
-        self._variables: weakref.WeakSet[PjrtVariable] = weakref.WeakSet()
+        self.annotator = lowering.XlaAnnotator(layout) if layout.num_devices > 1 else None
+        self.variables: weakref.WeakSet[PjrtVariable] = weakref.WeakSet()
+        self._flags = jax.jit(lambda arrays: jax.numpy.stack([jax.numpy.isfinite(array).all() for array in arrays]),
+                              out_shardings=self.sharding((None,)))
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         if use_xla:
@@ -80,16 +84,14 @@ class PjrtPartitioner(Partitioner):
                           f"each device, which has {room / 2**30:.1f} GiB; use a layout that cuts them into smaller "
                           "ones (at_rest_rules), or more devices.")
 
-    def sharding(self, axes: Sequence[str | None], at_rest: bool = False) -> NamedSharding:
+    def sharding(self, axes: Axes, at_rest: bool = False) -> NamedSharding:
         """Returns JAX's sharding for logical axes."""
-        return named_sharding(self.mesh, self.layout.spec(axes, at_rest))
+        return lowering.named_sharding(self.mesh, self.layout.spec(axes, at_rest))
 
     # Variables.
 
-    @contextlib.contextmanager
-    def creates_variables(self) -> Iterator[None]:
-        with tf.variable_creator_scope(self._create):
-            yield
+    def creates_variables(self) -> AbstractContextManager:
+        return tf.variable_creator_scope(self._create)
 
     def _is_laid_out(self, variable):
         return isinstance(variable.value, PjrtVariable)
@@ -103,7 +105,7 @@ class PjrtPartitioner(Partitioner):
 
     def _variable(self, symbol, value, sharding):
         variable = PjrtVariable(symbol, put(value, sharding))
-        self._variables.add(variable)
+        self.variables.add(variable)
         return variable
 
     def _adopt(self, optimizer):
@@ -118,16 +120,13 @@ class PjrtPartitioner(Partitioner):
         return min(first for first, _, _ in ranges), max(end for _, end, _ in ranges)
 
     def place(self, features: dict[str, Any]) -> dict[str, jax.Array]:
-        return {name: put(np.asarray(value), self._features) for name, value in features.items()}
+        sharding = self.sharding(_FEATURES)
+        return {name: put(np.asarray(value), sharding) for name, value in features.items()}
 
-    @property
-    def _features(self):
-        return self.sharding((None, "batch", "length"))
+    def compile(self, function: Callable, use_xla: bool = False) -> "PjrtProgram":
+        return PjrtProgram(function, self)
 
-    def compile(self, function: Callable[..., Any], use_xla: bool = False) -> PjrtProgram:
-        return PjrtProgram(function, self._annotator, lambda: list(self._variables), self._features)
-
-    def trace(self, function: PjrtProgram, specs: dict[str, tf.TensorSpec]) -> None:
+    def trace(self, function: "PjrtProgram", specs: dict[str, tf.TensorSpec]) -> None:
         """Compiles a program before its first call, so that the time it takes can be shown."""
         function.build(specs)
 
@@ -138,25 +137,15 @@ class PjrtPartitioner(Partitioner):
         with jax.profiler.trace(folder, profiler_options=options):
             yield lambda number: jax.profiler.StepTraceAnnotation("train", step_num=number)
 
-    def program_text(self, function: PjrtProgram) -> str:
+    def program_text(self, function: "PjrtProgram") -> str:
         return function.text
-
-    def on_host(self, tensor: Any) -> Any:
-        return tensor  # results are whole on every device
 
     def pieces(self, state: dict[str, PjrtVariable]) -> list[Piece]:
         return [Piece(path, text, value) for path, variable in state.items()
                 for text, value in variable.pieces().items()]
 
     def _compile_flags(self, values):
-        indices = [index for index, value in enumerate(values) if value.dtype.is_floating]
-
-        def all_flags():
-            found = self._flags([values[index].array for index in indices]) if indices else ()
-            flags = dict(zip(indices, np.asarray(found).tolist(), strict=True))
-            return [flags.get(index, True) for index in range(len(values))]
-
-        return all_flags
+        return lambda: self._flags([value.array for value in values])
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:
@@ -180,16 +169,9 @@ class PjrtPartitioner(Partitioner):
         return (self.num_processes > 1 and isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
                 and any(words in str(error) for words in _LOST_PROCESS))
 
-    def watching(self, message: Callable[[], str]) -> AbstractContextManager:
-        return pjrt_client.watching(message) if self.num_processes > 1 else super().watching(message)
-
-    def end_soon(self, status: int) -> None:
-        if self.num_processes > 1:
-            pjrt_client.end_soon(status)
-
-    def end_together(self, message: str) -> None:
-        if self.num_processes > 1:
-            pjrt_client.end_together(message)
+    watching = staticmethod(pjrt_client.watching)
+    end_soon = staticmethod(pjrt_client.end_soon)
+    end_together = staticmethod(pjrt_client.end_together)
 
 
 def _memory(device):
@@ -197,5 +179,71 @@ def _memory(device):
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def _are_finite(arrays):
-    return jax.numpy.stack([jax.numpy.isfinite(array).all() for array in arrays])
+class PjrtProgram:
+    """A function of placed features as one program on all devices, which updates the variables that it assigns.
+
+    It is compiled by `build`, or by the first call with features of other shapes.
+
+    Args:
+        function: Function of features, as tensors, that returns a nest of tensors, equal on every device.
+        partitioner: Partitioner of the variables.
+    """
+
+    def __init__(self, function: Callable, partitioner: PjrtPartitioner):
+        self._function, self._partitioner = function, partitioner
+        # Shapes of features -> executable, names of its first arguments, captured state, updated variables, results.
+        self._compiled: dict[tuple, tuple] = {}
+
+    @property
+    def text(self) -> str:
+        """The program that was compiled first, of one device, as XLA prints it; "" before `build`."""
+        return next(iter(self._compiled.values()))[0].as_text() if self._compiled else ""
+
+    def build(self, specs: Mapping[str, tf.TensorSpec]) -> None:
+        """Compiles the program for features of these shapes, without running it."""
+        by_symbol = {id(variable.symbol): variable for variable in self._partitioner.variables}
+
+        def traced(*tensors):
+            with context.within(annotator=self._partitioner.annotator, is_lowered=True):
+                return self._function(dict(zip(specs, tensors, strict=True)))
+
+        lowered = lowering.lower(traced, [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()],
+                                 [variable.symbol for variable in by_symbol.values()])
+        whole, features = self._partitioner.sharding(()), self._partitioner.sharding(_FEATURES)
+        state = [by_symbol[id(captured)] if id(captured) in by_symbol else put(captured.numpy(), whole)
+                 for captured in lowered.captured]
+        arguments = [jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype.as_numpy_dtype, sharding=features)
+                     for spec in specs.values()] + _arrays(state)
+        executable = lowering.jit(lowered, arguments, [whole] * len(lowered.results)).lower(*arguments).compile()
+        self._compiled[_shapes(specs)] = (executable, list(specs), state, [state[index] for index in lowered.updated],
+                                          lowered.structure)
+
+    def __call__(self, features: dict[str, jax.Array]) -> Any:
+        """Runs the program.
+
+        An exception while it runs, such as one for want of memory, leaves the variables that it assigns without values.
+
+        Args:
+            features: Feature name -> <int32>[steps, batch, length], laid out by the partitioner's `place`.
+
+        Returns:
+            The nest of the function's results, as jax.Arrays that every device has.
+        """
+        if _shapes(features) not in self._compiled:
+            self.build({name: tf.TensorSpec(value.shape, value.dtype) for name, value in features.items()})
+        executable, names, state, updated, structure = self._compiled[_shapes(features)]
+        found = iter(executable(*(features[name] for name in names), *_arrays(state)))
+        results = tf.nest.map_structure(lambda is_tensor: next(found) if is_tensor else None, structure)
+        for variable, array in zip(updated, found, strict=True):
+            variable.array = array
+        return results
+
+
+def _arrays(state):
+    return [one.array if isinstance(one, PjrtVariable) else one for one in state]
+
+
+def _shapes(features):
+    """Returns a key for the names, shapes and dtypes of features or of their specs."""
+    return tuple((name, tuple(feature.shape), np.dtype(tf.as_dtype(feature.dtype).as_numpy_dtype))
+                 for name, feature in features.items())

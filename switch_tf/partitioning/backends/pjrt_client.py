@@ -41,9 +41,6 @@ _LONGEST_WAIT = 24 * 3600  # seconds for the others to finish what this process 
 def start(members: Cluster) -> None:
     """Has JAX take the accelerators of this machine or, without any, as many CPU devices as TensorFlow has.
 
-    Raises:
-        Refusal: JAX has no client for the accelerators, or was started with other devices; or the processes name
-            different numbers of processes.
     """
     if devices.are_jax():
         return
@@ -55,7 +52,13 @@ def start(members: Cluster) -> None:
     if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # a CPU's programs are for that CPU alone
         jax.config.update("jax_compilation_cache_dir", str(environment.cache_folder() / "xla"))
     if kind == "CPU":
-        _divide_cpu()
+        count = devices.num_local_devices("CPU")
+        try:
+            jax.config.update("jax_num_cpu_devices", count)
+        except RuntimeError as error:  # JAX has started
+            if (found := len(jax.local_devices(backend="cpu"))) < count:
+                raise Refusal(f"JAX was started with {found} CPU devices before the back end, which needs {count}; "
+                              "choose the back end first.") from error
     elif kind == "TPU" and environment.installed_version("tensorflow-tpu"):
         raise Refusal("The pjrt back end needs the libtpu that goes with JAX, and tensorflow-tpu another one; install "
                       "requirements-tpu.txt in a fresh environment (docs/cloud_tpu.md), or use another back end.")
@@ -70,11 +73,7 @@ def start(members: Cluster) -> None:
 
 
 def _first_device(kind):
-    """Starts JAX's client of the devices of a kind and returns the first one.
-
-    Raises:
-        Refusal: JAX has other devices.
-    """
+    """Starts JAX's client of the devices of a kind and returns the first one."""
     try:
         first = jax.local_devices()[0]
     except RuntimeError as error:
@@ -90,17 +89,17 @@ def _first_device(kind):
 
 
 def _meet(members):
-    """Connects this process to the others.
-
-    Raises:
-        Refusal: The address of the first process cannot be used.
-    """
+    """Connects this process to the others."""
     first, count = members.addresses[0], len(members.addresses)
     bind = listening_address(first) if members.index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves
     jax.config.update("jax_enable_recoverability", True)  # `_Watch` reports a lost process; JAX would abort
-    _delay_aborts()
+    # C++ code that aborts this process first sleeps for 6 s, so that a thread can report the cause: `sleep` gets the
+    # number of SIGABRT as its seconds. A handler of Python would wait for Python's lock in the signal.
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
     message = (f"switch-tf: Process {members.index} did not meet all of the {count} processes at {first} within "
                f"{_START_SECONDS} s ({{}}); start the same command on every host of a TPU slice, and elsewhere each "
                "with the same list of addresses and an index of its own in TF_CONFIG.")
@@ -121,16 +120,6 @@ def _leave():
         with outputs.held_back():
             _all_came("ended", _END_SECONDS)
             _disconnect()
-
-
-def _delay_aborts():
-    """Has C++ code that aborts this process sleep for 6 s first, so that a thread can report the cause.
-
-    `sleep` gets the number of SIGABRT as its seconds. A handler of Python would wait for Python's lock in the signal.
-    """
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
 
 
 @contextlib.contextmanager
@@ -162,7 +151,7 @@ class _Watch:
         count: Number of processes.
     """
 
-    of_this_process: "_Watch"
+    of_this_process: "_Watch | None" = None  # None without other processes
 
     def __init__(self, count: int):
         self.message: Callable[[], str] = lambda: f"switch-tf: Another of the {count} processes is gone."
@@ -211,6 +200,9 @@ def _is_aborting():
 def watching(message: Callable[[], str]) -> Iterator[None]:
     """Ends this process with this message if another one is lost in this scope."""
     watch = _Watch.of_this_process
+    if watch is None:
+        yield
+        return
     before, watch.message = watch.message, message
     try:
         yield
@@ -219,29 +211,31 @@ def watching(message: Callable[[], str]) -> Iterator[None]:
 
 
 def end_together(message: str) -> None:
-    """Has this process wait at its exit for the others, and end with a message as an outage if one is lost."""
-    atexit.register(_end_together, message)
+    """Has this process wait at its exit for the others, if any, and end with a message as an outage if one is lost."""
+    if _Watch.of_this_process is None:
+        return
 
-
-def _end_together(message):
-    _Watch.of_this_process.message = lambda: message
-    with outputs.held_back():
-        if not _all_came("finished", _LONGEST_WAIT):
-            outputs.end(OUTAGE, message)
-        _disconnect()
+    @atexit.register
+    def end():
+        _Watch.of_this_process.message = lambda: message
+        with outputs.held_back():
+            if not _all_came("finished", _LONGEST_WAIT):
+                outputs.end(OUTAGE, message)
+            _disconnect()
 
 
 def end_soon(status: int) -> None:
     """Has this process, which failed, exit with a status, without waiting long for others that wait for it."""
-    atexit.register(_end_soon, status)
+    if _Watch.of_this_process is None:
+        return
 
-
-def _end_soon(status):
-    # If all processes failed alike, none reports the others as lost.
-    with outputs.held_back():
-        _all_came("failed", _END_SECONDS)
-        _disconnect()
-    outputs.end(status)
+    @atexit.register
+    def end():
+        # If all processes failed alike, none reports the others as lost.
+        with outputs.held_back():
+            _all_came("failed", _END_SECONDS)
+            _disconnect()
+        outputs.end(status)
 
 
 def _all_came(place, seconds):
@@ -258,14 +252,3 @@ def _disconnect():
     if jax.process_index() == 0:
         time.sleep(1)  # with it goes the service, and the others' clients would abort
     jax.distributed.shutdown()
-
-
-def _divide_cpu():
-    """Gives JAX as many CPU devices as TensorFlow has."""
-    count = devices.num_local_devices("CPU")
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:  # JAX has started
-        if (found := len(jax.local_devices(backend="cpu"))) < count:
-            raise Refusal(f"JAX was started with {found} CPU devices before the back end, which needs {count}; choose "
-                          "the back end first.") from error

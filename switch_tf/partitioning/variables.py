@@ -1,0 +1,426 @@
+"""The variables that back ends store, whole or in pieces, and their pieces in host memory.
+
+DTensor splits a dimension over one mesh axis only, so a weight with a dimension over several mesh axes is stored
+unfolded. A kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024], its
+first and last dimension over one axis each. New dimensions come first, because a TPU lays out the last two dimensions
+in tiles: a dimension of one between them would fill an eighth of a tile.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from switch_tf import context
+from switch_tf.partitioning.tensors import Tensor
+from switch_tf.refusals import Refusal
+
+
+class Piece(NamedTuple):
+    """A piece of a variable, or a whole one, that one process writes into a checkpoint.
+
+    Attributes:
+        path: Path of the variable.
+        slice_text: Place of the piece in the stored variable, see `slice_text`.
+        value: Its numbers in host memory, shared with nothing.
+    """
+
+    path: str
+    slice_text: str
+    value: tf.Tensor
+
+
+def in_host_memory(array: np.ndarray) -> tf.Tensor:
+    """Returns an array that nobody else changes as a tensor of the host. Some arrays share their memory with it."""
+    with tf.device("CPU:0"):
+        return tf.convert_to_tensor(array)
+
+
+def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
+    """Returns TensorFlow's text for a slice, "4 8 0,2:-" for the first half of [4, 8]; "" for the whole tensor."""
+    ranges = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
+    if all(end - start == size for (start, end), size in zip(ranges, shape, strict=True)):
+        return ""
+    parts = ["-" if end - start == size else f"{start},{end - start}"
+             for (start, end), size in zip(ranges, shape, strict=True)]
+    return f"{' '.join(map(str, shape))} {':'.join(parts)}"
+
+
+class DTensorVariable(dtensor.DVariable):
+    """A weight or slot in the pieces of its `layout`.
+
+    A function of the partitioner reads and assigns the pieces. Eager code reads the whole value, as a tensor or array
+    of the host, and assigns such values. So do `save`, `save_weights` and `load_weights` of Keras. With several
+    processes, all of them do this together.
+    """
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value on the host."""
+        return whole(self.read_value())
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+    def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+        if tf.inside_function():
+            self.check_function()
+            return super()._dense_var_to_tensor(dtype, name, as_ref)
+        return tf.convert_to_tensor(_on_host(self.read_value()), dtype)
+
+    def check_function(self) -> None:
+        """Refuses a traced function that no partitioner cuts over the devices, which could not read the pieces."""
+        current = context.current()
+        if current.annotator is None and not current.is_lowered:
+            raise Refusal(f"{self.name} lies in pieces on DTensor's devices, and only functions that the partitioner "
+                          "compiles can read it; for Keras' `fit`, `evaluate` and `predict`, for `generate` and "
+                          "`export`, save the weights with `save_weights` and load them into a model that was built "
+                          "without this partitioner.")
+
+    def assign(self, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().assign(self._in_pieces(value), *args, **kwargs)
+
+    def assign_add(self, delta: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_add(self._in_pieces(delta), *args, **kwargs)
+
+    def assign_sub(self, delta: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_sub(self._in_pieces(delta), *args, **kwargs)
+
+    def _in_pieces(self, value):
+        """Cuts a value of the host, in eager code."""
+        if tf.inside_function():
+            return value
+        if isinstance(value, DTensorVariable):
+            return value.read_value()
+        if dtensor.is_dtensor(value):
+            return value
+        value = np.asarray(value, self.dtype.as_numpy_dtype)
+        if value.shape != tuple(self.shape):
+            raise Refusal(f"{self.name} has shape {tuple(self.shape)}, so a value of shape {value.shape} cannot be "
+                          "assigned or added to it; give one of the same shape.")
+        return pack(value, self.layout)
+
+
+def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
+    """Cuts a whole array of the host into the pieces of this process's devices."""
+    with tf.device("CPU:0"):  # otherwise the first GPU would hold all pieces at once
+        pieces = [tf.constant(value[index]) for index in slices(value.shape, sharding)]
+    return dtensor.pack(pieces, sharding)
+
+
+def whole(tensor: tf.Tensor) -> np.ndarray:
+    """Joins the pieces of an eager DTensor on the host. All processes call it together."""
+    sharding = dtensor.fetch_layout(tensor)
+    if dtensor.num_clients() > 1:  # this process lacks the pieces of the others
+        sharding = dtensor.Layout.replicated(sharding.mesh, tensor.shape.rank)
+        tensor = dtensor.relayout(tensor, sharding)
+    value = np.empty(tensor.shape, tensor.dtype.as_numpy_dtype)
+    for index, piece in zip(slices(value.shape, sharding), dtensor.unpack(tensor), strict=True):
+        value[index] = piece
+    return value
+
+
+@tf.custom_gradient
+def _on_host(tensor):
+    """Returns an eager DTensor as a tensor of the host, and has a gradient tape lay out its gradient alike."""
+    sharding = dtensor.fetch_layout(tensor)
+    return tf.constant(whole(tensor)), lambda gradient: pack(gradient.numpy(), sharding)
+
+
+def slices(shape: Sequence[int], sharding: dtensor.Layout) -> Iterator[tuple[slice, ...]]:
+    """Yields the part of a whole array that each device of this process has."""
+    mesh = sharding.mesh
+    for location in mesh.local_device_locations():
+        index = []
+        for axis, size in zip(sharding.sharding_specs, shape, strict=True):
+            length = size // (1 if axis == dtensor.UNSHARDED else mesh.dim_size(axis))
+            first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
+            index.append(slice(first, first + length))
+        yield tuple(index)
+
+
+class Unfolding(NamedTuple):
+    """The stored form of a weight: a new dimension for every mesh axis but the last that splits one of its dimensions.
+
+    Attributes:
+        shape: Shape of the weight.
+        first: New dimensions, which come first, as pairs of a dimension of the weight and a size, the outermost of each
+            dimension first. Empty if the weight is stored as it is.
+    """
+
+    shape: tuple[int, ...]
+    first: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the stored tensor."""
+        rest = list(self.shape)
+        for dim, size in self.first:
+            rest[dim] //= size
+        return (*(size for _, size in self.first), *rest)
+
+    @property
+    def _order(self):
+        """The stored dimensions, each new one before the dimension of the weight that it was split off."""
+        places = [[] for _ in self.shape]
+        for place, (dim, _) in enumerate(self.first):
+            places[dim].append(place)
+        return [place for dim, split_off in enumerate(places) for place in (*split_off, len(self.first) + dim)]
+
+    def fold(self, stored: Any, library: Any = tf) -> Any:
+        """Returns a stored tensor in the shape of the weight. `library` is tf or np."""
+        return library.reshape(library.transpose(stored, self._order), self.shape)
+
+    def unfold(self, whole: Any, library: Any = tf) -> Any:
+        """Returns a tensor of the weight's shape in the stored shape. `library` is tf or np."""
+        order, shape = self._order, self.stored_shape
+        between = library.reshape(whole, [shape[place] for place in order])
+        return library.transpose(between, np.argsort(order).tolist())
+
+
+def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[str, int],
+              ) -> tuple[Unfolding, tuple[str | None, ...]]:
+    """Returns the stored form of a weight, and the mesh axis or None that splits each stored dimension.
+
+    Args:
+        shape: Shape of the weight.
+        spec: Mesh axes that split each dimension, the outermost first. Axes of one device are ignored.
+        mesh: Number of devices along each mesh axis.
+    """
+    first, last = [], []
+    for dim, axes in enumerate(spec):
+        axes = [axis for axis in axes if mesh[axis] > 1]
+        first += [(dim, axis) for axis in axes[:-1]]
+        last.append(axes[-1] if axes else None)
+    return (Unfolding(tuple(shape), tuple((dim, mesh[axis]) for dim, axis in first)),
+            (*(axis for _, axis in first), *last))
+
+
+class UnfoldedVariable:
+    """A weight that Keras reads and assigns like a tf.Variable, and that is stored unfolded.
+
+    Args:
+        stored: dtensor.DVariable, or a tf.Variable of a program that is only compiled. Gradients have its shape.
+        unfolding: Unfolding of the weight.
+        used: dtensor.Layout in which DTensor folds and unfolds the weight. None if XLA's partitioner chooses it.
+    """
+
+    _should_act_as_resource_variable = True
+
+    def __init__(self, stored: tf.Variable, unfolding: Unfolding, used: dtensor.Layout | None = None):
+        self.stored, self.unfolding = stored, unfolding
+        self.shape = tf.TensorShape(unfolding.shape)
+        self.dtype, self.name, self.handle = stored.dtype, stored.name, stored.handle
+        self._unique_id = stored._unique_id  # Keras' optimizers identify it by this
+        self._used = used
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        if not tf.inside_function():
+            return tf.convert_to_tensor(self.unfolding.fold(tf.convert_to_tensor(self.stored)), dtype)
+        if isinstance(self.stored, DTensorVariable):
+            self.stored.check_function()
+        return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value on the host, see `DTensorVariable`."""
+        return self.unfolding.fold(self.stored.numpy(), np)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+    def assign(self, value: Tensor) -> Any:
+        return self.stored.assign(self._as_stored(value))
+
+    def assign_add(self, value: Tensor) -> Any:
+        return self.stored.assign_add(self._as_stored(value))
+
+    def assign_sub(self, value: Tensor) -> Any:
+        return self.stored.assign_sub(self._as_stored(value))
+
+    def _as_stored(self, value):
+        """Returns a tensor, or in eager code a value of the host, in the stored shape."""
+        if tf.inside_function() or dtensor.is_dtensor(value):
+            return self.unfold(value)
+        return self.unfolding.unfold(np.asarray(value), np)
+
+    def fold(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a stored tensor in the shape of the weight."""
+        if self._used is not None:  # new dimensions are not split
+            specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
+            tensor = dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh))
+        return self.unfolding.fold(tensor)
+
+    def unfold(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of the weight's shape in the stored shape and layout."""
+        whole = _laid_out(tensor, self._used)
+        return _laid_out(self.unfolding.unfold(whole), getattr(self.stored, "layout", None))
+
+
+def _laid_out(tensor, layout):
+    return tensor if layout is None else dtensor.relayout(tensor, layout)
+
+
+def as_stored(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Returns the gradients of variables in the shapes and layouts in which the variables are stored."""
+    return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
+            _laid_out(gradient, getattr(variable.value, "layout", None))
+            for gradient, variable in zip(gradients, variables, strict=True)]
+
+
+def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Returns gradients of `as_stored` in the shapes of the weights."""
+    return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
+            for gradient, variable in zip(gradients, variables, strict=True)]
+
+
+def stored(variable: keras.Variable) -> tf.Variable:
+    """Returns the TensorFlow variable behind a Keras variable, in the stored shape."""
+    value = variable.value
+    return value.stored if isinstance(value, UnfoldedVariable) else value
+
+
+def unfolding_of(variable: keras.Variable) -> Unfolding:
+    """Returns the stored form of a Keras variable."""
+    value = variable.value
+    return value.unfolding if isinstance(value, UnfoldedVariable) else Unfolding(tuple(variable.shape))
+
+
+def assign(variable: keras.Variable, value: Any) -> None:
+    """Assigns a whole array of the host to a Keras variable, in any stored form."""
+    target = stored(variable)
+    target.assign(unfolding_of(variable).unfold(np.asarray(value, target.dtype.as_numpy_dtype), np))
+
+
+class PjrtVariable(tf.__internal__.tracking.Trackable):
+    """A weight or slot that Keras reads and assigns like a tf.Variable, and that is stored in pieces on the devices.
+
+    A function that TensorFlow traces reads and assigns `symbol`, which is an argument of the lowered program and has no
+    numbers of its own. Outside of such functions the variable has the numbers of `array`. Eager code that reads it as a
+    tensor, which a gradient tape may watch, leaves a copy of them in `symbol`.
+
+    Args:
+        symbol: tf.Variable in reserved memory.
+        array: jax.Array with the numbers, laid out as it is stored.
+    """
+
+    _should_act_as_resource_variable = True
+
+    def __init__(self, symbol: tf.Variable, array: jax.Array):
+        self.symbol, self.array = symbol, array
+        self.shape, self.dtype, self.name = symbol.shape, symbol.dtype, symbol.name
+        self.handle, self.trainable = symbol.handle, symbol.trainable
+        # Keras' optimizers identify it by the first, TensorFlow's checkpoints by the second.
+        self._unique_id, self._shared_name = symbol._unique_id, symbol._shared_name
+        self._copied = None  # the array that `symbol` has a copy of
+        self._copying = threading.Lock()
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        if tf.inside_function():
+            self._check_lowered()
+            return tf.convert_to_tensor(self.symbol.read_value(), dtype)
+        with self._copying:  # another thread may copy later numbers
+            array = self.array
+            if self._copied is not array:
+                self.symbol.assign(self._whole(array))
+                self._copied = array
+            return tf.convert_to_tensor(self.symbol.read_value(), dtype)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value on the host. With several processes, all of them call this together.
+
+        Raises:
+            Refusal: A step that failed while it ran has left no value.
+        """
+        return self._whole(self.array)
+
+    def _whole(self, array):
+        if array.is_deleted():
+            raise Refusal(f"{self.name} has no value since a step failed while it ran; restore a checkpoint.")
+        if array.is_fully_addressable or array.is_fully_replicated:
+            return np.asarray(array)
+        from jax.experimental import multihost_utils  # starts the devices
+
+        return multihost_utils.process_allgather(array, tiled=True)
+
+    def assign(self, value: Tensor) -> Any:
+        """Assigns a tensor in a traced function, or a whole array of the host, the same in all processes.
+
+        Raises:
+            Refusal: The value has another shape.
+        """
+        return self._assign("assign", value)
+
+    def assign_add(self, value: Tensor) -> Any:
+        return self._assign("assign_add", value, np.add)
+
+    def assign_sub(self, value: Tensor) -> Any:
+        return self._assign("assign_sub", value, np.subtract)
+
+    def _assign(self, method, value, combine=None):
+        if tf.inside_function():
+            self._check_lowered()
+            return getattr(self.symbol, method)(value)
+        if combine is not None:
+            value = combine(self.numpy(), np.asarray(value))
+        array = np.array(value, self.dtype.as_numpy_dtype)  # a copy: a CPU device may keep the caller's memory
+        if array.shape != self.array.shape:
+            raise Refusal(f"{self.name} has shape {self.array.shape}, so it cannot become {array.shape}.")
+        self.array = put(array, self.array.sharding)
+        return self
+
+    def __float__(self):
+        return float(self.numpy())
+
+    def __int__(self):
+        return int(self.numpy())
+
+    def _check_lowered(self):
+        """Refuses a function that TensorFlow will run, in which `symbol` has no numbers."""
+        if not context.current().is_lowered:
+            raise Refusal("A function that TensorFlow runs cannot read or assign variables of the pjrt back end, which "
+                          "JAX has; compile it with the partitioner, call the model eagerly, or build the model "
+                          "without this partitioner for `fit` and `predict`.")
+
+    def slices(self) -> list[str]:
+        """Returns the slices on the devices of this process, as `slice_text` writes them, each once."""
+        shape = self.array.shape
+        indices = self.array.sharding.addressable_devices_indices_map(shape).values()
+        return list(dict.fromkeys(slice_text(shape, index) for index in indices))
+
+    def load(self, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+        """Loads the numbers that the devices of this process hold, and reads each piece once.
+
+        Args:
+            read: Function of a slice of each dimension that returns its numbers.
+        """
+        shape, pieces = self.array.shape, {}
+
+        def piece(index):
+            text = slice_text(shape, index)
+            if text not in pieces:
+                pieces[text] = np.asarray(read(index), self.array.dtype)
+            return pieces[text]
+
+        self.array = jax.make_array_from_callback(shape, self.array.sharding, piece)
+
+    def pieces(self) -> dict[str, tf.Tensor]:
+        """Returns slice, as `slice_text` writes it -> copied numbers: each piece once, in the first process with it."""
+        return {slice_text(self.array.shape, shard.index): in_host_memory(np.array(shard.data))
+                for shard in self.array.addressable_shards if shard.replica_id == 0}
+
+    def _serialize_to_tensors(self):
+        """Returns the pieces for `tf.train.Checkpoint`, whose format knows slices of a tensor."""
+        pieces = self.pieces()
+        return {"VARIABLE_VALUE": pieces.get("", pieces)}
+
+
+def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Brings a whole array of the host to the devices, each process the pieces of its own ones."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
