@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import switch_tf
 from switch_tf import environment
-from switch_tf.hardware import gpus
+from switch_tf.hardware import chips
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole, writing
 
 # Variables with flags of the compilers, and with the share of a GPU's memory.
-_FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", *gpus.SHARE_VARIABLES)
+_FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", *chips.SHARE_VARIABLES)
 
 
 def answer_file(*question: str) -> pathlib.Path:

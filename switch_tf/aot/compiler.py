@@ -9,8 +9,7 @@ from jax.sharding import Mesh
 
 from switch_tf.aot import devices
 from switch_tf.aot.lower import Lowered
-from switch_tf.hardware.gpus import Servers
-from switch_tf.hardware.network import Network
+from switch_tf.hardware.network import Network, Servers
 from switch_tf.partitioning.backends import pjrt_jit, pjrt_mesh
 from switch_tf.refusals import Refusal
 

@@ -7,9 +7,8 @@ import jax
 from jax.experimental import topologies as jax_topologies
 from jax.sharding import Mesh
 
-from switch_tf.hardware import gpus, topologies
-from switch_tf.hardware.gpus import Servers
-from switch_tf.hardware.network import Network
+from switch_tf.hardware import chips
+from switch_tf.hardware.network import Network, Servers
 from switch_tf.refusals import Refusal, first_line
 
 
@@ -19,17 +18,18 @@ def of(topology: str) -> list[jax.Device]:
     Raises:
         Refusal: The topology is unknown.
     """
-    topologies.check(topology)
+    kind = chips.kind(topology)
     jax.config.update("jax_platforms", "cpu")  # JAX starts devices of this machine, and accelerators are not needed
-    return _gpus(topology) if topologies.is_of_gpus(topology) else _chips(topology)
+    return _gpus(topology) if kind == "GPU" else _chips(topology)
 
 
 def network(topology: str, mesh: Mesh) -> Network | Servers:
     """Returns the network between the devices of a mesh that `of` returned."""
     devices = list(mesh.devices.flat)
-    if not topologies.is_of_gpus(topology):
-        return Network.of(topology, dict(mesh.shape), [device.coords for device in devices])
-    return Servers.of(_gpu(topology), dict(mesh.shape), [device.process_index for device in devices])
+    if chips.kind(topology) == "TPU":
+        return Network(topology, dict(mesh.shape), [device.coords for device in devices])
+    gpu, _, _ = chips.servers(topology)
+    return Servers(gpu, dict(mesh.shape), [device.process_index for device in devices])
 
 
 def _chips(topology):
@@ -43,14 +43,10 @@ def _chips(topology):
 
 
 def _gpus(topology):
-    count, size = topologies.servers(topology)
+    gpu, count, size = chips.servers(topology)
     # Slices, processes and devices: a slice is what NVLink connects.
     return _described(topology, "JAX's plugin for CUDA", {
-        "platform": "cuda", "target_config": _gpu(topology).target(), "topology": f"{count}x1x{size}"})
-
-
-def _gpu(topology):
-    return gpus.GPUS[topology.partition(":")[0]]
+        "platform": "cuda", "target_config": gpu.target(), "topology": f"{count}x1x{size}"})
 
 
 def _described(topology, compiler, description):

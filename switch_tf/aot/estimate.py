@@ -20,7 +20,7 @@ from switch_tf.aot.roofline import Roofline, link_seconds
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective
-from switch_tf.hardware import devices, topologies
+from switch_tf.hardware import chips, devices
 from switch_tf.hardware.chips import Chip
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
@@ -122,7 +122,7 @@ def make(question: Question, is_full: bool = False, say: Callable[[str], None] =
         Refusal: The run does not fit its layout, or the layout its topology.
     """
     _check(question)
-    lines_per_second = LINES_PER_SECOND[topologies.kind(question.topology)]
+    lines_per_second = LINES_PER_SECOND[chips.kind(question.topology)]
     config = question.config
     depths = [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config)
     points = []
@@ -131,7 +131,7 @@ def make(question: Question, is_full: bool = False, say: Callable[[str], None] =
         say(f"Lowering {depth[0]} + {depth[1]} layers ...")
         model = SwitchTransformer(dataclasses.replace(config, num_encoder_layers=depth[0], num_decoder_layers=depth[1]),
                                   dtype=question.dtype)
-        with devices.supposed(topologies.kind(question.topology), question.topology):
+        with devices.supposed(chips.kind(question.topology), question.topology):
             lowered = lower_step(model, question.make_optimizer(), question.layout, question.batch_size,
                                  question.task_feature_lengths, question.settings, question.pack,
                                  question.make_objective())

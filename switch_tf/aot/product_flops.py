@@ -19,7 +19,7 @@ def seconds(module: hlo.Module, instruction: hlo.Instruction, chip: Chip) -> flo
     """Returns the least seconds of a product on a chip, or of all products in what a fusion calls."""
     if instruction.is_product:
         is_float32 = module.instructions[instruction.operands[0]].shape.startswith("f32")
-        return chip.product_seconds(of(module, instruction), is_float32)
+        return of(module, instruction) / (is_float32 and chip.float32_flops or chip.flops)
     return sum(seconds(module, inner, chip) for name in instruction.called.get("calls", ())
                for inner in module.computations.get(name, ()))
 

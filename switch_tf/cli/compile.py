@@ -9,7 +9,7 @@ from etils import epy
 from switch_tf.aot import answer_cache, answer_text, jobs
 from switch_tf.aot.search import search
 from switch_tf.cli import gin_files
-from switch_tf.hardware import topologies
+from switch_tf.hardware import chips
 from switch_tf.installation.packages import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
@@ -50,8 +50,7 @@ def run(arguments: argparse.Namespace) -> dict:
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
     """
-    topologies.check(arguments.topology)
-    if topologies.is_of_gpus(arguments.topology):
+    if chips.kind(arguments.topology) == "GPU":
         check_gpu_compiler()
     else:
         check_tpu_compiler()
@@ -78,12 +77,12 @@ def _question(described, topology):
     Raises:
         Refusal: The topology is unknown, or the configuration contradicts itself.
     """
-    chip = topologies.chip(topology)
+    chip = chips.of_topology(topology)
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = compiler.num_devices(topology)
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
-    described = experiments.on_devices(described, num_devices, topologies.kind(topology), is_checked=False)
-    if described.layout.backend not in ("auto", "pjrt") and topologies.is_of_gpus(topology):
+    described = experiments.on_devices(described, num_devices, chips.kind(topology), is_checked=False)
+    if described.layout.backend not in ("auto", "pjrt") and chips.kind(topology) == "GPU":
         raise Refusal("For GPUs the program of the pjrt back end is compiled, not that of "
                       f"{described.layout.backend!r}; leave out Layout.backend.")
     return estimate.Question(

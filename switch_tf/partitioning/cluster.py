@@ -14,7 +14,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from switch_tf.hardware import host, metadata
+from switch_tf.hardware import host
 from switch_tf.refusals import Refusal, first_line
 
 # The port at which the processes of a TPU slice meet. libtpu itself uses 8471 and others.
@@ -77,12 +77,12 @@ def _of_environment():
 
 def _of_metadata():
     """Returns the same for a TPU VM, from the attributes by which JAX and libtpu find the hosts of a slice, too."""
-    index = metadata.attribute("agent-worker-number") if host.has_tpu() else ""
+    index = host.vm_attribute("agent-worker-number") if host.has_tpu() else ""
     if not index:  # no TPU VM of Google Cloud
         return [], "", os.environ.get("MEGASCALE_NUM_SLICES") or "1"
     # A host is "address" or, formerly, "name:number:address".
-    names = [entry.rpartition(":")[2].strip() for entry in metadata.attribute("worker-network-endpoints").split(",")]
-    num_slices = os.environ.get("MEGASCALE_NUM_SLICES") or metadata.tpu_environment("MEGASCALE_NUM_SLICES") or "1"
+    names = [entry.rpartition(":")[2].strip() for entry in host.vm_attribute("worker-network-endpoints").split(",")]
+    num_slices = os.environ.get("MEGASCALE_NUM_SLICES") or host.tpu_environment("MEGASCALE_NUM_SLICES") or "1"
     return names, index, num_slices
 
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from switch_tf.hardware import devices, host, metadata
+from switch_tf.hardware import devices, host
 from switch_tf.training.stopping import Stopping
 
 # A pre-empted VM has 30 seconds, one with a maintenance event 60, and those only if the entry has been read before.
@@ -44,6 +44,6 @@ class Notices:
 
 def _notice():
     """Returns the reason why this VM is about to be stopped, "" if it is not or no server answers."""
-    if metadata.entry("maintenance-event") == _MAINTENANCE:
+    if host.vm_entry("maintenance-event") == _MAINTENANCE:
         return "maintenance event of this VM"
-    return "pre-emption of this VM" if metadata.entry("preempted") == "TRUE" else ""
+    return "pre-emption of this VM" if host.vm_entry("preempted") == "TRUE" else ""

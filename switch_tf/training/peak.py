@@ -5,8 +5,7 @@ import time
 
 import tensorflow as tf
 
-from switch_tf.hardware.devices import are_jax, device_type
-from switch_tf.hardware.rates import nominal_flops
+from switch_tf.hardware.devices import are_jax, device_type, nominal_flops
 
 # Seconds until a measured rate is measured again, because the load of a machine changes.
 TRUSTED = 60

@@ -1,6 +1,5 @@
 """The roofline, by hand."""
 
-import numpy as np
 import pytest
 
 from switch_tf.aot import roofline
@@ -10,7 +9,7 @@ from switch_tf.hardware.network import Network
 
 CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=50e9, clock=1e9)
 # A line of four chips: over the link in its middle each of two sends two thirds of what it has.
-NETWORK = Network({"data": 4}, np.array([(0, index) for index in range(4)]), (1, 4), (False, False))
+NETWORK = Network("v5e:1x4", {"data": 4}, [(0, index, 0) for index in range(4)])
 
 
 def _seconds(kind, size=3e9, times=1):

@@ -309,8 +309,8 @@ MUTANTS = (
            ("tests/partitioning/narrowing_test.py",)),
     Mutant("partitioning/narrowing.py", "value = _like(move, value,", "_like(move, value,",
            ("tests/partitioning/narrowing_test.py",)),
-    Mutant("hardware/gpus.py", "min(1.0, together / self.slowness)", "1 / self.slowness",
-           ("tests/hardware/gpus_test.py",)),
+    Mutant("hardware/network.py", "min(1.0, together / self._slowness)", "1 / self._slowness",
+           ("tests/hardware/servers_test.py",)),
     Mutant("aot/clock.py", "max(product_flops.seconds(self._module, instruction, self._chip),", "max(0.0,",
            ("tests/aot/clock_test.py",)),
     # Decoding, data and comparisons.

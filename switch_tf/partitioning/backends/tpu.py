@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import host, memory
+from switch_tf.hardware import chips, host
 from switch_tf.partitioning.backends.strategy import StrategyPartitioner
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.gspmd import XlaAnnotator
@@ -37,8 +37,8 @@ class TPUPartitioner(StrategyPartitioner):
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         super().check(config, steps_per_call, use_xla)
-        memory.check(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
-                     "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
+        chips.check_memory(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
+                           "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         count = self.num_parts
