@@ -1,6 +1,5 @@
 """The least time of a compiled step, limited only by the nominal rates of its chips."""
 
-import functools
 from typing import NamedTuple
 
 from switch_tf.aot.collectives import Collective
@@ -37,19 +36,16 @@ def seconds_once(collectives: list[Collective], chip: Chip, network: Network) ->
 
     Rings use all links along their group. An all-to-all takes as long as its busiest link.
     """
-    links_of_rings, links_to_next, busiest_link = map(functools.cache, (
-        network.links_of_rings, network.links_to_next, network.busiest_link))
-
     def seconds(collective):
         size, axes = collective.group_size, collective.axes
         share = (size - 1) / size
         if "all-to-all" in collective.kind:
-            crossings = share * busiest_link(axes)
+            crossings = share * network.busiest_link(axes)
         elif collective.kind == "collective-permute":
-            crossings = 1 / links_to_next(axes)
+            crossings = 1 / network.links_to_next(axes)
         else:
             factor = {"all-reduce": 2 * share, "reduce-scatter": size - 1}.get(collective.kind, share)
-            crossings = factor / links_of_rings(axes)
+            crossings = factor / network.links_of_rings(axes)
         return float(crossings * collective.bytes / chip.link_bandwidth)
 
     return [seconds(collective) for collective in collectives]

@@ -10,7 +10,7 @@ from switch_tf.aot import answer_cache, answer_text, jobs
 from switch_tf.aot.search import search
 from switch_tf.cli import gin_files
 from switch_tf.hardware import chips
-from switch_tf.installation.packages import check_gpu_compiler, check_tpu_compiler
+from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import outputs

@@ -213,7 +213,7 @@ def check_memory(num_bytes: int, storage: str, remedy: str) -> None:
                       f"{(chip.memory + RESERVED) / 2**30:g} GiB; {remedy}.")
 
 
-def gpu_flops(name: str) -> tuple[float, float] | tuple[()]:
-    """Returns the FLOP/s of a GPU in bfloat16 and in TensorFloat-32 by its name; () if they are not known here."""
+def gpu_flops(name: str) -> list[float]:
+    """Returns the FLOP/s of a GPU in bfloat16 and in TensorFloat-32 by its name, [] if they are not known here."""
     words = {word.split("-")[0] for word in name.split()}  # "A100-SXM4-80GB" is an A100
-    return next((flops for wanted, *flops in _GPU_FLOPS if words.issuperset(wanted)), ())
+    return next((flops for wanted, *flops in _GPU_FLOPS if words.issuperset(wanted)), [])
