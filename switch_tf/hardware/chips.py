@@ -192,7 +192,7 @@ def _share():
     return _SHARE
 
 
-def of_this_machine() -> Chip | None:
+def find_tpu_chip() -> Chip | None:
     """Returns the chip of this machine's TPU, None if its type is not known."""
     name = host.accelerator_type().partition("-")[0]
     return CHIPS.get(_NAMES.get(name, name))
@@ -206,7 +206,7 @@ def check_memory(num_bytes: int, storage: str, remedy: str) -> None:
         storage: str, how the back end stores them: the start of the message.
         remedy: str, the end of the message.
     """
-    chip = of_this_machine()
+    chip = find_tpu_chip()
     if chip is not None and num_bytes > chip.memory + RESERVED:
         raise Refusal(f"{storage}, {num_bytes / 2**30:.1f} GiB of them, and a "
                       f"{host.accelerator_type().partition('-')[0]} device has "

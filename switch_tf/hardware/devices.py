@@ -114,7 +114,7 @@ def nominal_flops(dtype: str) -> float | None:
     """Returns the FLOP/s of one device in `dtype`; None for a CPU, a part of a GPU or an unknown device."""
     kind = device_type()
     if kind == "TPU" and dtype in ("bfloat16", "float32"):
-        chip = chips.of_this_machine()
+        chip = chips.find_tpu_chip()
         return chip and chip.flops
     # JAX multiplies float32 numbers in TensorFloat-32 by default, and nothing here changes that.
     is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()

@@ -12,7 +12,21 @@ import numpy as np
 from switch_tf.hardware.chips import Gpu
 
 
-class Network:
+class _Mesh:
+    """Places of devices, <int>[device, dimension], in row-major order of a mesh."""
+
+    def __init__(self, mesh, places):
+        self._mesh, self._places = mesh, np.array(places)
+
+    def groups(self, axes: tuple[str, ...]) -> np.ndarray:
+        """Returns the places of the members of all groups: <int>[group, member, dimension]."""
+        inner = [place for place, axis in enumerate(self._mesh) if axis in axes]
+        places = self._places.reshape(*self._mesh.values(), -1)
+        members = math.prod(self._mesh[axis] for axis in axes)
+        return np.moveaxis(places, inner, range(-1 - len(inner), -1)).reshape(-1, members, places.shape[-1])
+
+
+class Network(_Mesh):
     """A torus of chips and a mesh laid over it.
 
     Two-dimensional pods wrap along a dimension of 16 chips. Three-dimensional ones wrap along all dimensions if each is
@@ -25,11 +39,10 @@ class Network:
     """
 
     def __init__(self, topology: str, mesh: dict[str, int], coordinates: Sequence[Sequence[int]]):
-        self._mesh = mesh
         self._sizes = [int(size) for size in topology.partition(":")[2].split("x")]
         are_cubes = all(size % 4 == 0 for size in self._sizes)
         self._wraps = [size == 16 if len(self._sizes) == 2 else are_cubes for size in self._sizes]
-        self._places = np.array(coordinates)[:, :len(self._sizes)]
+        super().__init__(mesh, [place[:len(self._sizes)] for place in coordinates])
 
     def links_of_rings(self, axes: tuple[str, ...]) -> float:
         """Returns the links, in one direction, that a chip has to itself while groups gather or sum around rings.
@@ -79,12 +92,8 @@ class Network:
             if len(places) > 1:
                 yield dimension, places
 
-    def groups(self, axes: tuple[str, ...]) -> np.ndarray:
-        """Returns the places of the members of all groups: <int>[group, member, dimension]."""
-        return _groups(self._places, self._mesh, axes)
 
-
-class Servers:
+class Servers(_Mesh):
     """GPUs in servers and a mesh laid over them.
 
     Within a server each GPU sends over all of its NVLinks to any other one; between servers, over its own card.
@@ -96,7 +105,7 @@ class Servers:
     """
 
     def __init__(self, gpu: Gpu, mesh: dict[str, int], servers: Sequence[int]):
-        self._mesh, self._servers = mesh, np.array(servers)[:, None]
+        super().__init__(mesh, servers)
         self._slowness = gpu.link_bandwidth / gpu.network_bandwidth
 
     def links_of_rings(self, axes: tuple[str, ...]) -> float:
@@ -119,13 +128,5 @@ class Servers:
 
     def _group(self, axes):
         """Returns the size of a group, and how many of its members share a server."""
-        servers = _groups(self._servers, self._mesh, axes)[0]
+        servers = self.groups(axes)[0]
         return len(servers), int((servers == servers[0]).sum())
-
-
-def _groups(places, mesh, axes):
-    """Returns the places of the members of all groups, <int>[group, member, dimension], from <int>[device, dimension].
-    """
-    inner = [place for place, axis in enumerate(mesh) if axis in axes]
-    by_axis = np.moveaxis(places.reshape(*mesh.values(), -1), inner, range(-1 - len(inner), -1))
-    return by_axis.reshape(-1, math.prod(mesh[axis] for axis in axes), places.shape[-1])

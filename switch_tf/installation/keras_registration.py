@@ -62,7 +62,7 @@ class ImportHook:
                 sys.meta_path.remove(self)
                 self._execute(module, execute)
 
-            spec.loader.exec_module = execute_otherwise
+            spec.loader.exec_module = execute_otherwise  # type: ignore[method-assign]
         return spec
 
 

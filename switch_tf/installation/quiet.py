@@ -39,8 +39,16 @@ def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool
             if prepares_devices:
                 _prepare(module, num_cpu_devices)
 
+    def format_once(message, category, filename, lineno, line=None):
+        """Formats a warning as one sentence, without the source of a library's line, and each sentence once."""
+        text = f"Warning: {' '.join(str(message).split())}\n"
+        is_new = text not in shown
+        shown.add(text)
+        return text if is_new else ""
+
+    shown: set[str] = set()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    warnings.formatwarning = _OneLine()
+    warnings.formatwarning = format_once
     sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "name", "") != "tensorflow"]
     if "tensorflow" not in sys.modules:
         ImportHook("tensorflow", execute_quietly)
@@ -50,17 +58,3 @@ def _prepare(tensorflow, num_cpu_devices):
     tensorflow.config.list_physical_devices()  # writes that there is no GPU
     if num_cpu_devices is not None:
         devices.split_cpu(num_cpu_devices)
-
-
-class _OneLine:
-    """Formats a warning as one sentence, without the source of a library's line, and each sentence once."""
-
-    def __init__(self):
-        self._shown = set()
-
-    def __call__(self, message, category, filename, lineno, line=None):
-        text = " ".join(str(message).split())
-        if text in self._shown:
-            return ""
-        self._shown.add(text)
-        return f"Warning: {text}\n"

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from switch_tf.aot import roofline
-from switch_tf.aot.collectives import Collective
+from switch_tf.aot.program import Collective
 from switch_tf.hardware import chips
 from switch_tf.hardware.chips import GPUS, SHARE_VARIABLES
 from switch_tf.hardware.network import Servers
@@ -53,7 +52,7 @@ H100 = GPUS["h100"]
 def _seconds(kind, mesh, axes, servers=(0, 0, 0, 0, 1, 1, 1, 1)):
     size = int(np.prod([mesh[axis] for axis in axes]))
     network = Servers(H100, mesh, servers[:int(np.prod(list(mesh.values())))])
-    return roofline.link_seconds([Collective(kind, 9e9, size, axes, "", "")], chips.of_topology("h100:8"), network)
+    return Collective(kind, 9e9, size, axes, "", "").seconds(chips.of_topology("h100:8"), network)
 
 
 @pytest.mark.parametrize("kind, expected", [

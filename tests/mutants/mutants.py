@@ -311,7 +311,7 @@ MUTANTS = (
            ("tests/partitioning/narrowing_test.py",)),
     Mutant("hardware/network.py", "min(1.0, together / self._slowness)", "1 / self._slowness",
            ("tests/hardware/servers_test.py",)),
-    Mutant("aot/clock.py", "max(product_flops.seconds(self._module, instruction, self._chip),", "max(0.0,",
+    Mutant("aot/clock.py", "max(module.product_seconds(instruction, chip),", "max(0.0,",
            ("tests/aot/clock_test.py",)),
     # Decoding, data and comparisons.
     Mutant("decoding/beam.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
