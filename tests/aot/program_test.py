@@ -3,7 +3,7 @@
 import pytest
 
 from switch_tf.aot import hlo
-from switch_tf.aot.program import Program, read_collectives
+from switch_tf.aot.program import Collective, Program, read_collectives
 from switch_tf.hardware.chips import Chip
 from switch_tf.hardware.network import Network
 from switch_tf.partitioning.collectives import summarize
@@ -230,3 +230,23 @@ def test_products_of_the_experts_are_found_by_name():
             'metadata={op_name="encoder_1/mlp_1/experts_1/einsum"}')
     operands = "  %a = bf16[2,640,8]{2,1,0} parameter(0)", "  %b = bf16[2,8,256]{2,1,0} parameter(1)"
     assert _program(*operands, line, line.replace("experts", "wi")).expert_products == [2 * 640 * 256]
+
+
+CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=50e9, clock=1e9)
+# A line of four chips: over the link in its middle each of two sends two thirds of what it has.
+NETWORK = Network("v5e:1x4", {"data": 4}, [(0, index, 0) for index in range(4)])
+
+
+def _seconds(kind, size=3e9):
+    return Collective(kind, size, 4, ("data",), "", "").seconds(CHIP, NETWORK)
+
+
+def test_links_carry_what_a_ring_must_send():
+    assert _seconds("all-gather") == pytest.approx(3e9 * 3 / 4 / 50e9)
+    assert _seconds("all-reduce") == pytest.approx(2 * 3e9 * 3 / 4 / 50e9)
+    assert _seconds("reduce-scatter") == pytest.approx(3 * 3e9 / 50e9)
+    assert _seconds("collective-permute") == pytest.approx(3e9 / 50e9)
+
+
+def test_in_an_all_to_all_each_byte_takes_every_link_on_its_way():
+    assert _seconds("all-to-all") == pytest.approx(3e9 * 3 / 4 * 4 / 3 / 50e9)
