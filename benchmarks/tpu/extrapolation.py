@@ -9,7 +9,7 @@ output, the table to standard error.
 import json
 import sys
 
-from switch_tf.aot import answer_text, jobs
+from switch_tf.aot import answers
 from switch_tf.cli import compile as command
 
 WORDS = ["--gin_file=gin/models/switch_base_8.gin", "--gin_file=gin/tasks/c4.gin", "--gin_file=gin/runs/pretrain.gin",
@@ -27,8 +27,7 @@ def numbers(result) -> dict[str, float]:
 
 def main():
     """Compiles both and prints the ratios."""
-    found = jobs.run({"extrapolated": command.process(WORDS), "whole": command.process([*WORDS, "--full"])},
-                     answer_text.say)
+    found = answers.ask({"extrapolated": command.process(WORDS), "whole": command.process([*WORDS, "--full"])})
     extrapolated, whole = numbers(found["extrapolated"]), numbers(found["whole"])
     print(f"{'':<24}{'extrapolated':>16}{'whole':>16}{'ratio':>8}", file=sys.stderr)
     for name, size in whole.items():

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import saved_step
 
-from switch_tf.aot import answer_text, compiler, hlo
-from switch_tf.aot.attribution import SENT, WAITING
+from switch_tf.aot import answers, compiler, hlo
+from switch_tf.aot.hlo import SENT, WAITING
 from switch_tf.hardware import chips
 
 # Of one chip.
@@ -65,9 +65,9 @@ class _Cycles:
             found = [(one, module.times.get(name, 0)) for name, instructions in module.computations.items()
                      for one in instructions if one.kind in ("convolution", "dot")]
             for place, (one, times) in enumerate(found):
-                parts[origins.part(one)] += times * self._of(_product(module, one))
+                parts[origins[one.name][0]] += times * self._of(_product(module, one))
                 if not place % 20:
-                    answer_text.say(f"... product {place + 1} of {len(found)}, {len(self._known)} different ones.")
+                    answers.say(f"... product {place + 1} of {len(found)}, {len(self._known)} different ones.")
         return parts
 
     def _of(self, product):

@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from switch_tf.aot import hlo
-from switch_tf.aot.attribution import Attribution
+from switch_tf.aot.hlo import attribute
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -18,11 +18,11 @@ def _read(file):
     return json.loads(pathlib.Path(file).read_text())
 
 
-def programs(folder: pathlib.Path, depth: tuple[int, int]) -> list[tuple[hlo.Module, Attribution]]:
+def programs(folder: pathlib.Path, depth: tuple[int, int]) -> list[tuple[hlo.Module, dict]]:
     """Returns the programs of a step of one depth, in order, each with the attribution of its operations."""
     text = (folder / f"step_{'_'.join(map(str, depth))}.optimized.hlo").read_text()
     modules = map(hlo.Module, text.split("// update\n"))
-    return [(module, Attribution(module, default)) for module, default in zip(
+    return [(module, attribute(module, default)) for module, default in zip(
         modules, ("logits and loss", "optimizer"), strict=False)]
 
 

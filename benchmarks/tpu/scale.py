@@ -16,7 +16,7 @@ from typing import NamedTuple
 import scale_page
 import scale_plot
 
-from switch_tf.aot import answer_text, jobs
+from switch_tf.aot import answers
 from switch_tf.cli import compile as command
 
 
@@ -88,19 +88,19 @@ def main():
     for run in RUNS:
         questions[run.note] = process(run)
         questions[_twin(run)] = process(run, "NUM_EXPERTS=0")
-    answers = jobs.run(questions, answer_text.say)
-    for name, result in answers.items():
+    found = answers.ask(questions)
+    for name, result in found.items():
         print(json.dumps({"benchmark": "scale", "name": name, **result}))
-    if refused := {name: result for name, result in answers.items() if "predicted" not in result}:
+    if refused := {name: result for name, result in found.items() if "predicted" not in result}:
         raise SystemExit(f"No answer: {refused}")
     if arguments.output:
-        sparse = [(run.note, answers[run.note], answers[_twin(run)]) for run in RUNS]
+        sparse = [(run.note, found[run.note], found[_twin(run)]) for run in RUNS]
         commands = [_wrapped(line) for run in (*RUNS, YARDSTICK) for line in (
             f'export LIBTPU_INIT_ARGS="{run.flags}"', " ".join(["switch-tf compile", *map(_quoted, words(run))]))]
         image = arguments.output.parent / "images" / "scale.png"
         image.parent.mkdir(parents=True, exist_ok=True)
-        scale_plot.draw(answers, image)
-        arguments.output.write_text(scale_page.page(sparse, (YARDSTICK.note, answers[YARDSTICK.note]), commands))
+        scale_plot.draw(found, image)
+        arguments.output.write_text(scale_page.page(sparse, (YARDSTICK.note, found[YARDSTICK.note]), commands))
         print(f"Written: {arguments.output}, {image}", file=sys.stderr)
 
 

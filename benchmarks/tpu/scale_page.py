@@ -1,6 +1,6 @@
 """Writes docs/scale.md from the answers of `switch-tf compile`: tables and the text around them."""
 
-from switch_tf.aot.attribution import SENT, WAITING
+from switch_tf.aot.hlo import SENT, WAITING
 
 GIB = 2**30
 REPORTED = 0.63  # utilisation of the yardstick

@@ -47,7 +47,7 @@ def _by_part(programs, issued, chip):
         scheduled = bundles.of_module(module, issued)
         for computation, instructions in module.computations.items():
             for one in instructions:
-                times, part = module.times.get(computation, 0), origins.part(one)
+                times, part = module.times.get(computation, 0), origins[one.name][0]
                 clock = times * (one.cycles or 0) / chip.clock
                 if one.name not in scheduled:
                     found["not scheduled"][part] += clock

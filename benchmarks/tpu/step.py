@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import saved_step
 
-from switch_tf.aot import answer_text, jobs
+from switch_tf.aot import answers
 from switch_tf.aot.program import Program
 from switch_tf.cli import compile as command
 from switch_tf.hardware import chips
@@ -99,8 +99,7 @@ def _ours(model, step):
         questions[f"switch_tf, {kind}"] = command.process(
             [*(f"--gin_file=gin/{file}.gin" for file in files), f"--topology={step.topology}",
              *(f"--gin.{binding}" for binding in bindings)])
-    answers = jobs.run(questions, answer_text.say)
-    return {name: answer["predicted"]["parts"] for name, answer in answers.items()}
+    return {name: answer["predicted"]["parts"] for name, answer in answers.ask(questions).items()}
 
 
 def _theirs(arguments, step, experts, is_float32):
@@ -119,7 +118,7 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
     hlo, facts = (folder / f"step_{depth}_{depth}.{suffix}" for suffix in ("optimized.hlo", "json"))
     if not facts.exists():
         started = time.perf_counter()
-        answer_text.say(f"Compiling Flaxformer's {folder.name}, {depth} + {depth} layers, for {step.topology} ...")
+        answers.say(f"Compiling Flaxformer's {folder.name}, {depth} + {depth} layers, for {step.topology} ...")
         job = {**step.sizes, "experts": experts, "layers": depth, "batch": step.batch, "mesh": step.mesh,
                "topology": step.topology, "float32_scores": is_float32, "hlo": str(hlo.resolve()),
                "flaxformer": str(pathlib.Path(arguments.flaxformer).resolve())}
@@ -135,10 +134,10 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
             raise SystemExit(f"Flaxformer's {folder.name} failed:\n{done.stderr[-4000:]}")
         hlo.write_text(renamed(hlo.read_text()))
         facts.write_text(done.stdout.splitlines()[-1])
-        answer_text.say(f"... {time.perf_counter() - started:.0f} s.")
+        answers.say(f"... {time.perf_counter() - started:.0f} s.")
     known = json.loads(facts.read_text())
-    chip, network = chips.of_topology(step.topology), Network.of(step.topology, step.mesh, known["coordinates"])
-    return Program(hlo.read_text(), step.mesh).schedule(chip, network, "logits and loss").parts
+    chip, network = chips.of_topology(step.topology), Network(step.topology, step.mesh, known["coordinates"])
+    return Program([hlo.read_text()], step.mesh).schedule(chip, network).parts
 
 
 def renamed(text: str) -> str:

@@ -7,17 +7,36 @@ schedule starts them to where it waits for them.
 """
 
 import collections
+import json
 import re
 from typing import NamedTuple
 
-from switch_tf.aot import hlo, product_flops
-from switch_tf.aot.attribution import SENT, WAITING, Attribution
+from switch_tf.aot import hlo
+from switch_tf.aot.hlo import SENT, WAITING, attribute
 from switch_tf.hardware.chips import Chip
+from switch_tf.reporting.figures import png, pyplot
 
 CORE, COPIES, LINKS = "core", "copies", "links"
+_TITLES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to other chips"}
 # Calls that only name values and take no time.
 _FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|X64SplitLow|X64SplitHigh|X64Combine|Sharding)"')
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
+
+
+class Work(NamedTuple):
+    """One program of a step.
+
+    Attributes:
+        module: Parsed program.
+        sends: Name of a collective -> seconds of one run.
+        carriers: Name of a fusion -> the collective that it starts, continues or awaits.
+        default: Part of operations with a name that contains no layer.
+    """
+
+    module: hlo.Module
+    sends: dict[str, float]
+    carriers: dict[str, str]
+    default: str
 
 
 class Span(NamedTuple):
@@ -26,7 +45,7 @@ class Span(NamedTuple):
     Attributes:
         name: Name of the instruction.
         lane: "core", "copies" or "links".
-        part, layer: Part of the model and layer, from `Attribution`.
+        part, layer: Part of the model and layer, from `attribute`.
         start, seconds: Start and duration of one run.
         times: Number of consecutive runs in a step.
     """
@@ -41,10 +60,10 @@ class Span(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A program by the clock.
+    """The programs of a step by the clock.
 
     Attributes:
-        seconds: Duration of the program.
+        seconds: Duration of the step.
         spans: Its spans; a loop has those of its first pass.
         parts: Part of the model -> seconds on the core, which add up to `seconds`.
         layers: Likewise by layer.
@@ -57,169 +76,145 @@ class Schedule(NamedTuple):
     layers: dict[str, float]
     by_bytes: dict[str, float]
 
+    def trace(self) -> str:
+        """Returns JSON in Chrome's trace event format, for Perfetto. A loop shows its first pass only."""
+        threads = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": lane, "args": {"name": text}}
+                   for lane, text in enumerate(_TITLES.values())]
+        lanes = [*_TITLES]
+        events = [{"ph": "X", "name": span.name, "cat": span.part, "pid": 0, "tid": lanes.index(span.lane),
+                   "ts": 1e6 * span.start, "dur": 1e6 * span.seconds,
+                   "args": {"part": span.part, "layer": span.layer, "times": span.times}} for span in self.spans]
+        return json.dumps({"displayTimeUnit": "ns", "traceEvents": [*threads, *events]})
 
-class SendTimes(NamedTuple):
-    """Times of the collectives of a program.
+    def draw(self, parts: dict[str, float], compiled: tuple[int, int], layers: tuple[int, int]) -> bytes:
+        """Returns a PNG: this schedule, and the time of each part of the model.
 
-    Attributes:
-        seconds: Name of a collective -> seconds of one run.
-        carriers: Name of a fusion -> the collective that it starts, continues or awaits, from `collectives.carriers`.
-    """
+        Args:
+            parts: Part -> seconds of a step of the whole model.
+            compiled: Encoder and decoder layers of this schedule.
+            layers: Encoder and decoder layers of the whole model.
+        """
+        names = sorted(parts, key=parts.get)
+        palette = pyplot().get_cmap("tab20").colors
+        busy = [name for name in reversed(names) if name not in (SENT, WAITING)]
+        colors = {name: palette[2 * place % 20 + place // 10] for place, name in enumerate(busy)}
+        colors |= {SENT: "black", WAITING: "silver"}
+        figure, (time, bars) = pyplot().subplots(2, 1, figsize=(14, 2.6 + 0.3 * len(names)), layout="constrained",
+                                                 height_ratios=(1.6, 0.3 * len(names)))
+        lanes = (LINKS, COPIES, CORE)
+        for place, lane in enumerate(lanes):
+            spans = [span for span in self.spans if span.lane == lane]
+            time.broken_barh([(1e3 * span.start, 1e3 * span.seconds * span.times) for span in spans],
+                             (place - 0.4, 0.8), facecolors=[colors.get(span.part, "silver") for span in spans])
+        time.set_yticks(range(len(lanes)), lanes)
+        time.set(xlim=(0, 1e3 * self.seconds), xlabel="ms",
+                 title=f"A step of {' + '.join(map(str, compiled))} layers in the order of the compiler's schedule")
+        total = sum(parts.values())
+        bars.barh(names, [1e3 * parts[name] for name in names], color=[colors[name] for name in names])
+        for place, name in enumerate(names):
+            bars.text(1e3 * parts[name], place, f" {1e3 * parts[name]:.2f} ms, {parts[name] / total:.0%}", va="center")
+        bars.margins(x=0.12)
+        bars.set(xlabel="ms",
+                 title=f"A step of all {' + '.join(map(str, layers))} layers, {1e3 * total:.2f} ms, by part")
+        return png(figure)
 
-    seconds: dict[str, float]
-    carriers: dict[str, str]
 
-
-def schedule(module: hlo.Module, chip: Chip, sends: SendTimes, default: str) -> Schedule:
-    """Runs a program by the clock.
-
-    Args:
-        module: Parsed program.
-        chip: Chip that runs it.
-        sends: Times of its collectives.
-        default: Part of operations with a name that contains no layer.
-    """
-    origins = Attribution(module, default)
-    seconds, spans = _Core(module, chip, sends, origins).run(module.entry)
-    parts, layers, by_bytes = (collections.defaultdict(float) for _ in range(3))
-    for span in spans:
-        if span.lane == CORE:
-            parts[span.part] += span.seconds * span.times
-            layers[span.layer] += span.seconds * span.times
-            instruction = module.instructions[span.name]
-            if instruction.cycles is None and span.part not in (WAITING, SENT):
-                by_bytes[instruction.kind] += span.seconds * span.times
-    return Schedule(seconds, spans, dict(parts), dict(layers), dict(by_bytes))
-
-
-def in_turn(schedules: list[Schedule]) -> Schedule:
-    """Joins the schedules of programs that run one after the other. Their instructions may share names."""
+def schedule(chip: Chip, programs: list[Work]) -> Schedule:
+    """Runs the programs of a step on a chip, one after the other, by the clock. Their instructions may share names."""
     start, spans = 0.0, []
-    parts, layers, by_bytes = (collections.Counter() for _ in range(3))
-    for part in schedules:
-        spans += [span._replace(start=start + span.start) for span in part.spans]
-        start += part.seconds
-        for total, seconds in ((parts, part.parts), (layers, part.layers), (by_bytes, part.by_bytes)):
-            total.update(seconds)
+    parts, layers, by_bytes = (collections.defaultdict(float) for _ in range(3))
+    for work in programs:
+        seconds, own = _run(chip, work, attribute(work.module, work.default), work.module.entry)
+        for span in own:
+            spans.append(span._replace(start=start + span.start))
+            if span.lane == CORE:
+                parts[span.part] += span.seconds * span.times
+                layers[span.layer] += span.seconds * span.times
+                instruction = work.module.instructions[span.name]
+                if instruction.cycles is None and span.part not in (WAITING, SENT):
+                    by_bytes[instruction.kind] += span.seconds * span.times
+        start += seconds
     return Schedule(start, spans, dict(parts), dict(layers), dict(by_bytes))
 
 
-class _Core:
-    """One pass over a computation. A called computation is another pass."""
+def _run(chip, work, origins, computation):
+    """Runs a computation; returns its seconds, and spans that start at 0. A called computation is another run."""
+    module, sends, carriers, _ = work
+    now, spans, lane_until = 0.0, [], {COPIES: 0.0, LINKS: 0.0}
+    until = {}  # name of a started operation -> (time of its end, part of waiting for it)
+    # The last fusion with a part of a collective waits for it.
+    last_carriers = {*{collective: fusion for fusion, collective in carriers.items()}.values()}
 
-    def __init__(self, module, chip, sends, origins):
-        self._module, self._chip, self._sends, self._origins = module, chip, sends, origins
-        self._now = self._copies_until = self._links_until = 0.0
-        # The last fusion with a part of a collective waits for it.
-        self._last_carriers = {*{collective: fusion for fusion, collective in sends.carriers.items()}.values()}
-        self._until = {}  # name of a started operation -> (time of its end, part of waiting for it)
-        self._spans = []
+    def add(lane, part, start, seconds):
+        spans.append(Span(name, lane, part, origins[name][1], start, seconds))
 
-    def run(self, computation) -> tuple[float, list[Span]]:
-        """Runs the computation; returns its seconds, and spans that start at 0."""
-        for instruction in self._module.computations[computation]:
-            self._step(instruction)
-        return self._now, self._spans
+    def beside(started, seconds, lane, waiting):
+        """Starts an operation on a lane beside the core."""
+        start = max(now, lane_until[lane])
+        if seconds:
+            add(lane, origins[name][0], start, seconds)
+        lane_until[lane] = start + seconds
+        until[started] = start + seconds, waiting
 
-    def _step(self, instruction):
-        kind, name = instruction.kind, instruction.name
+    def wait_for(started):
+        nonlocal now
+        end, waiting = until.get(started, (now, WAITING))
+        if end > now:
+            add(CORE, waiting, now, end - now)
+            now = end
+
+    def busy():
+        nonlocal now
+        if seconds := _seconds(chip, module, instruction):
+            add(CORE, origins[name][0], now, seconds)
+            now += seconds
+
+    for instruction in module.computations[computation]:
+        name, kind = instruction.name, instruction.kind
         if kind.endswith("-done"):
-            self._wait_for(instruction, instruction.operands[0])
+            wait_for(instruction.operands[0])
         elif kind.endswith("-update"):
-            self._until[name] = self._until.get(instruction.operands[0], (self._now, WAITING))
-        elif name in self._sends.carriers:
-            self._carry(instruction, self._sends.carriers[name])
-        elif name in self._sends.seconds:
-            self._send(instruction, name)
+            until[name] = until.get(instruction.operands[0], (now, WAITING))
+        elif collective := carriers.get(name):
+            # The first fusion with a part of a collective starts the collective.
+            if collective not in until:
+                beside(collective, sends[collective], LINKS, SENT)
+            if instruction.cycles is not None:
+                busy()
+            if name in last_carriers:
+                wait_for(collective)
+        elif name in sends:
+            beside(name, sends[name], LINKS, SENT)
             if not kind.endswith("-start"):
-                self._wait_for(instruction, name)
-        elif kind == "call-start":
-            self._offload(instruction)
-        elif kind.endswith("-start"):
-            moved = self._moved(instruction) / self._chip.memory_bandwidth
-            self._copies_until = self._beside(instruction, name, COPIES, self._copies_until, moved, WAITING)
-        elif kind == "while":
-            self._within(instruction, instruction.called["body"][0], self._module.loops[name] or 1)
-        elif kind == "conditional":
-            longest = max(instruction.called["branches"], key=lambda branch: self._inner().run(branch)[0])
-            self._within(instruction, longest, 1)
-        elif kind == "call":
-            self._within(instruction, instruction.called["to_apply"][0], 1)
+                wait_for(name)
+        elif kind in hlo.INNER:
+            seconds, inner = max((_run(chip, work, origins, each) for each in instruction.called[hlo.INNER[kind]]),
+                                 key=lambda run: run[0])
+            if kind == "call-start":  # beside the core, such as a collective on a SparseCore
+                is_sent = any(span.lane == LINKS for span in inner)
+                beside(name, seconds, *((LINKS, SENT) if is_sent else (COPIES, WAITING)))
+                continue
+            times = module.loops.get(name) or 1
+            spans += [span._replace(start=now + span.start, times=span.times * times) for span in inner]
+            now += seconds * times
+        elif kind.endswith("-start"):  # a copy, which moves its smaller end
+            moved = min((end.bytes for end in hlo.arrays(instruction.shape)[:2]), default=0)
+            beside(name, moved / chip.memory_bandwidth, COPIES, WAITING)
         elif kind not in hlo.NAMES:
-            self._busy(instruction, self._takes(instruction), self._origins.part(instruction))
+            busy()
+    return now, spans
 
-    def _inner(self):
-        return _Core(self._module, self._chip, self._sends, self._origins)
 
-    def _within(self, instruction, computation, times):
-        """Runs another computation `times` in a row."""
-        seconds, spans = self._inner().run(computation)
-        self._spans += [span._replace(start=self._now + span.start, times=span.times * times) for span in spans]
-        self._now += seconds * times
-
-    def _busy(self, instruction, seconds, part):
-        if seconds:
-            self._add(instruction, CORE, part, self._now, seconds)
-        self._now += seconds
-
-    def _send(self, instruction, collective):
-        self._links_until = self._beside(instruction, collective, LINKS, self._links_until,
-                                         self._sends.seconds[collective], SENT)
-
-    def _carry(self, fusion, collective):
-        """Runs a fusion with a part of a collective. The first one starts the collective, the last one waits for it."""
-        if collective not in self._until:
-            self._send(fusion, collective)
-        if fusion.cycles is not None:
-            self._busy(fusion, self._takes(fusion), self._origins.part(fusion))
-        if fusion.name in self._last_carriers:
-            self._wait_for(fusion, collective)
-
-    def _offload(self, call):
-        """Runs a call beside the core, such as a collective on a SparseCore."""
-        seconds, spans = self._inner().run(call.called["to_apply"][0])
-        if any(span.lane == LINKS for span in spans):
-            self._links_until = self._beside(call, call.name, LINKS, self._links_until, seconds, SENT)
-        else:
-            self._copies_until = self._beside(call, call.name, COPIES, self._copies_until, seconds, WAITING)
-
-    def _beside(self, instruction, started, lane, lane_until, seconds, waiting):
-        """Starts an operation beside the core; returns the time at which its lane is free."""
-        start = max(self._now, lane_until)
-        if seconds:
-            self._add(instruction, lane, self._origins.part(instruction), start, seconds)
-        self._until[started] = start + seconds, waiting
-        return start + seconds
-
-    def _wait_for(self, instruction, started):
-        until, waiting = self._until.get(started, (self._now, WAITING))
-        if until > self._now:
-            self._add(instruction, CORE, waiting, self._now, until - self._now)
-            self._now = until
-
-    def _add(self, instruction, lane, part, start, seconds):
-        self._spans.append(Span(instruction.name, lane, part, self._origins.layer(instruction), start, seconds))
-
-    def _takes(self, instruction):
-        """Returns seconds by the compiler's cycles, a kernel's own estimate, or its products and bytes."""
-        if instruction.cycles is not None:
-            return instruction.cycles / self._chip.clock
-        if instruction.kind == "custom-call":
-            if _FREE_CALLS.search(instruction.line):
-                return 0.0
-            if match := _COST.search(instruction.line):
-                cost = {name: float(value) for name, value in re.findall(r'"(\w+)":"?(\d+)', match[1])}
-                return max(cost.get("flops", 0.0) / self._chip.flops,
-                           cost.get("bytes_accessed", 0.0) / self._chip.memory_bandwidth)
-        return max(product_flops.seconds(self._module, instruction, self._chip),
-                   self._bytes(instruction) / self._chip.memory_bandwidth)
-
-    def _bytes(self, instruction):
-        operands = [self._module.instructions[name].written for name in set(instruction.operands)
-                    if name in self._module.instructions]
-        return sum(array.bytes for shape in (instruction.written, *operands) for array in hlo.arrays(shape))
-
-    def _moved(self, instruction):
-        """Returns the bytes that a copy beside the core moves: those of its smaller end."""
-        ends = hlo.arrays(instruction.shape)[:2]
-        return min((end.bytes for end in ends), default=0)
+def _seconds(chip, module, instruction):
+    """Returns seconds by the compiler's cycles, a kernel's own estimate, or its products and bytes."""
+    if instruction.cycles is not None:
+        return instruction.cycles / chip.clock
+    if instruction.kind == "custom-call":
+        if _FREE_CALLS.search(instruction.line):
+            return 0.0
+        if match := _COST.search(instruction.line):
+            cost = {name: float(value) for name, value in re.findall(r'"(\w+)":"?(\d+)', match[1])}
+            return max(cost.get("flops", 0.0) / chip.flops, cost.get("bytes_accessed", 0.0) / chip.memory_bandwidth)
+    operands = [module.instructions[name] for name in set(instruction.operands) if name in module.instructions]
+    moved = sum(array.bytes for one in (instruction, *operands) for array in one.written)
+    return max(module.product_seconds(instruction, chip), moved / chip.memory_bandwidth)

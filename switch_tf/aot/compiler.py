@@ -1,18 +1,22 @@
-"""The compiler of TPUs or GPUs on a machine without them: XLA compiles a lowered step for the devices of a topology."""
+"""The compiler of TPUs or GPUs on a machine without them: XLA compiles a lowered step for the devices of a topology.
 
+They are libtpu's chips, and the GPUs of JAX's plugin for CUDA.
+"""
+
+import os
 import re
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from switch_tf.aot import devices
 from switch_tf.aot.lower import Lowered
-from switch_tf.hardware.gpus import Servers
-from switch_tf.hardware.network import Network
+from switch_tf.hardware import chips
+from switch_tf.hardware.network import Network, Servers
 from switch_tf.partitioning import lowering
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 
 # By platform of the devices. On a GPU several programs for each product are tried, and the fastest is kept. Without one
 # the compiler takes the first of Triton's, or fails where that has no tile for the product's shape.
@@ -42,20 +46,34 @@ class DoesNotFit(Refusal):
     @property
     def temporaries(self) -> int:
         """Bytes of activations and temporaries, 0 if the message has none."""
-        found = re.search(r"temporaries \(([\d.]+)([GM])\)|Used ([\d.]+)([GM]) of", str(self))
-        if found is None:
-            return 0
-        size, unit = (found[1], found[2]) if found[1] else (found[3], found[4])
-        return round(float(size) * 2**(30 if unit == "G" else 20))
+        found = re.search(r"(?:temporaries \(|Used )([\d.]+)([GM])(?:\)| of)", str(self))
+        return round(float(found[1]) * 2**(30 if found[2] == "G" else 20)) if found else 0
 
 
-def num_devices(topology: str) -> int:
-    """Counts the devices of a topology such as "v5e:4x4" or "h100:8".
+def devices_of(topology: str) -> list[jax.Device]:
+    """Returns the devices of a topology such as "v5e:4x4" or "h100:8".
 
     Raises:
         Refusal: The compiler does not know the topology.
     """
-    return len(devices.of(topology))
+    jax.config.update("jax_platforms", "cpu")  # JAX starts devices of this machine, and accelerators are not needed
+    if chips.kind(topology) == "GPU":
+        gpu, count, size = chips.servers(topology)
+        compiler = "JAX's plugin for CUDA"
+        # Slices, processes and devices: a slice is what NVLink connects.
+        options: dict[str, Any] = {"platform": "cuda", "target_config": gpu.target(), "topology": f"{count}x1x{size}"}
+    else:
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+        compiler, options = "libtpu", {"platform": "tpu", "topology_name": topology}
+        if topology.startswith("v4:"):  # a v4 chip is one device on Cloud TPU; libtpu's default is two
+            options["chip_config_name"] = "megacore"
+        if topology.endswith(":1x1"):
+            options["chips_per_host_bounds"] = (1, 1, 1)
+    try:
+        return list(topologies.get_topology_desc(**options).devices)
+    except Exception as error:
+        raise Refusal(f"{compiler} knows no topology {topology!r} ({first_line(error)}).") from error
 
 
 def compile_step(lowered: Lowered, topology: str) -> Compiled:
@@ -65,20 +83,25 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         Refusal: The topology is unknown or has another number of devices.
         DoesNotFit: The program needs more memory than a chip has.
     """
-    found = devices.of(topology)
-    if lowered.layout.num_devices != len(found):
+    devices = devices_of(topology)
+    if lowered.layout.num_devices != len(devices):
         raise Refusal(f"The mesh {lowered.layout.mesh_shape!r} has {lowered.layout.num_devices} devices, but "
-                      f"topology {topology!r} has {len(found)}; make the product of MESH_SHAPE {len(found)}.")
-    mesh = lowering.device_mesh(lowered.layout, found)
-    network = devices.network(topology, mesh)
+                      f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
+    mesh = lowering.device_mesh(lowered.layout, devices)
+    sizes, places = dict(mesh.shape), list(mesh.devices.flat)
+    network: Network | Servers
+    if chips.kind(topology) == "GPU":
+        network = Servers(chips.servers(topology)[0], sizes, [device.process_index for device in places])
+    else:
+        network = Network(topology, sizes, [device.coords for device in places])
     started = time.perf_counter()
     with jax.enable_x64(True):  # Keras counts steps in 64 bits
         function, arguments = jit(lowered, mesh)
         try:
-            executable = function.lower(*arguments).compile(compiler_options=_OPTIONS.get(found[0].platform))
+            executable = function.lower(*arguments).compile(compiler_options=_OPTIONS.get(devices[0].platform))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in str(error):
-                raise DoesNotFit(_first_sentences(str(error))) from error
+                raise DoesNotFit(" ".join(str(error).split())[:400]) from error
             raise
     seconds = time.perf_counter() - started
     memory = executable.memory_analysis()
@@ -100,7 +123,3 @@ def jit(lowered: Lowered, mesh: Mesh) -> tuple[jax.stages.Wrapped, list[jax.Shap
         mesh, argument.spec)) for argument in lowered.arguments]
     results = [lowering.named_sharding(mesh, spec) for spec in lowered.results]
     return lowering.jit(lowered.program, shapes, results), shapes
-
-
-def _first_sentences(text):
-    return " ".join(text.split())[:400]

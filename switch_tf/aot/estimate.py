@@ -1,71 +1,45 @@
-"""Estimates memory, collectives and time of a training step on a pod, from programs that XLA compiles."""
+"""Estimates memory, collectives and time of a training step on a pod, from programs that XLA compiles.
+
+They become the JSON object of `switch-tf compile`, with warnings, and with advice for a run that does not fit.
+"""
 
 import contextlib
 import dataclasses
 import math
+import pathlib
 import threading
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
-import keras
 import tensorflow as tf
 
-from switch_tf.aot import trace
+from switch_tf.aot.answers import say
 from switch_tf.aot.clock import Schedule
 from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
-from switch_tf.aot.program import InTurn, Program
-from switch_tf.aot.roofline import Roofline, link_seconds
-from switch_tf.configs.run import StepSettings
+from switch_tf.aot.program import FUNCTIONS, Program, Roofline
+from switch_tf.configs import accounting
+from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.evaluation.objectives import Objective
-from switch_tf.hardware import devices, topologies
-from switch_tf.hardware.chips import Chip
+from switch_tf.hardware import chips, devices
+from switch_tf.layers import grouping
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
-from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from switch_tf.training.train_step import check_division
 
 REPORT_PERIOD = 20  # seconds
-# The functions of a step that has two, in order, and the part of the model of their operations without a layer.
-FUNCTIONS = {"gradients": "logits and loss", "update": "optimizer"}
 # Memory grows evenly with the number of layers from here on. With fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
 # The compiler's time grows with the length of the program. This rate for the first depth lies between those of busy and
 # idle machines; the second depth uses the rate of the first.
 LINES_PER_SECOND = {"TPU": 250, "GPU": 1500}
-
-
-class Question(NamedTuple):
-    """A run and the pod that it would train on.
-
-    Attributes:
-        config: Configuration of the model.
-        dtype: Dtype policy of the model.
-        make_optimizer: Returns an optimizer that is not built.
-        layout: Layout with a complete mesh.
-        topology: Name such as "v5e:4x4".
-        chip: Chip of the topology.
-        batch_size: Sequences of the whole batch.
-        task_feature_lengths: "inputs" and "targets", in tokens.
-        settings: Settings of the step.
-        pack: Whether sequences hold several examples, masked by segments.
-        make_objective: Returns an objective that is not built.
-    """
-
-    config: SwitchConfig
-    dtype: str | keras.DTypePolicy
-    make_optimizer: Callable
-    layout: Layout
-    topology: str
-    chip: Chip
-    batch_size: int
-    task_feature_lengths: dict[str, int]
-    settings: StepSettings
-    pack: bool = False
-    make_objective: Callable = Objective
+# Share of the memory that advice may fill, because temporaries do not shrink quite in proportion.
+ROOM = 0.9
+# Rows are padded to the tiles of a chip, so that sizes exceed a chip's share somewhat.
+TOLERANCE = 1.5
+NUM_LARGEST = 8  # collectives in the list of the largest
 
 
 class Estimate(NamedTuple):
@@ -74,106 +48,107 @@ class Estimate(NamedTuple):
     Attributes:
         memory: Bytes by kind: those of `Compiled`, and in them "weights", "slots" and "gradients" (0 if none live
             between two programs).
+        state: Bytes of all weights and slots on all chips.
+        compiled: Depths that were compiled.
+        files: Name -> text, with one complete step of each depth per file.
+        refused: The compiler's message if it found no room, else None. Then only the values above are known.
         collectives: Kind -> count and bytes in a step.
         flops: FLOPs of a step.
         roofline: Least seconds of a step.
         parts: Seconds of a step by the compiler's clock, by part of the model.
-        state: Bytes of all weights and slots on all chips.
         program, schedule: Those of the deepest compiled model.
-        compiled: Depths that were compiled.
-        refused: The compiler's message if it found no room, else None. The other values are then those of the refused
-            depth, if known.
     """
 
     memory: dict[str, int]
-    collectives: dict[str, dict[str, int]]
-    flops: float
-    roofline: Roofline
-    parts: dict[str, float]
     state: int
-    program: Program | InTurn | None
-    schedule: Schedule | None
     compiled: list[tuple[int, int]]
-    refused: str | None
+    files: dict[str, str]
+    refused: str | None = None
+    collectives: dict[str, dict[str, int]] = {}
+    flops: float = 0.0
+    roofline: Roofline = Roofline(0.0, 0.0, 0.0)
+    parts: dict[str, float] = {}
+    program: Program | None = None
+    schedule: Schedule | None = None
 
 
-class _Point(NamedTuple):
-    """Memory, collectives and schedule of one compiled depth."""
-
-    memory: dict[str, int]
-    flops: float
-    roofline: Roofline
-    state: int
-    program: InTurn
-    schedule: Schedule
-
-
-def make(question: Question, is_full: bool = False, say: Callable[[str], None] = lambda text: None,
-         keep: Callable[[str, str], None] = lambda name, text: None) -> Estimate:
-    """Compiles a step, whole or at two shallow depths and extrapolated linearly.
+def answer(experiment: Experiment, topology: str, is_full: bool, save: str | None,
+           plot: str | None) -> tuple[dict, dict[pathlib.Path, str | bytes]]:
+    """Returns the JSON object of an estimate, and the content of the files that were asked for.
 
     Args:
-        question: Run and pod.
+        experiment, topology, is_full: See `make`.
+        save: Folder of the programs, or None.
+        plot: Path of the picture, or None.
+    """
+    found = make(experiment, topology, is_full)
+    result = as_json(experiment, topology, chips.of_topology(topology), found)
+    files: dict[pathlib.Path, str | bytes] = {}
+    if save is not None:
+        files |= {places.at(save) / name: text for name, text in found.files.items()}
+    if plot is not None and found.schedule is not None:
+        files[places.at(plot)] = found.schedule.draw(found.parts, found.compiled[-1], result["layers"])
+    return result, files
+
+
+def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estimate:
+    """Compiles a step, whole or at two shallow depths and extrapolated linearly. Prints its progress.
+
+    Args:
+        experiment: Run. Its layout has a complete mesh.
+        topology: Name of the pod, such as "v5e:4x4".
         is_full: Whether to compile all layers.
-        say: Prints a line.
-        keep: Takes a file's name and text. Called for each depth with one complete step per file.
 
     Raises:
         Refusal: The run does not fit its layout, or the layout its topology.
     """
-    _check(question)
-    lines_per_second = LINES_PER_SECOND[topologies.kind(question.topology)]
-    config = question.config
-    depths = [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config)
-    points = []
-    for depth in depths:
+    config, layout, run, settings = experiment.config, experiment.layout, experiment.run, experiment.settings
+    check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
+    if settings.steps_per_call != 1:
+        raise Refusal(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
+    chip, kind = chips.of_topology(topology), chips.kind(topology)
+    lines_per_second = LINES_PER_SECOND[kind]
+    dtype = experiment.make_model().dtype_policy
+    points, files = [], {}
+    for depth in [(config.num_encoder_layers, config.num_decoder_layers)] if is_full else shallow_depths(config):
         started = time.perf_counter()
         say(f"Lowering {depth[0]} + {depth[1]} layers ...")
         model = SwitchTransformer(dataclasses.replace(config, num_encoder_layers=depth[0], num_decoder_layers=depth[1]),
-                                  dtype=question.dtype)
-        with devices.supposed(topologies.kind(question.topology), question.topology):
-            lowered = lower_step(model, question.make_optimizer(), question.layout, question.batch_size,
-                                 question.task_feature_lengths, question.settings, question.pack,
-                                 question.make_objective())
+                                  dtype=dtype)
+        with devices.supposed(kind, topology):
+            lowered = lower_step(model, experiment.make_optimizer(), layout, run.batch_size, run.task_feature_lengths,
+                                 settings, run.pack, experiment.make_objective())
         texts = [program.text for program in lowered]
         num_lines = sum(text.count("\n") for text in texts)
         expected = num_lines / lines_per_second
-        say(f"... {time.perf_counter() - started:.0f} s; compiling for {question.topology}, about {expected:.0f} s ...")
+        say(f"... {time.perf_counter() - started:.0f} s; compiling for {topology}, about {expected:.0f} s ...")
+        state = _bytes(lowered[-1], "weight", False) + _bytes(lowered[-1], "slot", False)
         try:
-            with _progress(say, expected):
-                compiled = [compile_step(program, question.topology) for program in lowered]
+            with _progress(expected):
+                compiled = [compile_step(program, topology) for program in lowered]
         except DoesNotFit as error:
-            memory = {**_stored(lowered), "temporaries": error.temporaries}
-            return Estimate(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), {}, _state(lowered), None, None, [depth],
-                            str(error))
+            return Estimate({**_stored(lowered), "temporaries": error.temporaries}, state, [depth], files, str(error))
         seconds = sum(program.seconds for program in compiled)
         lines_per_second = num_lines / seconds
-        for kind, modules in (("stablehlo.mlir", texts), ("optimized.hlo", [program.hlo for program in compiled])):
-            keep(f"step_{depth[0]}_{depth[1]}.{kind}", _joined(modules))
-        points.append(_point(lowered, compiled, question))
-        say(f"... {seconds:.0f} s. {depth[0]} + {depth[1]} layers: {'' if question.chip.clock else 'at least '}"
-            f"{1e3 * points[-1].schedule.seconds:.1f} ms a step, {needed(points[-1].memory) / 2**30:.2f} GiB a chip.")
-        keep(f"step_{depth[0]}_{depth[1]}.trace.json", trace.chrome(points[-1].schedule))
-    return _extrapolated(config, depths, points)
-
-
-def _joined(texts):
-    """Joins the modules of a step to one text. Of two functions, each follows a comment with its name."""
-    if len(texts) == 1:
-        return texts[0]
-    return "\n".join(f"// {function}\n{text}" for function, text in zip(FUNCTIONS, texts, strict=True))
-
-
-def _check(question):
-    settings = question.settings
-    check_division(question.config, question.layout, question.batch_size, question.task_feature_lengths,
-              settings.num_microbatches)
-    if settings.steps_per_call != 1:
-        raise Refusal(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
+        program = Program([part.hlo for part in compiled], layout.mesh)
+        schedule = program.schedule(chip, compiled[0].network)
+        memory = _memory(lowered, compiled)
+        points.append(Estimate(
+            memory, state, [depth], files, None,
+            summarize(collective for collective in program.collectives for _ in range(collective.times)),
+            program.flops, program.roofline(chip, compiled[0].network), schedule.parts, program, schedule))
+        say(f"... {seconds:.0f} s. {depth[0]} + {depth[1]} layers: {'' if chip.clock else 'at least '}"
+            f"{1e3 * schedule.seconds:.1f} ms a step, {needed(memory) / 2**30:.2f} GiB a chip.")
+        # Of two functions, each follows a comment with its name.
+        for suffix, modules in (("stablehlo.mlir", texts), ("optimized.hlo", [part.hlo for part in compiled])):
+            files[f"step_{depth[0]}_{depth[1]}.{suffix}"] = modules[0] if len(modules) == 1 else "\n".join(
+                f"// {function}\n{text}" for function, text in zip(FUNCTIONS, modules, strict=True))
+        files[f"step_{depth[0]}_{depth[1]}.trace.json"] = schedule.trace()
+    return _extrapolated(config, points)
 
 
 @contextlib.contextmanager
-def _progress(say, expected):
+def _progress(expected):
     """Prints elapsed and expected seconds every 20 s."""
     started, is_done = time.perf_counter(), threading.Event()
 
@@ -190,14 +165,6 @@ def _progress(say, expected):
         thread.join()
 
 
-def _point(lowered, compiled, question):
-    program = InTurn([Program(part.hlo, question.layout.mesh) for part in compiled])
-    links = link_seconds(program.collectives, question.chip, compiled[0].network)
-    roofline = Roofline.of(program.product_seconds(question.chip), program.memory_traffic(), links, question.chip)
-    schedule = program.schedule(question.chip, compiled[0].network, [*FUNCTIONS.values()])
-    return _Point(_memory(lowered, compiled), program.flops, roofline, _state(lowered), program, schedule)
-
-
 def _memory(lowered, compiled):
     """Returns bytes by kind of one program, or of two that run in turn. Memory that both use counts once."""
     memory, stored = dict(compiled[0].memory), _stored(lowered)
@@ -206,36 +173,27 @@ def _memory(lowered, compiled):
         memory = {kind: first[kind] + second[kind] for kind in ("outputs", "aliased", "code")}
         memory |= {kind: max(first[kind], second[kind]) for kind in ("temporaries", "peak")}
         # The batch and the arguments of the second program always live; gradients are results of the first.
-        memory["arguments"] = second["arguments"] - stored["gradients"] + _share(lowered[0], "feature")
+        memory["arguments"] = second["arguments"] - stored["gradients"] + _bytes(lowered[0], "feature")
     return {**memory, **stored}
 
 
 def _stored(lowered):
     """Returns bytes on one chip of the last program's arguments, which live throughout the step, by kind."""
-    return {f"{kind}s": _share(lowered[-1], kind) for kind in ("weight", "slot", "gradient")}
+    return {f"{kind}s": _bytes(lowered[-1], kind) for kind in ("weight", "slot", "gradient")}
 
 
-def _share(lowered, kind):
-    """Returns the bytes on one chip of a program's arguments of a kind."""
-    return sum(_bytes(lowered.layout.piece(argument.shape, argument.spec), argument.dtype)
-               for argument in lowered.arguments if argument.kind == kind)
-
-
-def _state(lowered):
-    return sum(_bytes(argument.shape, argument.dtype) for argument in lowered[-1].arguments
-               if argument.kind in ("weight", "slot"))
-
-
-def _bytes(shape, dtype):
-    return math.prod(shape) * tf.as_dtype(dtype).size
+def _bytes(lowered, kind, is_of_one_chip=True):
+    """Returns the bytes of a program's arguments of a kind, on one chip or in all."""
+    return sum(math.prod(lowered.layout.piece(one.shape, one.spec) if is_of_one_chip else one.shape)
+               * tf.as_dtype(one.dtype).size for one in lowered.arguments if one.kind == kind)
 
 
 def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
     """Returns a few periods of dense and sparse layers and twice as many, or the model's depth if it is no larger."""
-    if config.num_experts and (config.encoder_sparse_indices, config.decoder_sparse_indices) != (None, None):
-        return [(config.num_encoder_layers, config.num_decoder_layers)]  # chosen layers have no period
-    steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     layers = (config.num_encoder_layers, config.num_decoder_layers)
+    if config.num_experts and (config.encoder_sparse_indices, config.decoder_sparse_indices) != (None, None):
+        return [layers]  # chosen layers have no period
+    steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     encoder, decoder = period = [max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True)]
     periods = {count / length for count, length in zip(layers, period, strict=True) if length}
     count = math.ceil(FEWEST_LAYERS / sum(period))
@@ -244,36 +202,136 @@ def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
     return [(count * encoder, count * decoder), (2 * count * encoder, 2 * count * decoder)]
 
 
-def _extrapolated(config, depths, points):
+def _extrapolated(config, points):
     """Extrapolates from two depths, the second twice the first: value(n) = first + (n - 1) * (second - first).
 
     A part of a step that takes less time in the deeper model keeps that time.
     """
-    num_units = 1.0
-    if len(depths) == 2:
-        num_units = max(config.num_encoder_layers, config.num_decoder_layers) / max(depths[0])
+    first, last = points[0], points[-1]
+    num_units = max(config.num_encoder_layers, config.num_decoder_layers) / max(first.compiled[0])
 
-    def extend(values):
-        first, last = values[0], values[-1]
-        return first + (num_units - 1) * (last - first)
+    def extend(one, other):
+        return one + (num_units - 1) * (other - one)
 
-    summaries = [summarize(collective for collective in point.program.collectives for _ in range(collective.times))
-                 for point in points]
-    kinds = sorted(set().union(*summaries))
-    parts = [point.schedule.parts for point in points]
-    nothing = {"count": 0, "bytes": 0}
-    return Estimate(
-        memory={kind: round(extend([point.memory[kind] for point in points])) for kind in points[0].memory},
-        collectives={kind: {unit: round(extend([summary.get(kind, nothing)[unit] for summary in summaries]))
-                            for unit in nothing} for kind in kinds},
-        flops=extend([point.flops for point in points]),
-        roofline=Roofline(*(extend(seconds) for seconds in zip(*(point.roofline for point in points), strict=True))),
-        parts={part: max(parts[-1].get(part, 0.0), extend([seconds.get(part, 0.0) for seconds in parts]))
-               for part in sorted(set().union(*parts))},
-        state=round(extend([point.state for point in points])),
-        program=points[-1].program, schedule=points[-1].schedule, compiled=depths, refused=None)
+    sent, nothing = (first.collectives, last.collectives), {"count": 0, "bytes": 0}
+    return last._replace(
+        memory={kind: round(extend(size, last.memory[kind])) for kind, size in first.memory.items()},
+        state=round(extend(first.state, last.state)),
+        compiled=[point.compiled[0] for point in points],
+        collectives={kind: {unit: round(extend(*(one.get(kind, nothing)[unit] for one in sent))) for unit in nothing}
+                     for kind in sorted({**sent[0], **sent[1]})},
+        flops=extend(first.flops, last.flops),
+        roofline=Roofline(*map(extend, first.roofline, last.roofline)),
+        parts={part: max(last.parts.get(part, 0.0), extend(first.parts.get(part, 0.0), last.parts.get(part, 0.0)))
+               for part in sorted(first.parts | last.parts)})
 
 
 def needed(memory: dict[str, int]) -> int:
     """Returns the bytes that one chip needs for a step."""
     return (memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"])
+
+
+def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Estimate) -> dict:
+    """Returns everything known about a step, or the compiler's message and advice if it found no room.
+
+    "..._per_device" and "chip_bytes" are for one chip, "collectives" for a step on one chip. "counted_by" says whether
+    operations take the compiler's cycles or, at least, what the chip's nominal rates allow. "layers" and
+    "seconds_by_bytes" of the predictions are for the deepest compiled model.
+    """
+    config, layout = experiment.config, experiment.layout
+    batch_size, lengths = experiment.run.batch_size, experiment.run.task_feature_lengths
+    fits = found.refused is None and needed(found.memory) <= chip.memory
+    result = {
+        "topology": topology, "mesh": layout.mesh, "num_parameters": config.num_parameters,
+        "layers": [config.num_encoder_layers, config.num_decoder_layers],
+        "compiled_layers": [list(depth) for depth in found.compiled],
+        "fits": fits, "chip_bytes": int(chip.memory), "collectives": found.collectives,
+        "advice": [] if fits else advice(experiment, found, chip)}
+    if found.refused is not None:
+        return {**result, "refused": found.refused}
+    seconds = sum(found.parts.values())
+    model_flops = accounting.flops_per_step(config, batch_size, lengths["inputs"], lengths["targets"])
+    tokens = batch_size * (lengths["inputs"] + (0 if config.is_encoder_only else lengths["targets"]))
+    return {
+        **result, "bytes_per_device": {**found.memory, "needed": needed(found.memory)},
+        "flops_per_device": found.flops, "warnings": warnings(experiment, found.program),
+        "largest_collectives": [collective._asdict() for collective in sorted(
+            found.program.collectives, key=lambda collective: -collective.bytes)[:NUM_LARGEST]],
+        "predicted": {
+            **{f"{name}_seconds": one for name, one in found.roofline._asdict().items()},
+            "floor_seconds": max(found.roofline), "counted_by": "cycles" if chip.clock else "rates",
+            "step_seconds": seconds, "parts": found.parts,
+            "layers": found.schedule.layers, "seconds_by_bytes": found.schedule.by_bytes,
+            "tokens_per_second": tokens / seconds,
+            "model_flops_utilization": model_flops / layout.num_devices / seconds / chip.flops}}
+
+
+def advice(experiment: Experiment, found: Estimate, chip: chips.Chip) -> list[str]:
+    """Returns a line for each measure for a run that does not fit its chips, with numbers if they can be computed."""
+    config, layout, settings = experiment.config, experiment.layout, experiment.settings
+    lines = []
+    kept, temporaries = found.memory["weights"] + found.memory["slots"], found.memory["temporaries"]
+    stored = kept + found.memory["gradients"]
+    if found.refused is None:
+        lines.append(f"{_gib(needed(found.memory) - chip.memory)} a chip are missing: weights, slots and gradients "
+                     f"take {_gib(stored)}, activations and temporaries {_gib(temporaries)}, of {_gib(chip.memory)}.")
+        if len(found.compiled) > 1 and stored < chip.memory:
+            lines.append("Compile all layers: the compiler may keep less of each than of the few that this is "
+                         "extrapolated from, for which it has room: --full.")
+    if kept > chip.memory / 2:
+        lines.append(f"Weights and slots are {_gib(found.state)} in all, {_gib(found.state / layout.num_devices)} a "
+                     "chip where all are split over all (gin/layouts/fully_sharded_model.gin); "
+                     f"{math.ceil(2 * found.state / chip.memory)} chips hold them in half of their memory.")
+    if not config.remat:
+        lines.append("Recompute activations in the backward pass, for about a third more compute: "
+                     "--gin.SwitchConfig.remat=True.")
+    # The least number of parts, doubling the present one, with room for activations.
+    batch_size, present = experiment.run.batch_size, settings.num_microbatches
+    parts = 2 * present
+    while batch_size % (parts * layout.num_pieces("batch")) == 0:
+        if stored + temporaries * present / parts <= ROOM * chip.memory:
+            multiple = math.lcm(config.num_groups_multiple, parts * layout.num_pieces("group"))
+            groups = f" --gin.SwitchConfig.num_groups_multiple={multiple}" if (
+                config.num_experts and multiple != config.num_groups_multiple) else ""
+            lines.append(f"Process the batch in parts, about {_gib(temporaries * present / parts)} of "
+                         f"activations and temporaries each: --gin.StepSettings.num_microbatches={parts}{groups}.")
+            lines.append(f"Or take a smaller batch: --gin.BATCH_SIZE={batch_size * present // parts}.")
+            break
+        parts *= 2
+    return lines
+
+
+def _gib(size):
+    return f"{size / 2**30:.2f} GiB"
+
+
+def warnings(experiment: Experiment, program: Program) -> list[str]:
+    """Returns a sentence for each fault of a program: gathered experts, experts or tokens computed on several chips,
+    loops of unknown length.
+    """
+    config, layout, run = experiment.config, experiment.layout, experiment.run
+    found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
+             "collectives are too low" for loop in program.unread_loops]
+    if not config.num_experts:
+        return found
+    experts = [weight for weight in config.weights() if "expert" in weight.axes]
+    stacked = {",".join(map(str, weight.shape)) for weight in experts}
+    found += [f"{one.kind} of {one.shape} in {one.where}: the weights of all experts are brought together on each chip"
+              for one in program.collectives
+              if one.kind == "all-gather" and one.shape.partition("[")[2].rstrip("]") in stacked]
+    # The largest product of activations beside a chip's share of the expected one: rows of all experts' buffers.
+    slots = 0
+    for feature, layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
+        if layers:
+            tokens = (run.batch_size // experiment.settings.num_microbatches, run.task_feature_lengths[feature])
+            plan = grouping.plan(config.grouping, tokens, training=True)
+            slots = max(slots, config.num_experts * plan.groups.count * plan.capacity)
+    gradients = {math.prod(layout.piece(weight.shape, layout.spec(weight.axes))) for weight in experts}
+    inner = config.num_heads * config.d_kv if config.has_attention_experts else 0
+    width = max(config.d_model, inner, config.expert_width // layout.num_pieces("expert_mlp"))
+    share = slots // layout.num_pieces("batch") * width
+    largest = max((size for size in program.expert_products if size not in gradients), default=0)
+    if largest > TOLERANCE * share:
+        found.append(f"a product of the experts makes {largest:,} numbers on each chip, where its share is {share:,}: "
+                     "tokens are computed on several chips at once; the layout should split group, as it does batch")
+    return found

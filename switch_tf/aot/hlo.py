@@ -1,18 +1,47 @@
-"""Parser of XLA's text of an optimised program: instructions, in computations that call each other."""
+"""Parser of XLA's text of an optimised program: instructions, in computations that call each other, and their products.
 
+TPUs have a matrix product as a convolution, GPUs as a call of cuBLAS. Operations are attributed to layers and parts of
+the model by the names that TensorFlow gives them.
+"""
+
+import collections
 import functools
 import math
 import re
 from typing import NamedTuple
 
+from switch_tf.hardware.chips import Chip
+
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 # Kinds of operations that only name values.
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
+# Kinds of operations that run other computations, and the role of these: the costliest of several counts.
+INNER = {"while": "body", "conditional": "branches", "call": "to_apply", "call-start": "to_apply"}
 # The function through which JAX calls what TensorFlow wrote (`lowering.jit`).
 _CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"\b(body|condition|to_apply|calls|(?:branch|true|false)_computations?)="
+                     r"\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
 _CUBLAS = 'custom_call_target="__cublas'
 # Memories on the chip: VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
+# Settings of a convolution's window, with their defaults.
+_WINDOW = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
+
+
+# Parts of a step without work for the model.
+WAITING, SENT = "waiting for memory", "sent, not hidden"
+# Parts of the model by a scope in the name of a layer. The first match counts.
+_PARTS = ((r"logits_dense", "logits and loss"), (r"look_up|token_embedder", "embedding"), (r"router", "router"),
+          (r"dispatch", "dispatch"), (r"combine", "combine"), (r"\w*experts", "experts"),
+          (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
+_GRADIENT = "gradient of "
+NO_LAYER = "losses and update"
+# Operations without any link to a part of the model.
+UNATTRIBUTED = "unattributed"
+_STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
+# Kinds of operations with shared results, which do not identify a layer.
+_SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 
 class Array(NamedTuple):
@@ -37,17 +66,20 @@ class Instruction(NamedTuple):
         shape: XLA's text of the result's shape.
         kind: Kind of operation, such as "fusion".
         line: Whole text.
+        operands: Names of the operands.
+        called: Names of the called computations by role: "body", "condition", "to_apply", "calls", "branches".
+        cycles: Estimated cycles on the core, None without an estimate.
+        operation: TensorFlow's name of its operation, with scopes, or "".
     """
 
     name: str
     shape: str
     kind: str
     line: str
-
-    @property
-    def operands(self) -> list[str]:
-        """Names of the operands."""
-        return re.findall(r"%([\w.\-]+)", self.line.partition(f" {self.kind}(")[2].partition(")")[0])
+    operands: list[str]
+    called: dict[str, list[str]]
+    cycles: int | None
+    operation: str
 
     @property
     def is_product(self) -> bool:
@@ -55,33 +87,9 @@ class Instruction(NamedTuple):
         return self.kind in ("convolution", "dot") or self.kind == "custom-call" and _CUBLAS in self.line
 
     @property
-    def written(self) -> str:
-        """Text of the shape of what it leaves behind: `shape` without the scratch memory of cuBLAS."""
-        return re.sub(r", s8\[\d+\]\{0\}\)$", ")", self.shape) if _CUBLAS in self.line else self.shape
-
-    @property
-    def called(self) -> dict[str, list[str]]:
-        """Names of the called computations by role: "body", "condition", "to_apply", "calls", "branches"."""
-        called = {}
-        for role, name in re.findall(r"\b(body|condition|to_apply|calls)=%([\w.\-]+)", self.line):
-            called.setdefault(role, []).append(name)
-        if match := re.search(r"branch_computations=\{([^}]*)\}", self.line):
-            called["branches"] = re.findall(r"%([\w.\-]+)", match[1])
-        elif names := re.findall(r"\b(?:true|false)_computation=%([\w.\-]+)", self.line):
-            called["branches"] = names
-        return called
-
-    @property
-    def cycles(self) -> int | None:
-        """Estimated cycles on the core, None without an estimate."""
-        match = re.search(r'"estimated_cycles":"(\d+)"', self.line)
-        return int(match[1]) if match else None
-
-    @property
-    def operation(self) -> str:
-        """TensorFlow's name of its operation, with scopes, or ""."""
-        match = re.search(r'op_name="([^"]*)"', self.line)
-        return re.sub(_CALLER, "", match[1]) if match else ""
+    def written(self) -> list[Array]:
+        """Arrays that it leaves behind, without the scratch memory of cuBLAS."""
+        return arrays(re.sub(r", s8\[\d+\]\{0\}\)$", ")", self.shape) if _CUBLAS in self.line else self.shape)
 
 
 class Module:
@@ -93,6 +101,9 @@ class Module:
         instructions: Name -> instruction.
         loops: Name of a "while" -> number of its passes, None if it cannot be read.
         times: Name of a computation -> number of runs in a step. A loop that cannot be read counts once.
+        stacks: Stack of each layer that the program recomputes: "layers_1_3" -> "encoder". Rematerialisation runs a
+            layer again outside the scopes of its model and stack: "layers_1_3/mlp_1/MatMul". Only a decoder has a scope
+            named self_attention.
     """
 
     def __init__(self, hlo: str):
@@ -104,7 +115,7 @@ class Module:
                 current = self.computations.setdefault(header[2], [])
                 self.entry = header[2] if header[1] else self.entry
             elif match := re.match(r"\s*(?:ROOT )?%(\S+) = (.*?) ([a-z][\w-]*)\(", line):
-                current.append(Instruction(match[1], match[2], match[3], line))
+                current.append(_parse(line, *match.groups()))
         self.instructions = {instruction.name: instruction for instructions in self.computations.values()
                              for instruction in instructions}
 
@@ -117,18 +128,19 @@ class Module:
         """Reads the number of passes from the text, or from a counter that goes from zero to a limit."""
         if match := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line):
             return int(match[1])
-        called = loop.called
-        condition, body = (_root(self.computations[called[role][0]]) for role in ("condition", "body"))
+        condition, body = (next(inner for inner in self.computations[loop.called[role][0]] if "ROOT " in inner.line)
+                           for role in ("condition", "body"))
         if condition.kind != "compare" or "direction=LT" not in condition.line:
             return None
-        counter, limit = (self.instructions[name] for name in condition.operands)
-        place = re.search(r"index=(\d+)", counter.line)
+        counter, limit = condition.operands
+        place = re.search(r"index=(\d+)", self.instructions[counter].line)
         step = place and self.instructions[body.operands[int(place[1])]]
         if not step or step.kind != "add":
             return None
-        limit, *sizes = map(_value, (limit, *map(self.instructions.get, step.operands)))
-        size = next(filter(None, sizes), None)
-        return math.ceil(limit / size) if limit and size else None
+        constants = {name: int(match[1]) for name in (limit, *step.operands) if name in self.instructions and (
+            match := re.search(r" constant\((\d+)\)", self.instructions[name].line))}
+        size = next(filter(None, map(constants.get, step.operands)), None)
+        return math.ceil(constants[limit] / size) if constants.get(limit) and size else None
 
     @functools.cached_property
     def times(self) -> dict[str, int]:
@@ -144,6 +156,84 @@ class Module:
                         waiting.append(name)
         return times
 
+    @functools.cached_property
+    def stacks(self) -> dict[str, str]:
+        scopes = {}
+        for instruction in self.instructions.values():
+            parts = instruction.operation.partition(";")[0].split("/")
+            place = next((place for place, part in enumerate(parts) if re.fullmatch(r"layers_\d+(_\d+)?", part)), None)
+            if place is not None and not any(map(_STACK.fullmatch, parts[:place])):
+                scopes.setdefault(parts[place], set()).update(parts[place + 1:place + 2])
+        return {name: "decoder" if any("self_attention" in scope for scope in within) else "encoder"
+                for name, within in scopes.items()}
+
+    def layer(self, instruction: Instruction) -> str:
+        """Returns the layer in the name of an operation.
+
+        For example "../ent_tape/../encoder_1/layers_1_1/mlp_1/XlaSharding" gives "gradient of encoder/layers_1/mlp".
+        """
+        parts = [part for part in instruction.operation.partition(";")[0].split("/") if part]
+        start, stack = next(((place, self.stacks.get(part)) for known in (_STACK.fullmatch, self.stacks.get)
+                             for place, part in enumerate(parts) if known(part)), (None, None))
+        if start is None:
+            return NO_LAYER
+        # TensorFlow numbers repeated names: layers_1_1, mlp_1.
+        scopes = [stack] * (stack is not None) + [re.sub(r"^(layers_\d+|.*?)(_\d+)?$", r"\1", part)
+                                                  for part in parts[start:-1] if not re.match(r"jit\(|einsum", part)]
+        is_gradient = any("gradient_tape" in part or "ent_tape" in part for part in parts)
+        return (_GRADIENT if is_gradient else "") + "/".join(scopes)
+
+    def fused(self, instruction: Instruction) -> list[Instruction]:
+        """Returns the instructions of what a fusion calls, none for other instructions."""
+        return [inner for name in instruction.called.get("calls", ()) for inner in self.computations.get(name, ())]
+
+    def product_seconds(self, instruction: Instruction, chip: Chip) -> float:
+        """Returns the least seconds of a product on a chip, or of all products in what a fusion calls."""
+        if not instruction.is_product:
+            return sum(self.product_seconds(inner, chip) for inner in self.fused(instruction))
+        is_float32 = self.instructions[instruction.operands[0]].shape.startswith("f32")
+        return self.flops(instruction) / (is_float32 and chip.float32_flops or chip.flops)
+
+    def flops(self, product: Instruction) -> float:
+        """Counts the multiplications and additions of a "convolution", a "dot" or a call of cuBLAS."""
+        left, right = (lengths(self.instructions[name].shape) for name in product.operands[:2])
+        result = lengths(product.shape)
+        if product.kind != "convolution":
+            contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', product.line)[1]
+            return 2.0 * math.prod(result) * math.prod(left[int(dim)] for dim in re.findall(r"\d+", contracted))
+        of_left, of_right, of_result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", product.line).groups()
+        total = 2.0 * left[of_left.index("b")] * right[of_right.index("i")] * right[of_right.index("o")]
+        places = sorted(filter(str.isdigit, of_left))
+        window = re.search(r"window=\{([^}]*)\}", product.line)
+        given = dict(entry.split("=") for entry in window[1].split()) if window else {}
+        settings = ([int(text.partition("_")[0]) for text in given[name].split("x")] if name in given else
+                    [default] * len(places) for name, default in _WINDOW.items())
+        for place, *setting in zip(places, *settings, strict=True):
+            total *= _steps(left[of_left.index(place)], result[of_result.index(place)], *setting)
+        return total
+
+
+def _parse(line, name, shape, kind):
+    """Returns an instruction."""
+    called = {}
+    for role, names in _CALLED.findall(line):
+        called.setdefault("branches" if "_computation" in role else role, []).extend(_NAME.findall(names))
+    operands = _NAME.findall(line.partition(f" {kind}(")[2].partition(")")[0])
+    cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
+    operation = re.search(r'op_name="([^"]*)"', line)
+    return Instruction(name, shape, kind, line, operands, called, cycles and int(cycles[1]),
+                       _CALLER.sub("", operation[1]) if operation else "")
+
+
+@functools.cache
+def _steps(length, result, size, stride, pad, dilation, window_dilation):
+    """Counts the pairs of a result and a window position along one dimension that read an input.
+
+    Batch dimensions of a product become such windows, mostly over padding and dilation.
+    """
+    places = (at * stride - pad + step * window_dilation for at in range(result) for step in range(size))
+    return sum(0 <= place <= (length - 1) * dilation and place % dilation == 0 for place in places)
+
 
 def lengths(shape: str) -> list[int]:
     """Returns the dimensions of an array, or of the first array of a tuple."""
@@ -157,11 +247,69 @@ def arrays(shape: str) -> list[Array]:
             for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape) if dtype in _BYTES]
 
 
-def _root(computation):
-    return next(instruction for instruction in computation if instruction.line.lstrip().startswith("ROOT "))
+def attribute(module: Module, default: str) -> dict[str, tuple[str, str]]:
+    """Returns the part of the model, such as "attention", and the layer of each operation of a program, by its name.
+
+    The layer is "encoder/layers_1" or the like, or the part if the operation serves no layer.
+
+    An operation belongs to the layer in its name. One without a name, such as a copy, belongs where the operations
+    fused into it do, else to the layer of its first attributed operand, consumer or caller, in this order. Any other
+    is `UNATTRIBUTED`.
+
+    Args:
+        module: Parsed program.
+        default: Part of operations with a name that contains no layer.
+    """
+    sparse = {module.layer(instruction).removeprefix(_GRADIENT).partition("/router")[0]
+              for instruction in module.instructions.values() if "router" in instruction.operation}
+    # Name of an operation -> (part, layer).
+    origins = {name: origin for name, instruction in module.instructions.items()
+               if (origin := _origin(instruction.operation, module.layer(instruction), sparse, default))}
+
+    def adopt(instruction, found, only_layers=False):
+        """Gives an operation without an origin the first of those that were found."""
+        found = (origin for origin in found if origin and not (only_layers and origin[0] == default))
+        if instruction.name not in origins and (origin := next(found, None)):
+            origins[instruction.name] = origin
+
+    for instructions in module.computations.values():
+        nameless = [instruction for instruction in instructions
+                    if instruction.name not in origins and instruction.kind not in _SHARED]
+        consumers = {}
+        for instruction in instructions:
+            for operand in instruction.operands:
+                consumers.setdefault(operand, []).append(instruction.name)
+        for instruction in nameless:
+            fused = collections.Counter(origins.get(inner.name) for inner in module.fused(instruction))
+            adopt(instruction, [origin for origin, _ in fused.most_common()], only_layers=True)
+        for only_layers in (True, False):
+            for instruction in nameless:
+                adopt(instruction, map(origins.get, instruction.operands), only_layers)
+            for instruction in reversed(nameless):
+                adopt(instruction, map(origins.get, consumers.get(instruction.name, ())), only_layers)
+    for caller in module.instructions.values():
+        for computation in sum(caller.called.values(), []):
+            for instruction in module.computations.get(computation, ()):
+                adopt(instruction, [origins.get(caller.name)])
+    return dict.fromkeys(module.instructions, (UNATTRIBUTED, UNATTRIBUTED)) | origins
 
 
-def _value(instruction):
-    """Returns the value of an integer constant, None for other instructions."""
-    match = instruction and re.search(r" constant\((\d+)\)", instruction.line)
-    return int(match[1]) if match else None
+def _origin(operation, where, sparse, default):
+    """Returns (part, layer) by the name alone, or None."""
+    if not operation or re.match(r"(AddN|XLA_Args)", operation):
+        return None
+    if re.match(r"(\w+/)*(global_norm|adafactor|adam\w*|sgd|lion)(_\d+)?/", operation):
+        return "optimizer", "optimizer"
+    if where == NO_LAYER:
+        return default, default
+    if where == _GRADIENT + "token_embedder" and re.search(r"/(MatMul|Einsum)[^/]*$", operation):
+        return "logits and loss", "logits and loss"  # tied logits; the embedding's own gradient has the scope look_up
+    scopes = where.removeprefix(_GRADIENT).split("/")
+    of_layer = "/".join(scopes[:2]) if len(scopes) > 1 and scopes[1].startswith("layers_") else scopes[0]
+    for pattern, part in _PARTS:
+        if any(re.fullmatch(pattern, scope) for scope in scopes):
+            return part, of_layer
+    if "mlp" not in scopes:
+        return "norms and residuals", of_layer
+    is_sparse = "/".join(scopes[:scopes.index("mlp") + 1]) in sparse
+    return "rest of Switch layers" if is_sparse else "dense feed-forward", of_layer

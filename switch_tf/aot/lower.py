@@ -6,9 +6,9 @@ is the very program that it trains. `constrain` and `use` write XLA's annotation
 reserved and never touched.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
@@ -54,14 +54,12 @@ class Lowered(NamedTuple):
         program: Lowered function.
         arguments: Arguments of the main function, in order.
         results: Specs of the results that replace no argument; they come first.
-        updated: Indices of the arguments that the other results replace, in order.
         layout: Layout with a complete mesh.
     """
 
     program: lowering.Program
     arguments: list[Argument]
     results: list[tuple[tuple[str, ...], ...]]
-    updated: list[int]
     layout: Layout
 
     @property
@@ -88,10 +86,8 @@ class ShapesOnly(Partitioner):
         self.compute: Callable[..., Any] | None = None
         self.apply: Callable[..., Any] | None = None
 
-    @contextlib.contextmanager
-    def creates_variables(self) -> Iterator[None]:
-        with tf.variable_creator_scope(functools.partial(_create_without_memory, self.layout)):
-            yield
+    def creates_variables(self) -> AbstractContextManager:
+        return tf.variable_creator_scope(functools.partial(_create_without_memory, self.layout))
 
     def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         annotated = context.within(annotator=self._annotator)
@@ -121,55 +117,50 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable))
     objective.build(partitioner)
     step = compile_steps(model, optimizer, 0, settings, partitioner, objective)
-    variables = [*model.variables, *optimizer.variables, *objective.variables]
-    lower = functools.partial(_lower, variables, layout)
+    variables = {id(stored(variable)): variable
+                 for variable in (*model.variables, *optimizer.variables, *objective.variables)}
+
+    def lower(inputs, function, first_results=()):
+        """Lowers a function of tensors. Its first results are split like `first_results`, the others not at all."""
+        specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in inputs]
+        program = lowering.lower(function, specs, [*map(stored, variables.values())])
+        state = [_argument(variables[id(symbol)], layout) for symbol in program.captured]
+        results = [argument.spec for argument in first_results]
+        results += [((),) * len(shape) for shape, _ in program.results[len(results):]]
+        return Lowered(program, [*inputs, *state], results, layout)
+
     specs = feature_specs(model.config, batch_size, task_feature_lengths, pack)
     specs |= added.specs(batch_size) if (added := objective.added_features()) else {}
+    steps, axes = ((), ()) if has_two_programs(layout) else ((1,), (None,))
+    features = [Argument(name, "feature", (*steps, *spec.shape), spec.dtype.name,
+                         layout.spec((*axes, "batch", "length"))) for name, spec in specs.items()]
     if not has_two_programs(layout):
-        features = [Argument(name, "feature", (1, *spec.shape), spec.dtype.name,
-                             layout.spec((None, "batch", "length"))) for name, spec in specs.items()]
         return [lower(features, lambda *tensors: step(dict(zip(specs, tensors, strict=True))))]
-    features = [Argument(name, "feature", tuple(spec.shape), spec.dtype.name, layout.spec(("batch", "length")))
-                for name, spec in specs.items()]
+    weights = model.trainable_variables
     gradients = [_argument(variable, layout)._replace(name=f"gradient of {variable.path}", kind="gradient")
-                 for variable in model.trainable_variables]
+                 for variable in weights]
+    # `StepTotals`, flat.
+    dtype = dtypes.wide_dtype(model.compute_dtype)
+    totals = [Argument("norm of the gradients", "gradient", (), dtype, ())]
+    for name in stateful_routers(model):
+        totals += [Argument(f"load of {name}", "gradient", (model.config.num_experts,), dtype, ((),)),
+                   Argument(f"tokens of {name}", "gradient", (), dtype, ())]
 
     def compute(*tensors):
         found, *others = partitioner.compute(dict(zip(specs, tensors, strict=True)))
-        return as_stored(found, model.trainable_variables), *others
+        return as_stored(found, weights), *others
 
     def apply(*tensors):
         norm, *loads = tensors[len(gradients):]
-        loads = tuple(Mean(*loads[start:start + 2]) for start in range(0, len(loads), 2))
-        partitioner.apply(as_used(tensors[:len(gradients)], model.trainable_variables), StepTotals(norm, loads))
+        means = tuple(Mean(*loads[start:start + 2]) for start in range(0, len(loads), 2))
+        partitioner.apply(as_used(tensors[:len(gradients)], weights), StepTotals(norm, means))
 
-    return [lower(features, compute, gradients), lower([*gradients, *_totals(model)], apply)]
-
-
-def _totals(model):
-    """Returns the Arguments of `StepTotals`, flat."""
-    dtype, shape = dtypes.wide_dtype(model.compute_dtype), (model.config.num_experts,)
-    totals = [Argument("norm of the gradients", "gradient", (), dtype, ())]
-    for name in stateful_routers(model):
-        totals += [Argument(f"load of {name}", "gradient", shape, dtype, ((),)),
-                   Argument(f"tokens of {name}", "gradient", (), dtype, ())]
-    return totals
+    return [lower(features, compute, gradients), lower([*gradients, *totals], apply)]
 
 
 def has_two_programs(layout: Layout) -> bool:
     """Returns whether the layout trains in two functions on a TPU. Only DTensor does."""
     return layout.backend == "dtensor"
-
-
-def _lower(variables, layout, inputs, function, first_results=()):
-    """Lowers a function of tensors. Its first results are split like `first_results`, the others not at all."""
-    specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in inputs]
-    by_symbol = {id(stored(variable)): variable for variable in variables}
-    program = lowering.lower(function, specs, [stored(variable) for variable in variables])
-    state = [_argument(by_symbol[id(symbol)], layout) for symbol in program.captured]
-    results = [argument.spec for argument in first_results]
-    results += [((),) * len(shape) for shape, _ in program.results[len(results):]]
-    return Lowered(program, [*inputs, *state], results, [len(inputs) + index for index in program.updated], layout)
 
 
 def feature_specs(config: SwitchConfig, batch_size: int, task_feature_lengths: dict[str, int],

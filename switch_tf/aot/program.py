@@ -1,137 +1,212 @@
-"""Collectives, FLOPs and memory traffic of one chip in a step, counted in the optimised program.
+"""Collectives, FLOPs and memory traffic of one chip in a step, counted in its optimised programs.
 
 A loop's body counts as often as it runs, and a condition by its more expensive branch.
 """
 
-import functools
 import math
 import re
+from typing import NamedTuple
 
-from switch_tf.aot import clock, collectives, hlo, product_flops, roofline
+import numpy as np
+
+from switch_tf.aot import clock, hlo
 from switch_tf.hardware.chips import Chip
-from switch_tf.hardware.network import Network
+from switch_tf.hardware.network import Network, Servers
+
+# The functions of a step that has two, in order, and the part of the model of their operations without a layer.
+FUNCTIONS = {"gradients": "logits and loss", "update": "optimizer"}
+_COLLECTIVE = re.compile(
+    r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
+_SCATTER = "all-reduce-scatter"  # prefix of computations that sum and keep a piece
+
+
+class Collective(NamedTuple):
+    """One collective of a program.
+
+    Attributes:
+        kind: XLA's kind.
+        bytes: Bytes of the result on one chip.
+        group_size: Number of devices in a group.
+        axes: Mesh axes along which the members of a group differ.
+        shape: Text of the largest array.
+        where: Layer, or "gradient of" a layer, that it serves.
+        times: Number of runs in a step.
+    """
+
+    kind: str
+    bytes: int
+    group_size: int
+    axes: tuple[str, ...]
+    shape: str
+    where: str
+    times: int = 1
+
+    def seconds(self, chip: Chip, network: Network | Servers) -> float:
+        """Returns the seconds of one run, while every other group does the same.
+
+        Rings use all links along their group. An all-to-all takes as long as its busiest link.
+        """
+        share = (self.group_size - 1) / self.group_size
+        if "all-to-all" in self.kind:
+            crossings = share * network.busiest_link(self.axes)
+        elif self.kind == "collective-permute":
+            crossings = 1 / network.links_to_next(self.axes)
+        else:
+            factor = {"all-reduce": 2 * share, "reduce-scatter": self.group_size - 1}.get(self.kind, share)
+            crossings = factor / network.links_of_rings(self.axes)
+        return float(crossings * self.bytes / chip.link_bandwidth)
+
+
+class Roofline(NamedTuple):
+    """Least seconds of a step in each part, by the nominal rates of a chip, if nothing else limited it."""
+
+    compute: float
+    memory: float
+    links: float
 
 
 class Program:
-    """A parsed, optimised program.
+    """Parsed, optimised programs that run one after the other in a step.
 
     Args:
-        text: XLA's text of the program.
+        texts: XLA's text of each program.
         mesh: Mesh axis -> size, in the order of its devices.
+
+    Attributes:
+        collectives: All collectives.
+        flops: FLOPs of all matrix products.
+        expert_products: Size of the result of each matrix product of the experts, on one chip.
+        memory_traffic: Bytes that a chip reads from and writes to its memory. On-chip memory does not count. An
+            operation that reads a part of an operand counts all of it.
+        unread_loops: Names of loops with an unknown number of passes. They count once.
     """
 
-    def __init__(self, text: str, mesh: dict[str, int]):
-        self._module = hlo.Module(text)
-        self._mesh = mesh
+    def __init__(self, texts: list[str], mesh: dict[str, int]):
+        self._modules = [hlo.Module(text) for text in texts]
+        self._sent = [read_collectives(module, mesh) for module in self._modules]
+        self.collectives = [collective for sent, _ in self._sent for collective in sent.values()]
+        self._products = [(module, module.times.get(computation, 0), instruction) for module in self._modules
+                          for computation, instructions in module.computations.items()
+                          for instruction in instructions if instruction.is_product]
+        self.flops = sum(times * module.flops(product) for module, times, product in self._products)
+        self.expert_products = [math.prod(hlo.lengths(product.shape)) for *_, product in self._products
+                                if re.search(r"/experts(_\d+)?/", product.operation)]
+        self.memory_traffic = sum(_traffic(module, module.entry) for module in self._modules)
+        self.unread_loops = [loop for module in self._modules for loop, count in module.loops.items() if count is None]
 
-    @functools.cached_property
-    def _collectives(self):
-        return collectives.read(self._module, self._mesh)
+    def roofline(self, chip: Chip, network: Network | Servers) -> Roofline:
+        """Returns the least seconds of a step on a chip."""
+        return Roofline(
+            sum(times * module.product_seconds(product, chip) for module, times, product in self._products),
+            self.memory_traffic / chip.memory_bandwidth,
+            sum(collective.times * collective.seconds(chip, network) for collective in self.collectives))
 
-    @property
-    def collectives(self) -> list[collectives.Collective]:
-        """All collectives of the program."""
-        return [*self._collectives.values()]
-
-    def schedule(self, chip: Chip, network: Network, default: str) -> clock.Schedule:
-        """Runs the program by the compiler's clock. For the arguments see `clock.schedule`."""
-        seconds = roofline.seconds_once(self.collectives, chip, network)
-        carriers = collectives.carriers(self._module, self._mesh)
-        sends = clock.SendTimes(dict(zip(self._collectives, seconds, strict=True)), carriers)
-        return clock.schedule(self._module, chip, sends, default)
-
-    @functools.cached_property
-    def flops(self) -> float:
-        """FLOPs of all matrix products."""
-        times = self._module.times
-        return sum(times.get(computation, 0) * product_flops.of(self._module, product)
-                   for computation, product in self._products())
-
-    def product_seconds(self, chip: Chip) -> float:
-        """Returns the least seconds of all matrix products on a chip."""
-        times = self._module.times
-        return sum(times.get(computation, 0) * product_flops.seconds(self._module, product, chip)
-                   for computation, product in self._products())
-
-    def expert_products(self) -> list[int]:
-        """Returns the size of the result of each matrix product of the experts, on one chip."""
-        return [math.prod(hlo.lengths(product.shape)) for _, product in self._products()
-                if re.search(r"/experts(_\d+)?/", product.operation)]
-
-    def _products(self):
-        return [(computation, instruction) for computation, instructions in self._module.computations.items()
-                for instruction in instructions if instruction.is_product]
-
-    def memory_traffic(self) -> float:
-        """Returns the bytes that a chip reads from and writes to its memory. On-chip memory does not count.
-
-        An operation that reads a part of an operand counts all of it.
-        """
-        return self._traffic(self._module.entry)
-
-    def _traffic(self, computation):
-        sizes, total = {}, 0.0
-        for instruction in self._module.computations[computation]:
-            sizes[instruction.name] = _in_memory(instruction.written)
-            called = instruction.called
-            if instruction.kind == "while":
-                total += (self._module.loops[instruction.name] or 1) * self._traffic(called["body"][0])
-            elif instruction.kind == "conditional":
-                total += max(self._traffic(branch) for branch in called["branches"])
-            elif instruction.kind in ("call", "call-start"):
-                total += self._traffic(called["to_apply"][0])
-            elif instruction.kind in ("copy-start", "slice-start"):
-                # A copy between two memories: its size, once for each end that is not on the chip.
-                total += _moved(instruction)
-            elif instruction.kind not in hlo.NAMES and not instruction.kind.endswith("-done"):
-                total += sizes[instruction.name] + sum(
-                    sizes.get(operand, 0) for operand in set(instruction.operands))
-        return total
-
-    @property
-    def unread_loops(self) -> list[str]:
-        """Names of loops with an unknown number of passes. They count once."""
-        return [loop for loop, count in self._module.loops.items() if count is None]
+    def schedule(self, chip: Chip, network: Network | Servers) -> clock.Schedule:
+        """Runs the programs by the compiler's clock."""
+        return clock.schedule(chip, [
+            clock.Work(module, {name: one.seconds(chip, network) for name, one in sent.items()}, carriers, default)
+            for module, (sent, carriers), default in zip(self._modules, self._sent, FUNCTIONS.values(), strict=False)])
 
 
-class InTurn:
-    """Programs that run one after the other, counted as one. The methods are those of `Program`."""
-
-    def __init__(self, programs: list[Program]):
-        self._programs = programs
-
-    @property
-    def collectives(self) -> list[collectives.Collective]:
-        return [collective for program in self._programs for collective in program.collectives]
-
-    @property
-    def flops(self) -> float:
-        return sum(program.flops for program in self._programs)
-
-    def product_seconds(self, chip: Chip) -> float:
-        return sum(program.product_seconds(chip) for program in self._programs)
-
-    def expert_products(self) -> list[int]:
-        return [size for program in self._programs for size in program.expert_products()]
-
-    def memory_traffic(self) -> float:
-        return sum(program.memory_traffic() for program in self._programs)
-
-    def schedule(self, chip: Chip, network: Network, defaults: list[str]) -> clock.Schedule:
-        """Runs the programs by the compiler's clock; `defaults` has a default part for each program."""
-        return clock.in_turn([program.schedule(chip, network, default) for program, default in
-                              zip(self._programs, defaults, strict=False)])
-
-    @property
-    def unread_loops(self) -> list[str]:
-        return [loop for program in self._programs for loop in program.unread_loops]
+def _traffic(module, computation):
+    sizes, total = {}, 0.0
+    for instruction in module.computations[computation]:
+        sizes[instruction.name] = sum(array.bytes for array in instruction.written if not array.is_on_chip)
+        if instruction.kind in hlo.INNER:
+            total += (module.loops.get(instruction.name) or 1) * max(
+                _traffic(module, inner) for inner in instruction.called[hlo.INNER[instruction.kind]])
+        elif instruction.kind in ("copy-start", "slice-start"):
+            # A copy between two memories: its size, once for each end that is not on the chip. Its result is
+            # (result, source) or ((sources), result).
+            ends = hlo.arrays(instruction.shape)[:2]
+            total += min(end.bytes for end in ends) * sum(not end.is_on_chip for end in ends)
+        elif instruction.kind not in hlo.NAMES and not instruction.kind.endswith("-done"):
+            total += sizes[instruction.name] + sum(sizes.get(operand, 0) for operand in set(instruction.operands))
+    return total
 
 
-def _in_memory(shape):
-    return sum(array.bytes for array in hlo.arrays(shape) if not array.is_on_chip)
+def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str, Collective], dict[str, str]]:
+    """Returns the collectives of a program by the name of their instruction, and the fusions that carry them.
+
+    Args:
+        module: Parsed program.
+        mesh: Mesh axis -> size, in the order of its devices.
+
+    Returns:
+        (Name -> collective, name of a fusion that starts, continues or awaits a collective -> name of the collective).
+    """
+    carried = [(fusion.name, inner) for instructions in module.computations.values() for fusion in instructions
+               if fusion.kind == "fusion" for inner in module.fused(fusion) if _COLLECTIVE.fullmatch(inner.kind)]
+    fused = {inner.name for _, inner in carried}
+    ends = {instruction.operands[0]: instruction for instruction in module.instructions.values()
+            if instruction.kind.endswith("-done")}
+    # The first name of each one that is written several times, by identity.
+    collectives, first_names = {}, {}
+    for computation, instructions in module.computations.items():
+        is_scatter = computation.startswith(_SCATTER)
+        for instruction in instructions:
+            match = _COLLECTIVE.fullmatch(instruction.kind)
+            if match is None or instruction.name in fused and not is_scatter and first_names.setdefault(
+                    _identity(instruction), instruction.name) != instruction.name:
+                continue
+            # An asynchronous one has its shape at its end. Without an end, it lists its operand first, and flags after
+            # its result.
+            arrays = hlo.arrays(ends.get(instruction.name, instruction).shape)
+            if instruction.name not in ends and match[2] and match[1] != "all-reduce":
+                arrays = arrays[1:2]
+            kind, size = match[1], sum(array.bytes for array in arrays)
+            devices = _first_group(instruction.line, math.prod(mesh.values()))
+            places = np.unravel_index(devices, tuple(mesh.values()))
+            axes = tuple(axis for axis, along in zip(mesh, places, strict=True) if len(np.unique(along)) > 1)
+            if is_scatter:
+                kind, size = "reduce-scatter", size // len(devices)  # each chip keeps its own part of the sum
+            largest = max(arrays, key=lambda array: array.bytes).text if arrays else ""
+            collectives[instruction.name] = Collective(
+                kind, size, len(devices), axes, largest, module.layer(instruction),
+                module.times.get(computation, 1))
+    return collectives, {fusion: inner.name if inner.name in collectives else first_names[_identity(inner)]
+                         for fusion, inner in carried}
 
 
-def _moved(instruction):
-    """Returns the bytes moved by a "copy-start" (result, source) or "slice-start" ((sources), result)."""
-    ends = hlo.arrays(instruction.shape)[:2]
-    return min(end.bytes for end in ends) * sum(not end.is_on_chip for end in ends)
+def _identity(instruction):
+    """Returns a key shared by all copies of a collective. XLA writes one copy beside each operation that it overlaps.
+
+    The channel alone is not enough: collectives that the compiler combined from smaller ones share a channel.
+    """
+    channel = re.search(r"channel_id=\d+", instruction.line)
+    arrays = (array.text for array in hlo.arrays(instruction.shape))
+    return (channel[0], instruction.kind, *arrays) if channel else instruction.name
+
+
+def _first_group(line, num_devices):
+    """Returns the numbers of the devices of the first group of a collective. XLA has three notations."""
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return _integers(found[1])
+    if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        return _iota(found[2], found[3]).reshape(_integers(found[1]))[0].ravel()
+    if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? *\{(.*?)\}", line):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+        if order := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", found[2] or f"[{math.prod(sizes.values())}]"):
+            devices = _iota(order[1], order[2])
+        else:
+            devices = np.array(_integers(found[2]))
+        index = dict.fromkeys(sizes, [0])
+        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]):
+            # A whole axis, or a part of it with `before` pieces to the left.
+            count = int(size or sizes[name])
+            step = sizes[name] // (int(before or 1) * count)
+            index[name] = range(0, step * count, step)
+        return devices.reshape(*sizes.values())[np.ix_(*index.values())].ravel()
+    if found := re.search(r"replica_groups=(?!\{\})\S+", line):
+        raise ValueError(f"The groups of a collective are in an unknown notation of XLA: {found[0]}")
+    return range(num_devices)
+
+
+def _integers(text):
+    return [int(number) for number in text.split(",")]
+
+
+def _iota(lengths, order):
+    """Returns 0, 1, ... in a shape such as "2,4", transposed by a text such as "1,0" or by None."""
+    devices = np.arange(math.prod(_integers(lengths))).reshape(_integers(lengths))
+    return devices.transpose(_integers(order)) if order else devices

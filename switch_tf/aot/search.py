@@ -1,19 +1,20 @@
 """Search over meshes, orders of their axes, group sizes and capacity factors, one kind after the other."""
 
+import collections
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from switch_tf.aot import answers
+from switch_tf.configs.experiment import Experiment
 from switch_tf.partitioning.layout import Layout, mesh_shape
-
-if TYPE_CHECKING:
-    from switch_tf.aot.estimate import Question  # imports TensorFlow, which a search does not need
 
 SMALLEST_GROUP = 256  # tokens. Smaller groups drop more tokens.
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
 MOST_PERMUTED = 3  # mesh axes
+SMALLEST_CHANGE = 0.01  # of a step, in a comparison of two answers
 
 
 class Choice(NamedTuple):
@@ -45,38 +46,37 @@ class Choice(NamedTuple):
         return bindings
 
 
-def search(question: "Question", ask: Callable[[dict[str, Choice]], dict[str, dict]],
-           say: Callable[[str], None]) -> tuple[Choice, dict[Choice, dict]]:
+def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, dict]]) -> tuple[
+        Choice, dict[Choice, dict]]:
     """Tries meshes, orders of the best mesh's axes, group sizes on the best of these, and capacity factors.
 
     Args:
-        question: Run to start from.
+        experiment: Run to start from. Its layout has a complete mesh.
         ask: Maps {name: Choice} to {name: JSON object of the answer, or {"mistake": sentence}}.
-        say: Prints a line.
 
     Returns:
         The run's own choice, and the answers by choice, the best first.
     """
-    config, layout, num_microbatches = question.config, question.layout, question.settings.num_microbatches
+    config, layout, num_microbatches = experiment.config, experiment.layout, experiment.settings.num_microbatches
     own = Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple, config.train_capacity_factor)
     first = meshes(own, layout, config.num_experts, num_microbatches)
     own = next((choice for choice in first if choice.mesh_shape == own.mesh_shape), own)
-    results = {}
+    found = {}
 
     def best_with(what, choices):
-        new = {choice.describe(): choice for choice in choices if choice not in results}
+        new = {choice.describe(): choice for choice in choices if choice not in found}
         if new:
-            say(f"Trying {len(new)} {what} ...")
-            results.update({new[name]: result for name, result in ask(new).items()})
-        return ranked(results)[0]
+            answers.say(f"Trying {len(new)} {what} ...")
+            found.update({new[name]: answer for name, answer in ask(new).items()})
+        return ranked(found)[0]
 
     best = best_with("meshes", [own, *first])
     best = best_with("orders of its axes on the chips' network", orders(best))
     if config.num_experts:
-        num_tokens = question.batch_size * max(question.task_feature_lengths.values()) // num_microbatches
+        num_tokens = experiment.run.batch_size * max(experiment.run.task_feature_lengths.values()) // num_microbatches
         best = best_with("group sizes", group_sizes(best, num_tokens))
         best_with("capacity factors", capacity_factors(best))
-    return own, {choice: results[choice] for choice in ranked(results)}
+    return own, {choice: found[choice] for choice in ranked(found)}
 
 
 def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: int) -> list[Choice]:
@@ -131,11 +131,34 @@ def capacity_factors(best: Choice) -> list[Choice]:
             if factor != best.capacity_factor]
 
 
-def ranked(results: dict) -> list:
+def ranked(found: dict) -> list:
     """Sorts the keys of answers: first those that fit, then by predicted time."""
-    def order(key):
-        result = results[key]
-        seconds = result["predicted"]["step_seconds"] if "predicted" in result else math.inf
-        return (not result.get("fits"), seconds)
+    return sorted(found, key=lambda key: (
+        not found[key].get("fits"), found[key].get("predicted", {"step_seconds": math.inf})["step_seconds"]))
 
-    return sorted(results, key=order)
+
+def ranking(own: Choice, found: dict[Choice, dict], bindings: list[str]) -> str:
+    """Returns the answers of a search, the flags of the best choice, and its gains over the run's own choice by part.
+
+    Args:
+        own: Choice of the run as it was.
+        found: Choice -> answer, the best first.
+        bindings: Gin bindings of the best choice.
+    """
+    best, *others = found
+    lines = [answers.table({choice.describe(): answer for choice, answer in found.items()})]
+    if found[best].get("fits"):
+        flags = (f'--gin.{name}="{value}"' if "'" in value else f"--gin.{name}={value}"
+                 for name, _, value in (binding.partition("=") for binding in bindings))
+        lines.append("The best: " + " ".join(flags))
+        other = own if best != own and "predicted" in found[own] else next(
+            (choice for choice in others if "predicted" in found[choice]), None)
+        if other is not None:
+            before, after = (collections.Counter(found[choice]["predicted"]["parts"]) for choice in (other, best))
+            gains = answers.longest({part: before[part] - after[part] for part in before | after})
+            smallest = SMALLEST_CHANGE * found[other]["predicted"]["step_seconds"]
+            changes = ", ".join(f"{part} {1e3 * before[part]:.1f} -> {1e3 * after[part]:.1f} ms"
+                                for part, gain in gains if abs(gain) > smallest)
+            lines.append(f"Against {other.describe()}{' (as it was)' if other == own else ''}: "
+                         f"{changes or 'they take the same'}.")
+    return "\n".join(lines)

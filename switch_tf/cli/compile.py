@@ -1,23 +1,22 @@
 """`switch-tf compile`: compiles a gin run for a pod or for GPUs without them; prints memory, collectives and times."""
 
 import argparse
-import functools
+import json
 import sys
 
 from etils import epy
 
-from switch_tf.aot import answer_cache, answer_text, jobs
-from switch_tf.aot.search import search
+from switch_tf.aot import answers, search
 from switch_tf.cli import gin_files
-from switch_tf.hardware import topologies
-from switch_tf.installation.packages import check_gpu_compiler, check_tpu_compiler
+from switch_tf.hardware import chips
+from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import outputs
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
-    from switch_tf.aot import answers, compiler, estimate
+    from switch_tf.aot import compiler, estimate
 
 EXAMPLES = r"""
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
@@ -50,15 +49,14 @@ def run(arguments: argparse.Namespace) -> dict:
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
     """
-    topologies.check(arguments.topology)
-    if topologies.is_of_gpus(arguments.topology):
+    if chips.kind(arguments.topology) == "GPU":
         check_gpu_compiler()
     else:
         check_tpu_compiler()
     keeps = arguments.save is not None or arguments.plot is not None
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
-    answer_cache.check_outputs(arguments.save, arguments.plot)
+    answers.check_outputs(arguments.save, arguments.plot)
     described = gin_files.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(described, arguments)
@@ -72,32 +70,33 @@ def process(words: list[str]) -> list[str]:
     return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
-def _question(described, topology):
-    """Returns the question of an experiment.
-
-    Raises:
-        Refusal: The topology is unknown, or the configuration contradicts itself.
-    """
-    chip = topologies.chip(topology)
+def _on_topology(described, topology):
+    """Returns an experiment on the devices of a topology."""
+    chips.of_topology(topology)  # refuses one whose chips are not known, before the compiler is asked
     with outputs.held_back():  # libtpu prints that there is no TPU
-        num_devices = compiler.num_devices(topology)
+        num_devices = len(compiler.devices_of(topology))
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
-    described = experiments.on_devices(described, num_devices, topologies.kind(topology), is_checked=False)
-    if described.layout.backend not in ("auto", "pjrt") and topologies.is_of_gpus(topology):
+    described = experiments.on_devices(described, num_devices, chips.kind(topology), is_checked=False)
+    if described.layout.backend not in ("auto", "pjrt") and chips.kind(topology) == "GPU":
         raise Refusal("For GPUs the program of the pjrt back end is compiled, not that of "
                       f"{described.layout.backend!r}; leave out Layout.backend.")
-    return estimate.Question(
-        described.config, described.make_model().dtype_policy, described.make_optimizer, described.layout, topology,
-        chip, described.run.batch_size, described.run.task_feature_lengths, described.settings,
-        described.run.pack, described.make_objective)
+    return described
 
 
 def _answer(described, arguments):
-    answer = answers.get(functools.partial(_question, described, arguments.topology), described.gin.text(),
-                         arguments.topology, arguments.full, arguments.save, arguments.plot, answer_text.say)
-    print(answer_text.describe(answer.result), file=arguments.stream)
-    is_saved = answer.write(answer_text.say)  # after printing, so that a full disk loses no answer
-    return {**answer.result, "exit_status": int(not (answer.result["fits"] and is_saved))}
+    file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
+    if file.exists() and arguments.save is None and arguments.plot is None:
+        answers.say(f"The compiler was asked before; its answer is {file}.")
+        answer, files = json.loads(file.read_text()), {}
+        print(answers.describe(answer), file=arguments.stream)
+    else:
+        answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,
+                                        arguments.full, arguments.save, arguments.plot)
+        # First printed, so that a full disk loses no answer.
+        print(answers.describe(answer), file=arguments.stream)
+        answers.write(file, json.dumps(answer))
+    is_saved = all(answers.write(path, content) for path, content in files.items())
+    return {**answer, "exit_status": int(not (answer["fits"] and is_saved))}
 
 
 def _compare(described, arguments):
@@ -109,28 +108,27 @@ def _compare(described, arguments):
     if len(files) < 2:
         raise Refusal(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
                       f"{arguments.compare!r}.")
-    answer_text.say(f"Compiling {len(files)} layouts ...")
-    results = jobs.run({name: process(_words(arguments, [file])) for name, file in files.items()}, answer_text.say)
-    print(answer_text.table(results), file=arguments.stream)
-    return {"layouts": results, "exit_status": int(not any(result.get("fits") for result in results.values()))}
+    answers.say(f"Compiling {len(files)} layouts ...")
+    found = answers.ask({name: process(_words(arguments, [file])) for name, file in files.items()})
+    print(answers.table(found), file=arguments.stream)
+    return {"layouts": found, "exit_status": int(not any(answer.get("fits") for answer in found.values()))}
 
 
 def _search(described, arguments):
     """Prints a ranking of the same run with other meshes, groups and capacities."""
     mesh_name = "MESH_SHAPE" if "MESH_SHAPE" in described.gin.macros else "Layout.mesh_shape"
-    question = _question(described, arguments.topology)
-    has_experts = bool(question.config.num_experts)
+    described = _on_topology(described, arguments.topology)
+    has_experts = bool(described.config.num_experts)
 
     def ask(choices):
-        return jobs.run({name: process(_words(arguments, bindings=choice.bindings(mesh_name, has_experts)))
-                         for name, choice in choices.items()}, answer_text.say)
+        return answers.ask({name: process(_words(arguments, bindings=choice.bindings(mesh_name, has_experts)))
+                            for name, choice in choices.items()})
 
-    current, results = search(question, ask, answer_text.say)
-    best = next(iter(results))
-    flags = map(answer_text.flag, best.bindings(mesh_name, has_experts))
-    print(answer_text.ranking(current, results, flags), file=arguments.stream)
-    return {"candidates": [{**choice._asdict(), **result} for choice, result in results.items()],
-            "exit_status": int(not results[best].get("fits"))}
+    current, found = search.search(described, ask)
+    best = next(iter(found))
+    print(search.ranking(current, found, best.bindings(mesh_name, has_experts)), file=arguments.stream)
+    return {"candidates": [{**choice._asdict(), **answer} for choice, answer in found.items()],
+            "exit_status": int(not found[best].get("fits"))}
 
 
 def _words(arguments, files=(), bindings=()):

@@ -1,12 +1,8 @@
 """`switch-tf doctor`: checks this machine, and prints a cure for each fault."""
 
 import argparse
-import dataclasses
-import functools
-from collections.abc import Callable, Iterator
 
-from switch_tf.installation import checks, machine
-from switch_tf.installation.findings import PROBLEM, WARNING, Finding
+from switch_tf.installation.doctor import PROBLEM, WARNING, check_all
 
 EXAMPLES = r"""
 switch-tf doctor
@@ -23,16 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     findings = []
-    wanted: list[Callable[[], Iterator[Finding]]] = list(checks.ALL)
-    if arguments.model_dir:
-        wanted.append(functools.partial(machine.check_model_dir, arguments.model_dir))
-    for check in wanted:
-        for finding in check():
-            findings.append(finding)
-            print(f"{finding.status:8} {finding.check:20} {finding.found}", file=arguments.stream, flush=True)
-            if finding.cure:
-                print(f"{'':8} {'':20} cure: {finding.cure}", file=arguments.stream, flush=True)
-    count = {status: sum(finding.status == status for finding in findings) for status in (PROBLEM, WARNING)}
-    print(f"checks: {len(findings)}, problems: {count[PROBLEM]}, warnings: {count[WARNING]}", file=arguments.stream)
-    return {"problems": count[PROBLEM], "warnings": count[WARNING],
-            "checks": [dataclasses.asdict(finding) for finding in findings], "exit_status": int(count[PROBLEM] > 0)}
+    for finding in check_all(arguments.model_dir):
+        check, found, cure, _ = finding
+        findings.append({"check": check, "status": finding.status, "found": found, "cure": cure})
+        print(f"{finding.status:8} {check:20} {found}", file=arguments.stream, flush=True)
+        if cure:
+            print(f"{'':8} {'':20} cure: {cure}", file=arguments.stream, flush=True)
+    problems, warnings = (sum(finding["status"] == status for finding in findings) for status in (PROBLEM, WARNING))
+    print(f"checks: {len(findings)}, problems: {problems}, warnings: {warnings}", file=arguments.stream)
+    return {"problems": problems, "warnings": warnings, "checks": findings, "exit_status": int(problems > 0)}

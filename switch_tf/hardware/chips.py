@@ -1,7 +1,13 @@
-"""Memory and nominal rates of TPU and GPU chips, from the documents of their makers."""
+"""Memory and nominal rates of TPU and GPU chips, and the topologies that they form: pods, and servers of GPUs.
 
+They are from the documents of their makers. A topology is a name such as "v5e:4x4" or "h100:2x8".
+"""
+
+import os
+import re
 from typing import NamedTuple
 
+from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 
 # Bytes that the TPU runtime reserves, as the compiler reports for v5e when it refuses a program.
@@ -9,6 +15,10 @@ RESERVED = 2**28
 
 # FLOPs of a matrix unit of 128 x 128 in a cycle.
 _UNIT = 2 * 128 * 128
+
+# JAX takes this share of a GPU's memory, unless one of these variables names another.
+_SHARE = 0.75
+SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 class Chip(NamedTuple):
@@ -30,15 +40,6 @@ class Chip(NamedTuple):
     link_bandwidth: float | None
     clock: float | None
     float32_flops: float | None = None
-
-    def product_seconds(self, flops: float, is_float32: bool) -> float:
-        """Returns the least seconds of matrix products; `is_float32`: whether their operands are."""
-        return flops / (is_float32 and self.float32_flops or self.flops)
-
-    @property
-    def capacity(self) -> float:
-        """Bytes of the device, including those that the runtime reserves."""
-        return self.memory + RESERVED
 
 
 def _chip(gib, flops, memory_bandwidth=None, link_bandwidth=None, units=None):
@@ -63,7 +64,7 @@ _NAMES = {"v5litepod": "v5e"}
 
 # FLOP/s of one GPU in bfloat16 and in float32 as TensorFlow multiplies it (TF32), dense: half of what NVIDIA's data
 # sheets of A100, H100 and H200 list "with sparsity". The first row with all words in TensorFlow's name counts.
-GPU_FLOPS = (
+_GPU_FLOPS = (
     (("H200", "NVL"), 835.5e12, 417.5e12),
     (("H200",), 989.5e12, 494.5e12),
     (("H100", "NVL"), 835.5e12, 417.5e12),
@@ -73,31 +74,146 @@ GPU_FLOPS = (
 )
 
 
+class Gpu(NamedTuple):
+    """A GPU that NVLink connects with the others of its server.
+
+    Attributes:
+        name: Name by CUDA.
+        capability: Compute capability.
+        cores: Number of multiprocessors.
+        units: float32 units of a multiprocessor.
+        shared_memory: Bytes of shared memory of a multiprocessor; a block can have 1,024 less.
+        cache: Bytes of the L2 cache.
+        clock: Cycles/s.
+        memory: Bytes, as CUDA reports them.
+        memory_bandwidth: Bytes/s.
+        link_bandwidth: Bytes/s to the GPUs of its server, in one direction.
+        network_bandwidth: Bytes/s to other servers, in one direction.
+    """
+
+    name: str
+    capability: int
+    cores: int
+    units: int
+    shared_memory: int
+    cache: int
+    clock: float
+    memory: int
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+
+    def target(self) -> str:
+        """Returns XLA's description of the GPU, a `GpuTargetConfigProto` as text."""
+        return f"""
+            platform_name: "CUDA"
+            device_description_str: "{self.name}"
+            runtime_version {{ major: 12 minor: 9 }}
+            dnn_version_info {{ major: 9 minor: 10 }}
+            gpu_device_info {{
+              threads_per_block_limit: 1024
+              threads_per_warp: 32
+              shared_memory_per_block: 49152
+              shared_memory_per_core: {self.shared_memory}
+              shared_memory_per_block_optin: {self.shared_memory - 1024}
+              threads_per_core_limit: 2048
+              core_count: {self.cores}
+              fpus_per_core: {self.units}
+              block_dim_limit_x: 2147483647
+              block_dim_limit_y: 65535
+              block_dim_limit_z: 65535
+              registers_per_core_limit: 65536
+              registers_per_block_limit: 65536
+              memory_bandwidth: {self.memory_bandwidth:.0f}
+              device_memory_size: {self.memory}
+              l2_cache_size: {self.cache}
+              clock_rate_ghz: {self.clock / 1e9}
+              cuda_compute_capability {{ major: {self.capability} }}
+            }}"""
+
+
+# From NVIDIA's data sheets. The network is that of a DGX: a card of 200 or 400 Gbit/s for each GPU.
+GPUS = {
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 167_936, 40 * 2**20, 1.41e9, 85_100_068_864, 2.039e12, 300e9,
+                25e9),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 233_472, 50 * 2**20, 1.98e9, 84_942_979_072, 3.352e12, 450e9,
+                50e9),
+    "h200": Gpu("NVIDIA H200", 9, 132, 128, 233_472, 50 * 2**20, 1.98e9, 150_110_000_000, 4.8e12, 450e9, 50e9),
+}
+_OF_TPUS = re.compile(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})")
+_OF_GPUS = re.compile(rf"({'|'.join(GPUS)}):(?:([1-9]\d*)x)?([1-8])")
+
+
+def kind(topology: str) -> str:
+    """Returns the kind of the devices of a topology, "GPU" or "TPU", without any compiler.
+
+    Raises:
+        Refusal: The text has not the form of a topology.
+    """
+    if _OF_GPUS.fullmatch(topology):
+        return "GPU"
+    if not _OF_TPUS.fullmatch(topology):
+        raise Refusal("A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, and one of GPUs like h100:8 "
+                      f"or, for two servers of up to 8, h100:2x8 ({', '.join(GPUS)}), not {topology!r}.")
+    return "TPU"
+
+
+def servers(topology: str) -> tuple[Gpu, int, int]:
+    """Returns the GPU of a topology, the number of servers, and that of the GPUs in each."""
+    name, count, size = _OF_GPUS.fullmatch(topology).groups()
+    return GPUS[name], int(count or 1), int(size)
+
+
 def of_topology(topology: str) -> Chip:
-    """Returns the chip of a topology such as "v5e:4x4".
+    """Returns the chip of a topology. A GPU has the memory that JAX takes.
 
     Raises:
         Refusal: Its memory and speed are not known here.
     """
+    name = topology.partition(":")[0]
+    if gpu := GPUS.get(name):
+        flops, float32_flops = gpu_flops(gpu.name)
+        return Chip(_share() * gpu.memory, flops, gpu.memory_bandwidth, gpu.link_bandwidth, None, float32_flops)
     pods = {name: chip for name, chip in CHIPS.items() if chip.clock}
-    chip = pods.get(topology.partition(":")[0])
-    if chip is None:
+    if name not in pods:
         raise Refusal(f"The memory and speed of the chips of {topology!r} are not known here; they are of "
                       f"{', '.join(pods)}.")
-    return chip
+    return pods[name]
 
 
-def of_accelerator_type(accelerator_type: str) -> Chip | None:
-    """Returns the chip of an accelerator type such as "v5litepod-8"; None if it is not known here."""
-    name = accelerator_type.partition("-")[0]
+def _share():
+    """Returns the share of a GPU's memory that JAX takes."""
+    for variable in filter(os.environ.get, SHARE_VARIABLES):
+        text = os.environ[variable]
+        if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
+            raise Refusal(f"{variable} is the share of a GPU's memory that JAX takes, a number up to 1 such as 0.9, "
+                          f"not {text!r}; correct or unset it.")
+        return float(text)
+    return _SHARE
+
+
+def find_tpu_chip() -> Chip | None:
+    """Returns the chip of this machine's TPU, None if its type is not known."""
+    name = host.accelerator_type().partition("-")[0]
     return CHIPS.get(_NAMES.get(name, name))
 
 
-def gpu_flops(name: str) -> tuple[float, float] | None:
-    """Returns the FLOP/s of a GPU in bfloat16 and in TensorFloat-32 by its name; None if they are not known here."""
-    words = name.split()
-    for wanted, bfloat16_flops, float32_flops in GPU_FLOPS:
-        # "A100-SXM4-80GB" is an A100.
-        if all(any(word.split("-")[0] == part for word in words) for part in wanted):
-            return bfloat16_flops, float32_flops
-    return None
+def check_memory(num_bytes: int, storage: str, remedy: str) -> None:
+    """Raises Refusal if a device of this TPU VM has less memory. The memory of an unknown device is unlimited.
+
+    Args:
+        num_bytes: int, of weights and gradients on one device.
+        storage: str, how the back end stores them: the start of the message.
+        remedy: str, the end of the message.
+    """
+    chip = find_tpu_chip()
+    if chip is not None and num_bytes > chip.memory + RESERVED:
+        raise Refusal(f"{storage}, {num_bytes / 2**30:.1f} GiB of them, and a "
+                      f"{host.accelerator_type().partition('-')[0]} device has "
+                      f"{(chip.memory + RESERVED) / 2**30:g} GiB; {remedy}.")
+
+
+def gpu_flops(name: str) -> list[float]:
+    """Returns the FLOP/s of a GPU in bfloat16 and in TensorFloat-32 by its name, [] if they are not known here."""
+    words = {word.split("-")[0] for word in name.split()}  # "A100-SXM4-80GB" is an A100
+    return next((flops for wanted, *flops in _GPU_FLOPS if words.issuperset(wanted)), [])

@@ -1,4 +1,7 @@
-"""The devices of this machine, counted without starting them: started devices can no longer be divided or joined."""
+"""The devices of this machine and their nominal rate.
+
+They are counted without starting them: started devices can no longer be divided or joined.
+"""
 
 import contextlib
 import os
@@ -8,7 +11,7 @@ from collections.abc import Iterator
 import keras
 
 from switch_tf import environment
-from switch_tf.hardware import host
+from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
 
 # Keras imports TensorFlow on its own back end; on JAX's this module needs none.
@@ -93,7 +96,7 @@ def are_jax() -> bool:
 
 def gpu_name() -> str:
     """Returns the name of the first GPU, "" if it is not known."""
-    if _chosen is not None and _chosen[1] is not None:
+    if are_jax():
         return _chosen[1]
     first = tf.config.list_physical_devices("GPU")[0]
     return tf.config.experimental.get_device_details(first).get("device_name", "")
@@ -104,7 +107,20 @@ def device_name() -> str:
     kind = device_type()
     if kind == "TPU" and are_jax():
         return _chosen[1]
-    return kind if kind != "GPU" else gpu_name() or kind
+    return kind == "GPU" and gpu_name() or kind
+
+
+def nominal_flops(dtype: str) -> float | None:
+    """Returns the FLOP/s of one device in `dtype`; None for a CPU, a part of a GPU or an unknown device."""
+    kind = device_type()
+    if kind == "TPU" and dtype in ("bfloat16", "float32"):
+        chip = chips.find_tpu_chip()
+        return chip and chip.flops
+    # JAX multiplies float32 numbers in TensorFloat-32 by default, and nothing here changes that.
+    is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
+    if kind != "GPU" or "MIG" in (name := gpu_name()).split() or dtype == "float32" and not is_tensor_float:
+        return None
+    return dict(zip(("bfloat16", "float32"), chips.gpu_flops(name), strict=False)).get(dtype)
 
 
 def split_cpu(count: int) -> None:

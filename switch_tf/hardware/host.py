@@ -1,11 +1,26 @@
-"""Memory and accelerators of this machine, found with the standard library alone."""
+"""Memory and accelerators of this machine, found with the standard library alone, and a Google Cloud VM's metadata."""
 
+import functools
 import glob
+import http.client
 import itertools
 import os
 import pathlib
+import urllib.error
+import urllib.request
 
 from switch_tf import environment
+
+# Files of TPU chips: through Google's driver, or through VFIO, through which other devices may be passed on as well.
+_ACCELERATORS, _VFIO = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"
+_PCI_DEVICES = "/sys/bus/pci/devices/*"
+_GOOGLE = "0x1ae0"
+_DISK, _NETWORK = "0x01", "0x02"  # classes of Google's other devices
+
+# The address of metadata.google.internal, since a name server may take long where nobody knows that name.
+_SERVER = "169.254.169.254"
+_TIMEOUT = 1  # seconds; the server is on the same host
+_TRIES = 3
 
 
 def memory(entry: str) -> int:
@@ -14,24 +29,15 @@ def memory(entry: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{entry}:"))
 
 
-# Files of TPU chips: through Google's driver, or through VFIO, through which other devices may be passed on as well.
-_ACCELERATORS, _VFIO = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"
-_PCI_DEVICES = "/sys/bus/pci/devices/*"
-_GOOGLE = "0x1ae0"
-_DISK, _NETWORK = "0x01", "0x02"  # classes of Google's other devices
-
-
 def tpu_files() -> list[str]:
     """Returns the device files of the TPU chips attached to this machine."""
     if files := sorted(glob.glob(_ACCELERATORS)):
         return files
     files = sorted(glob.glob(_VFIO))
-    return files if files and any(map(_is_tpu, map(pathlib.Path, glob.glob(_PCI_DEVICES)))) else []
-
-
-def _is_tpu(device):
-    return ((device / "vendor").read_text().strip() == _GOOGLE
-            and (device / "class").read_text().strip()[:4] not in (_DISK, _NETWORK))
+    is_tpu = files and any((device / "vendor").read_text().strip() == _GOOGLE
+                           and (device / "class").read_text().strip()[:4] not in (_DISK, _NETWORK)
+                           for device in map(pathlib.Path, glob.glob(_PCI_DEVICES)))
+    return files if is_tpu else []
 
 
 def has_tpu() -> bool:
@@ -58,3 +64,43 @@ def skip_tpu_metadata_query() -> None:
     """Keeps libtpu from querying the cloud's metadata server on a machine without a TPU, which takes minutes."""
     if not has_tpu():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+def accelerator_type() -> str:
+    """Returns the type of this machine's TPU as gcloud spells it, such as "v5litepod-8", or "" if it is unknown."""
+    # GKE sets the variable; on a TPU VM only the metadata server has it.
+    return os.environ.get("TPU_ACCELERATOR_TYPE") or (vm_attribute("accelerator-type") if has_tpu() else "")
+
+
+@functools.cache
+def vm_attribute(name: str) -> str:
+    """Returns an attribute of this VM, "" if it has none or no server answers."""
+    return vm_entry(f"attributes/{name}")
+
+
+def vm_entry(name: str) -> str:
+    """Returns the present value of an entry of this VM's metadata, such as "preempted"; "" as for `vm_attribute`."""
+    server = os.environ.get("GCE_METADATA_HOST", _SERVER)
+    request = urllib.request.Request(f"http://{server}/computeMetadata/v1/instance/{name}",
+                                     headers={"Metadata-Flavor": "Google"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(_TRIES):
+        try:
+            with opener.open(request, timeout=_TIMEOUT) as answer:
+                return answer.read().decode().strip()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # Other errors mean that there is no such entry, or no such server.
+            is_busy = (error.code >= 500 if isinstance(error, urllib.error.HTTPError) else
+                       isinstance(getattr(error, "reason", error), TimeoutError))
+            if not is_busy:
+                break
+    return ""
+
+
+def tpu_environment(name: str) -> str:
+    """Returns a variable of a slice, such as MEGASCALE_NUM_SLICES; "" if it is not set. Lines read NAME: 'value'."""
+    for line in vm_attribute("tpu-env").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip().strip("'")
+    return ""

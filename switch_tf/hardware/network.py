@@ -1,105 +1,132 @@
-"""The network between the chips of a pod, and how the groups of a collective share its links."""
+"""The networks between chips, the torus of a pod and servers of GPUs, and how groups of a collective share their links.
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+Both have the same methods. Their argument `axes` has the mesh axes along which the members of a group differ.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from switch_tf.hardware.chips import Gpu
 
-class Network(NamedTuple):
+
+class _Mesh:
+    """Places of devices, <int>[device, dimension], in row-major order of a mesh."""
+
+    def __init__(self, mesh, places):
+        self._mesh, self._places = mesh, np.array(places)
+
+    def groups(self, axes: tuple[str, ...]) -> np.ndarray:
+        """Returns the places of the members of all groups: <int>[group, member, dimension]."""
+        inner = [place for place, axis in enumerate(self._mesh) if axis in axes]
+        places = self._places.reshape(*self._mesh.values(), -1)
+        members = math.prod(self._mesh[axis] for axis in axes)
+        return np.moveaxis(places, inner, range(-1 - len(inner), -1)).reshape(-1, members, places.shape[-1])
+
+
+class Network(_Mesh):
     """A torus of chips and a mesh laid over it.
 
-    Attributes:
+    Two-dimensional pods wrap along a dimension of 16 chips. Three-dimensional ones wrap along all dimensions if each is
+    a multiple of 4 (Cloud TPU's system architecture).
+
+    Args:
+        topology: Name such as "v5e:4x4".
         mesh: Size of each mesh axis.
-        places: <int>[device, dimension], the place in the torus of each device, in row-major order of the mesh.
-        sizes: Number of chips along each dimension of the torus.
-        wraps: Whether the last chip along each dimension is a neighbour of the first.
+        coordinates: x, y, z of each device, in row-major order of the mesh.
     """
 
-    mesh: dict[str, int]
-    places: np.ndarray
-    sizes: tuple[int, ...]
-    wraps: tuple[bool, ...]
+    def __init__(self, topology: str, mesh: dict[str, int], coordinates: Sequence[Sequence[int]]):
+        self._sizes = [int(size) for size in topology.partition(":")[2].split("x")]
+        are_cubes = all(size % 4 == 0 for size in self._sizes)
+        self._wraps = [size == 16 if len(self._sizes) == 2 else are_cubes for size in self._sizes]
+        super().__init__(mesh, [place[:len(self._sizes)] for place in coordinates])
 
-    @classmethod
-    def of(cls, topology: str, mesh: dict[str, int], coordinates: Sequence[Sequence[int]]) -> "Network":
-        """Returns the network of a topology.
-
-        Two-dimensional pods wrap along a dimension of 16 chips. Three-dimensional ones wrap along all dimensions if
-        each is a multiple of 4 (Cloud TPU's system architecture).
-
-        Args:
-            topology: Name such as "v5e:4x4".
-            mesh: Size of each mesh axis.
-            coordinates: x, y, z of each device of the mesh.
-        """
-        sizes = tuple(int(size) for size in topology.partition(":")[2].split("x"))
-        are_cubes = all(size % 4 == 0 for size in sizes)
-        wraps = tuple(size == 16 if len(sizes) == 2 else are_cubes for size in sizes)
-        return cls(dict(mesh), np.array(coordinates)[:, :len(sizes)], sizes, wraps)
-
-    def links_of_rings(self, axes: Collection[str]) -> float:
+    def links_of_rings(self, axes: tuple[str, ...]) -> float:
         """Returns the links, in one direction, that a chip has to itself while groups gather or sum around rings.
 
         Along a dimension there are two if the group closes a ring, and one on a line, because its ends have no second.
         Groups with members that are not neighbours cross each other, and share links.
-
-        Args:
-            axes: Mesh axes along which the members of a group differ.
         """
         links = 0.0
         for dimension, members in self._along(axes):
             step = (members[-1] - members[0]) / (len(members) - 1)
-            is_closed = self.wraps[dimension] and step * len(members) == self.sizes[dimension]
+            is_closed = self._wraps[dimension] and step * len(members) == self._sizes[dimension]
             links += (2 if is_closed else 1) / step
         return links or 1.0
 
-    def links_to_next(self, axes: Collection[str]) -> float:
+    def links_to_next(self, axes: tuple[str, ...]) -> float:
         """Returns the links that a chip has to itself while each member of a group sends to the next one only."""
         return max((1 / (members[1] - members[0]) for _, members in self._along(axes)), default=1.0)
 
-    def busiest_link(self, axes: Collection[str]) -> float:
+    @functools.cache  # noqa: B019 - a network lives as long as the process that compiles for it
+    def busiest_link(self, axes: tuple[str, ...]) -> float:
         """Returns the bytes over the busiest link, in one direction, for each byte that a chip sends in an all-to-all.
 
         Each chip sends equally to every other chip of its group, on shortest paths.
-
-        Args:
-            axes: Mesh axes along which the members of a group differ.
         """
-        groups = self._groups(axes)
+        groups = self.groups(axes)
         busiest = 0.0
-        for dimension, size in enumerate(self.sizes):
+        for dimension, size in enumerate(self._sizes):
             counts = np.stack([np.bincount(group, minlength=size) for group in groups[..., dimension]]).astype(float)
             # Between each two places of a line of chips, averaged over all lines.
-            sent = counts.T @ counts / (max(1, groups.shape[1] - 1) * len(self.places) / size)
-            busiest = max(busiest, self._busiest(sent, self.wraps[dimension]))
+            sent = counts.T @ counts / (max(1, groups.shape[1] - 1) * len(self._places) / size)
+            loads = np.zeros((2, size))  # of the link from each place up, and down
+            for start, end in zip(*np.nonzero(sent), strict=True):
+                hops = np.array([end - start, start - end])
+                hops = np.where(hops < 0, size + hops if self._wraps[dimension] else np.inf, hops)
+                ways = np.flatnonzero(hops == hops.min())
+                for way in ways if start != end else ():
+                    passed = (start + (1, -1)[way] * np.arange(int(hops[way]))) % size
+                    loads[way, passed] += sent[start, end] / len(ways)
+            busiest = max(busiest, float(loads.max()))
         return busiest or 1.0
-
-    @staticmethod
-    def _busiest(sent, wraps):
-        size = len(sent)
-        loads = np.zeros((2, size))  # of the link from each place up, and down
-        for start, end in zip(*np.nonzero(sent), strict=True):
-            hops = np.array([end - start, start - end])
-            hops = np.where(hops < 0, size + hops if wraps else np.inf, hops)
-            ways = np.flatnonzero(hops == hops.min())
-            for way in ways if start != end else ():
-                passed = (start + (1, -1)[way] * np.arange(int(hops[way]))) % size
-                loads[way, passed] += sent[start, end] / len(ways)
-        return float(loads.max())
 
     def _along(self, axes):
         """Yields (dimension, places of a group's members along it) for each dimension that the group spans."""
-        members = self._groups(axes)[0]
-        for dimension in range(len(self.sizes)):
+        members = self.groups(axes)[0]
+        for dimension in range(len(self._sizes)):
             places = np.unique(members[:, dimension])
             if len(places) > 1:
                 yield dimension, places
 
-    def _groups(self, axes):
-        """Returns the places of the members of all groups: <int>[group, member, dimension]."""
-        names, sizes = list(self.mesh), tuple(self.mesh.values())
-        order = [name for name in names if name not in axes] + [name for name in names if name in axes]
-        places = self.places.reshape(*sizes, -1).transpose(*(names.index(name) for name in order), len(sizes))
-        members = int(np.prod([self.mesh[name] for name in axes if name in self.mesh]))
-        return places.reshape(-1, members, self.places.shape[-1])
+
+class Servers(_Mesh):
+    """GPUs in servers and a mesh laid over them.
+
+    Within a server each GPU sends over all of its NVLinks to any other one; between servers, over its own card.
+
+    Args:
+        gpu: Its GPUs.
+        mesh: Size of each mesh axis.
+        servers: <int>[device], the server of each device, in row-major order of the mesh.
+    """
+
+    def __init__(self, gpu: Gpu, mesh: dict[str, int], servers: Sequence[int]):
+        super().__init__(mesh, servers)
+        self._slowness = gpu.link_bandwidth / gpu.network_bandwidth
+
+    def links_of_rings(self, axes: tuple[str, ...]) -> float:
+        """Returns the share of its NVLinks that a GPU uses while groups gather or sum around rings.
+
+        Between servers a group has as many rings as GPUs in a server, each over another card.
+        """
+        members, together = self._group(axes)
+        return 1.0 if together == members else min(1.0, together / self._slowness)
+
+    def links_to_next(self, axes: tuple[str, ...]) -> float:
+        """Returns the share while each member of a group sends to the next one only."""
+        members, together = self._group(axes)
+        return 1.0 if together == members else 1 / self._slowness
+
+    def busiest_link(self, axes: tuple[str, ...]) -> float:
+        """Returns the bytes over a GPU's NVLinks, or their equivalent over its card, for each byte of an all-to-all."""
+        members, together = self._group(axes)
+        return max(1.0, self._slowness * (members - together) / max(1, members - 1))
+
+    def _group(self, axes):
+        """Returns the size of a group, and how many of its members share a server."""
+        servers = self.groups(axes)[0]
+        return len(servers), int((servers == servers[0]).sum())

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from switch_tf.hardware import host, metadata
+from switch_tf.hardware import host
 from switch_tf.refusals import Refusal, first_line
 
 # The port at which the processes of a TPU slice meet. libtpu itself uses 8471 and others.
@@ -58,12 +58,12 @@ def _hosts_of_slice():
     if hosts := os.environ.get("TPU_WORKER_HOSTNAMES"):  # GKE's variables
         names = [name.strip() for name in hosts.split(",") if name.strip()]
         index = os.environ.get("TPU_WORKER_ID", "")
-    elif host.has_tpu() and (index := metadata.attribute("agent-worker-number")):
+    elif host.has_tpu() and (index := host.vm_attribute("agent-worker-number")):
         # A TPU VM of Google Cloud, with the attributes by which JAX and libtpu find the hosts of a slice, too. A host
         # is "address" or, formerly, "name:number:address".
         names = [entry.rpartition(":")[2].strip()
-                 for entry in metadata.attribute("worker-network-endpoints").split(",")]
-        num_slices = num_slices or metadata.tpu_environment("MEGASCALE_NUM_SLICES")
+                 for entry in host.vm_attribute("worker-network-endpoints").split(",")]
+        num_slices = num_slices or host.tpu_environment("MEGASCALE_NUM_SLICES")
     num_slices = num_slices or "1"
     if num_slices != "1" and host.has_tpu():
         raise Refusal(f"This TPU is one of {num_slices} slices (MEGASCALE_NUM_SLICES), and each slice would train a "

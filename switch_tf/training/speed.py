@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from switch_tf.hardware.devices import are_jax, device_type
-from switch_tf.hardware.rates import nominal_flops
+from switch_tf.hardware.devices import are_jax, device_type, nominal_flops
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.storage import places
 

@@ -19,7 +19,7 @@ from typing import Any
 from etils import epy
 
 from switch_tf.checkpoints.folders import BrokenCheckpoint
-from switch_tf.hardware import host, metadata
+from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 from switch_tf.statuses import DIVERGED, INTERRUPTED, OUTAGE, REFUSED
 from switch_tf.storage import outputs
@@ -119,8 +119,8 @@ class Stopping(_Listening):
 
     def _await_notice(self):
         while not self._ended.is_set():
-            is_maintained = metadata.entry("maintenance-event") == _MAINTENANCE
-            if is_maintained or metadata.entry("preempted") == "TRUE":
+            is_maintained = host.vm_entry("maintenance-event") == _MAINTENANCE
+            if is_maintained or host.vm_entry("preempted") == "TRUE":
                 self.stop("maintenance event of this VM" if is_maintained else "pre-emption of this VM")
                 return
             self._ended.wait(_PERIOD)

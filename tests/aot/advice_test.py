@@ -5,14 +5,12 @@ import dataclasses
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.aot.advice import advice
 from switch_tf.aot.compiler import DoesNotFit
-from switch_tf.aot.estimate import Estimate
-from switch_tf.aot.roofline import Roofline
-from switch_tf.configs.run import StepSettings
+from switch_tf.aot.estimate import Estimate, advice
 from switch_tf.hardware.chips import CHIPS
 from switch_tf.partitioning.layout import Layout
 from switch_tf.training.train_step import check_division
+from tests.aot.made_up import experiment
 
 GIB = 2**30
 CONFIG = SwitchConfig.from_preset("switch_base_8")
@@ -22,11 +20,15 @@ LAYOUT = Layout("data=8", (("batch", "data"), ("group", "data"), ("expert", "dat
 def _answer(weights, temporaries, refused=None, state=28 * GIB, compiled=((12, 12),)):
     memory = {"weights": weights, "slots": GIB, "gradients": 0, "arguments": weights + GIB, "outputs": weights + GIB,
               "aliased": weights + GIB, "temporaries": temporaries, "code": 0}
-    return Estimate(memory, {}, 0.0, Roofline(0.0, 0.0, 0.0), {}, state, None, None, list(compiled), refused)
+    return Estimate(memory, state, list(compiled), {}, refused)
+
+
+def _advice(answer, config=CONFIG, batch_size=128):
+    return advice(experiment(config, LAYOUT, batch_size, {"inputs": 512, "targets": 114}), answer, CHIPS["v5e"])
 
 
 def test_it_says_what_is_missing_and_what_helps():
-    lines = advice(_answer(11 * GIB, 8 * GIB), CONFIG, LAYOUT, StepSettings(), 128, CHIPS["v5e"])
+    lines = _advice(_answer(11 * GIB, 8 * GIB))
     assert lines == [
         "4.25 GiB a chip are missing: weights, slots and gradients take 12.00 GiB, activations and temporaries 8.00 "
         "GiB, of 15.75 GiB.",
@@ -41,7 +43,7 @@ def test_it_says_what_is_missing_and_what_helps():
 def test_an_extrapolated_refusal_asks_for_all_layers_unless_weights_alone_are_too_much():
     def first_words(weights):
         answer = _answer(weights, 8 * GIB, compiled=((2, 2), (4, 4)))
-        return [line.split(":")[0] for line in advice(answer, CONFIG, LAYOUT, StepSettings(), 128, CHIPS["v5e"])]
+        return [line.split(":")[0] for line in _advice(answer)]
 
     assert first_words(11 * GIB)[1] == "Compile all layers"
     assert "Compile all layers" not in first_words(15 * GIB)
@@ -63,5 +65,5 @@ def test_what_the_compiler_says_is_read(message, size):
 
 def test_where_no_parts_would_do_none_are_advised():
     config = dataclasses.replace(CONFIG, remat=True)
-    assert advice(_answer(20 * GIB, GIB, "no room"), config, LAYOUT, StepSettings(), 128, CHIPS["v5e"])[1:] == []
-    assert advice(_answer(GIB, 64 * GIB, "no room"), config, LAYOUT, StepSettings(), 8, CHIPS["v5e"]) == []
+    assert _advice(_answer(20 * GIB, GIB, "no room"), config)[1:] == []
+    assert _advice(_answer(GIB, 64 * GIB, "no room"), config, 8) == []

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from switch_tf.aot import clock, hlo, trace
-from switch_tf.aot.attribution import SENT, UNATTRIBUTED, WAITING
+from switch_tf.aot import clock, hlo
+from switch_tf.aot.hlo import SENT, UNATTRIBUTED, WAITING
 from switch_tf.hardware.chips import Chip
 
 # A cycle is a millisecond, and so are 4 bytes of memory.
@@ -18,10 +18,14 @@ def _busy(name, cycles, operands="%p", operation="switch_transformer_1/encoder_1
             f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}')
 
 
-def _schedule(*lines, before="", sends=None, carriers=None):
+def _work(*lines, before="", sends=None, carriers=None):
     module = hlo.Module(before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"
                         + "\n".join(lines) + "\n}\n")
-    return clock.schedule(module, CHIP, clock.SendTimes(sends or {}, carriers or {}), "logits and loss")
+    return clock.Work(module, sends or {}, carriers or {}, "logits and loss")
+
+
+def _schedule(*lines, **settings):
+    return clock.schedule(CHIP, [_work(*lines, **settings)])
 
 
 def _ms(seconds):
@@ -229,8 +233,7 @@ def test_the_optimizer_is_recognised_by_its_name(operation):
 
 
 def test_functions_follow_each_other():
-    first, second = _schedule(_busy("a", 3)), _schedule(_busy("a", 4), COPY)
-    both = clock.in_turn([first, second])
+    both = clock.schedule(CHIP, [_work(_busy("a", 3)), _work(_busy("a", 4), COPY)])
     assert both.seconds == pytest.approx(7 * MS)
     assert _ms(both.parts) == {"dense feed-forward": 7}
     assert [round(1e3 * span.start) for span in both.spans] == [0, 3, 7]
@@ -238,7 +241,7 @@ def test_functions_follow_each_other():
 
 def test_a_trace_has_a_lane_for_each_thing_that_goes_on():
     found = _schedule(COPY, _busy("a", 3), DONE, "  %r = f32[8]{0} all-reduce(%p)", sends={"r": 5 * MS})
-    events = json.loads(trace.chrome(found))["traceEvents"]
+    events = json.loads(found.trace())["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     shown = {(event["name"], lanes[event["tid"]], round(event["ts"]), round(event["dur"])) for event in events
              if event["ph"] == "X"}

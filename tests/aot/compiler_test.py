@@ -49,15 +49,16 @@ def test_gradients_lie_as_their_weights_and_go_from_one_program_of_dtensor_to_th
         assert (gradient.shape, gradient.spec, gradient.dtype) == (weight.shape, weight.spec, "float32")
     assert computed.results[:len(weights)] == [weight.spec for weight in weights.values()]
     assert set(computed.results[len(weights):]) <= {(), ((),)}  # what is measured is whole everywhere
-    assert computed.updated == [] and applied.results == []
+    assert computed.program.updated == [] and applied.results == []
     assert [argument.kind for argument in computed.arguments].count("feature") == 4
 
 
 def test_every_variable_is_an_argument_and_is_replaced(lowered):
     kinds = [argument.kind for argument in lowered.arguments]
     assert set(kinds) == {"feature", "weight", "slot"}
-    assert len(lowered.updated) == len(set(lowered.updated)) == kinds.count("weight") + kinds.count("slot") - 1
-    (kept,) = {index for index, kind in enumerate(kinds) if kind != "feature"} - set(lowered.updated)
+    updated = [lowered.num_inputs + index for index in lowered.program.updated]
+    assert len(updated) == len(set(updated)) == kinds.count("weight") + kinds.count("slot") - 1
+    (kept,) = {index for index, kind in enumerate(kinds) if kind != "feature"} - set(updated)
     assert "learning_rate" in lowered.arguments[kept].name
     experts = next(argument for argument in lowered.arguments if argument.name.endswith("experts/wi"))
     assert (experts.shape, experts.spec) == ((8, 128, 256), (("data",), (), ("model",)))
@@ -94,7 +95,7 @@ def test_packed_examples_bring_their_segments():
 
 
 def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_no_weight_is_gathered(compiled):
-    sent = Program(compiled.hlo, {"data": 4, "model": 2}).collectives
+    sent = Program([compiled.hlo], {"data": 4, "model": 2}).collectives
     moved = [one for one in sent if one.kind == "all-to-all"]
     assert {one.axes for one in moved} == {("data",)}
     assert sorted(one.where for one in moved) == 2 * ["encoder/layers_0/mlp"] + 2 * ["gradient of encoder/layers_0/mlp"]
@@ -121,7 +122,7 @@ def test_state_is_stored_in_pieces_and_updated_in_place(lowered, compiled):
 
 def test_gradients_are_added_up_over_devices_in_float32(compiled):
     # Autodiff makes the gradient of a weight that was cast to bfloat16 in bfloat16.
-    sums = [one for one in Program(compiled.hlo, {"data": 4, "model": 2}).collectives
+    sums = [one for one in Program([compiled.hlo], {"data": 4, "model": 2}).collectives
             if one.kind == "all-reduce" and "data" in one.axes]
     assert sum(one.bytes for one in sums) > 4 * 50_000
     assert {one.shape.partition("[")[0] for one in sums} <= {"f32", "s32"}

@@ -8,11 +8,9 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import estimate
-from switch_tf.aot.clock import Schedule
-from switch_tf.aot.collectives import Collective
 from switch_tf.aot.compiler import Compiled
 from switch_tf.aot.lower import Argument, Lowered
-from switch_tf.aot.roofline import Roofline
+from switch_tf.aot.program import Roofline
 from switch_tf.partitioning.layout import Layout
 
 
@@ -34,15 +32,11 @@ def test_an_encoder_alone_and_unequal_stacks():
     assert estimate.shallow_depths(unequal) == [(12, 4)]
 
 
-class _Sends:
-    def __init__(self, layers):
-        self.collectives = [Collective("all-to-all", 7, 4, ("data",), "bf16[7]", "encoder", times=2)] * (2 * layers)
-
-
 def test_what_takes_long_says_that_it_goes_on(monkeypatch):
-    monkeypatch.setattr(estimate, "REPORT_PERIOD", 0.01)
     lines = []
-    with estimate._progress(lines.append, 42):
+    monkeypatch.setattr(estimate, "REPORT_PERIOD", 0.01)
+    monkeypatch.setattr(estimate, "say", lines.append)
+    with estimate._progress(42):
         while len(lines) < 2:
             time.sleep(0.01)
     assert all(re.fullmatch(r"\.\.\. \d+ s of about 42 \.\.\.", line) for line in lines)
@@ -52,9 +46,10 @@ def _point(layers):
     """A compiled program with numbers linear in its depth."""
     memory = dict.fromkeys(("arguments", "outputs", "aliased", "temporaries", "code", "weights", "slots", "gradients"),
                            100 + 10 * layers)
-    schedule = Schedule(0.0, [], {"attention": 3.0 * layers, "optimizer": 7.0 - layers}, {}, {})
-    return estimate._Point(memory, 1000.0 * layers + 5, Roofline(2.0 * layers, 50.0 * layers, 1.0), 500 + layers,
-                       _Sends(layers), schedule)
+    return estimate.Estimate(
+        memory, 500 + layers, [(layers, layers)], {}, None, {"all-to-all": {"count": 4 * layers, "bytes": 28 * layers}},
+        1000.0 * layers + 5, Roofline(2.0 * layers, 50.0 * layers, 1.0),
+        {"attention": 3.0 * layers, "optimizer": 7.0 - layers})
 
 
 def test_gradients_live_between_two_programs_and_nothing_counts_twice():
@@ -62,8 +57,8 @@ def test_gradients_live_between_two_programs_and_nothing_counts_twice():
     batch = Argument("tokens", "feature", (8, 5), "int32", (("data",), ()))  # 2 * 5 numbers a chip
     weight, slot = (Argument(kind, kind, (6,), "float32", ((),)) for kind in ("weight", "slot"))
     gradient = weight._replace(kind="gradient")
-    lowered = [Lowered(None, [batch, weight], [((),)], [], layout),
-               Lowered(None, [gradient, weight, slot], [], [1, 2], layout)]
+    lowered = [Lowered(None, [batch, weight], [((),)], layout),
+               Lowered(None, [gradient, weight, slot], [], layout)]
     kinds = ("arguments", "outputs", "aliased", "temporaries", "code", "peak")
     compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None, 1.0) for memory in (
         (40 + 24, 24 + 4, 0, 100, 7, 200), (3 * 24, 48, 48, 30, 5, 160))]
@@ -77,16 +72,16 @@ def test_gradients_live_between_two_programs_and_nothing_counts_twice():
 
 def test_numbers_are_extended_linearly():
     config = SwitchConfig.from_preset("switch_base_8")  # 12 + 12 layers
-    answer = estimate._extrapolated(config, [(2, 2), (4, 4)], [_point(2), _point(4)])
+    answer = estimate._extrapolated(config, [_point(2), _point(4)])
     assert answer.memory["temporaries"] == 220
     assert answer.collectives == {"all-to-all": {"count": 48, "bytes": 48 * 7}}
     assert answer.flops == 12005
     assert answer.roofline == (24.0, 600.0, 1.0)
     assert answer.parts == {"attention": 36.0, "optimizer": 3.0}  # what shrinks with depth is not extrapolated below it
-    assert answer.state == 512
+    assert answer.state == 512 and answer.compiled == [(2, 2), (4, 4)]
     between = estimate._extrapolated(dataclasses.replace(config, num_encoder_layers=7, num_decoder_layers=0),
-                           [(2, 0), (4, 0)], [_point(2), _point(4)])
+                                     [_point(2), _point(4)])
     assert between.memory["temporaries"] == 170  # three and a half times two layers
-    whole = estimate._extrapolated(config, [(12, 12)], [_point(12)])
+    whole = estimate._extrapolated(config, [_point(12)])
     assert (whole.flops, whole.memory, whole.collectives) == (answer.flops, answer.memory, answer.collectives)
     assert whole.parts == {"attention": 36.0, "optimizer": -5.0}

@@ -2,9 +2,10 @@
 
 import pytest
 
-from switch_tf.aot import collectives, hlo
-from switch_tf.aot.program import Program
+from switch_tf.aot import hlo
+from switch_tf.aot.program import Collective, Program, read_collectives
 from switch_tf.hardware.chips import Chip
+from switch_tf.hardware.network import Network
 from switch_tf.partitioning.collectives import summarize
 
 MESH = {"data": 4, "model": 2}
@@ -13,7 +14,7 @@ LINE = ('  %x.1 = {dtype}[4,2,80,128]{{3,2,1,0}} {kind}(%y), channel_id=1, repli
 
 
 def _program(*lines, before=""):
-    return Program(before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\n}\n", MESH)
+    return Program([before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\n}\n"], MESH)
 
 
 def _read(kind="all-to-all", groups="{{0,2,4,6},{1,3,5,7}}", name="switch_transformer/encoder/layers_1/mlp/XlaSharding",
@@ -70,6 +71,11 @@ def test_an_asynchronous_collective_has_the_shape_of_its_end():
     assert (found.kind, found.bytes, found.shape) == ("all-gather", 32 + 64, "bf16[4,8]")
 
 
+def _roofline(program):
+    chip = Chip(0, 1e6, 2e6, 4e6, None, float32_flops=0.5e6)
+    return program.roofline(chip, Network("v5e:4x2", MESH, [(x, y, 0) for x in range(4) for y in range(2)]))
+
+
 CUBLAS = ('  %x = (bf16[32,8]{1,0}, s8[4194304]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", '
           'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
           '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[]}}}')
@@ -78,11 +84,10 @@ CUBLAS = ('  %x = (bf16[32,8]{1,0}, s8[4194304]{0}) custom-call(%a, %b), custom_
 def test_a_call_of_cublas_is_a_product_and_its_scratch_memory_no_traffic():
     program = _program("  %a = bf16[32,64]{1,0} parameter(0)", "  %b = bf16[64,8]{1,0} parameter(1)", CUBLAS)
     assert program.flops == 2 * 32 * 64 * 8
-    assert program.memory_traffic() == 2 * (32 * 64 + 64 * 8 + 32 * 8)
-    chip = Chip(0, 1e6, 1e6, None, None, float32_flops=0.5e6)
-    assert program.product_seconds(chip) == 2 * 32 * 64 * 8 / 1e6
+    assert program.memory_traffic == 2 * (32 * 64 + 64 * 8 + 32 * 8)
+    assert _roofline(program) == (2 * 32 * 64 * 8 / 1e6, 2 * (32 * 64 + 64 * 8 + 32 * 8) / 2e6, 0)
     wide = _program("  %a = f32[32,64]{1,0} parameter(0)", "  %b = f32[64,8]{1,0} parameter(1)", CUBLAS)
-    assert wide.product_seconds(chip) == 2 * 32 * 64 * 8 / 0.5e6
+    assert _roofline(wide).compute == 2 * 32 * 64 * 8 / 0.5e6
 
 
 @pytest.mark.parametrize("name, where", [
@@ -114,14 +119,15 @@ def test_sums_that_the_compiler_made_of_several_are_each_its_own_though_they_sha
     own = LINE.format(kind="all-reduce", groups="{}", name="b", dtype="f32").replace("%x.1", "%x.3")
     module = hlo.Module(f"{beside}\nENTRY %main.1 (p: f32[8]) -> f32[8] {{\n{own}\n  %fusion.1 = f32[8] fusion(%p), "
                         "kind=kCustom, calls=%async_collective_fusion.1\n}\n")
-    assert [*collectives.read(module, MESH)] == ["x.1", "x.2", "x.3"]
+    assert [*read_collectives(module, MESH)[0]] == ["x.1", "x.2", "x.3"]
 
 
 def _sent_and_carried(places, name):
     """Names of the collectives of two computations that a fusion each runs, and which fusion carries which."""
     fusions = [f"  %fusion.{index} = f32[8] fusion(%p), kind=kCustom, calls=%{name}.{index}" for index in (1, 2)]
     module = hlo.Module(places + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(fusions) + "\n}\n")
-    return [*collectives.read(module, MESH)], collectives.carriers(module, MESH)
+    found, carriers = read_collectives(module, MESH)
+    return [*found], carriers
 
 
 def test_a_sum_of_which_each_chip_keeps_its_part_is_a_reduce_scatter():
@@ -157,7 +163,8 @@ def test_what_a_loop_does_counts_as_often_as_it_runs(loop):
     program = _program(loop, before=LOOP)
     (found,) = program.collectives
     assert found.times == 5
-    assert program.memory_traffic() == 5 * (32 + 32 + 32)
+    assert _roofline(program).links == pytest.approx(5 * 32 / 4e6)  # half of 32 bytes to and fro between neighbours
+    assert program.memory_traffic == 5 * (32 + 32 + 32)
     assert program.unread_loops == []
 
 
@@ -179,10 +186,10 @@ def test_products_count_as_often_as_their_loop_runs():
 def test_traffic_is_what_operations_read_and_write_in_memory():
     # Read 4 * 8 bytes twice, write 4 * 8; what lies on the chip, S(1) or S(3), and names cost nothing.
     assert _program("  %p = f32[8]{0} parameter(0)", "  %q = f32[8]{0} parameter(1)", "  %t = (f32[8]{0}) tuple(%p)",
-                    "  %a = f32[8]{0} add(%p, %q), metadata={op_name=\"x\"}").memory_traffic() == 96
+                    "  %a = f32[8]{0} add(%p, %q), metadata={op_name=\"x\"}").memory_traffic == 96
     for memory in (1, 3):
         assert _program("  %p = f32[8]{0} parameter(0)", f"  %a = f32[8]{{0:S({memory})}} add(%p, %p)",
-                        "  %b = f32[4]{0} fusion(%a), calls=%f").memory_traffic() == 32 + 16
+                        "  %b = f32[4]{0} fusion(%a), calls=%f").memory_traffic == 32 + 16
 
 
 def test_a_move_between_memories_counts_its_own_size():
@@ -191,10 +198,10 @@ def test_a_move_between_memories_counts_its_own_size():
         "  %p = f32[64]{0} parameter(0)",
         "  %s = ((f32[64]{0}), f32[8]{0:S(1)}, u32[]) slice-start(%p), slice={[0:8]}",
         "  %d = f32[8]{0:S(1)} slice-done(%s)")
-    assert program.memory_traffic() == 32
+    assert program.memory_traffic == 32
     program = _program("  %p = f32[64]{0} parameter(0)",
                        "  %s = (f32[64]{0}, f32[64]{0}, u32[]) copy-start(%p)", "  %d = f32[64]{0} copy-done(%s)")
-    assert program.memory_traffic() == 2 * 256
+    assert program.memory_traffic == 2 * 256
 
 
 def test_a_call_that_goes_on_beside_the_core_counts_what_is_done_in_it():
@@ -207,7 +214,7 @@ def test_a_call_that_goes_on_beside_the_core_counts_what_is_done_in_it():
     program = _program("  %p = f32[8]{0} parameter(0)",
                        "  %s = ((f32[8]{0}, token[]), f32[32]{0}) call-start(%p, %u), to_apply=%called.1",
                        "  %d = f32[32]{0} call-done(%s)", before=called)
-    assert program.memory_traffic() == 32 + 128
+    assert program.memory_traffic == 32 + 128
     assert [(one.kind, one.bytes, one.group_size) for one in program.collectives] == [("all-gather", 128, 4)]
 
 
@@ -215,9 +222,31 @@ def test_of_two_branches_the_costlier_one_counts():
     branches = "\n".join(f"%{name}.1 (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0}} parameter(0)\n  {line}\n}}" for
                          name, line in (("yes", "%a = f32[8]{0} add(%p, %p)"), ("no", "%b = f32[8]{0} bitcast(%p)")))
     program = _program("  %c = f32[8]{0} conditional(%i, %p, %p), branch_computations={%no.1, %yes.1}", before=branches)
-    assert program.memory_traffic() == 64
+    assert program.memory_traffic == 64
 
 
 def test_products_of_the_experts_are_found_by_name():
-    line = '  %c = bf16[2,640,256]{2,1,0} convolution(%a, %b), metadata={op_name="encoder_1/mlp_1/experts_1/einsum"}'
-    assert _program(line, line.replace("experts", "wi")).expert_products() == [2 * 640 * 256]
+    line = ('  %c = bf16[2,640,256]{2,1,0} convolution(%a, %b), dim_labels=0bf_0io->0bf, '
+            'metadata={op_name="encoder_1/mlp_1/experts_1/einsum"}')
+    operands = "  %a = bf16[2,640,8]{2,1,0} parameter(0)", "  %b = bf16[2,8,256]{2,1,0} parameter(1)"
+    assert _program(*operands, line, line.replace("experts", "wi")).expert_products == [2 * 640 * 256]
+
+
+CHIP = Chip(memory=16e9, flops=200e12, memory_bandwidth=800e9, link_bandwidth=50e9, clock=1e9)
+# A line of four chips: over the link in its middle each of two sends two thirds of what it has.
+NETWORK = Network("v5e:1x4", {"data": 4}, [(0, index, 0) for index in range(4)])
+
+
+def _seconds(kind, size=3e9):
+    return Collective(kind, size, 4, ("data",), "", "").seconds(CHIP, NETWORK)
+
+
+def test_links_carry_what_a_ring_must_send():
+    assert _seconds("all-gather") == pytest.approx(3e9 * 3 / 4 / 50e9)
+    assert _seconds("all-reduce") == pytest.approx(2 * 3e9 * 3 / 4 / 50e9)
+    assert _seconds("reduce-scatter") == pytest.approx(3 * 3e9 / 50e9)
+    assert _seconds("collective-permute") == pytest.approx(3e9 / 50e9)
+
+
+def test_in_an_all_to_all_each_byte_takes_every_link_on_its_way():
+    assert _seconds("all-to-all") == pytest.approx(3e9 * 3 / 4 * 4 / 3 / 50e9)

@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from switch_tf.aot import result
-from tests.aot.made_up import CONFIG, QUESTION, answer
+from tests.aot.made_up import CONFIG, answer
 
 
 def test_a_step_that_fits():
-    found = result.as_json(QUESTION, answer(temporaries=300))
+    found = answer(temporaries=300)
     assert set(json.loads(json.dumps(found))) == {
         "topology", "mesh", "num_parameters", "layers", "compiled_layers", "fits", "chip_bytes", "collectives",
         "advice", "bytes_per_device", "flops_per_device", "warnings", "largest_collectives", "predicted"}
@@ -27,11 +26,11 @@ def test_a_step_that_fits():
 
 
 def test_one_that_does_not_has_advice():
-    found = result.as_json(QUESTION, answer(temporaries=301))
+    found = answer(temporaries=301)
     assert not found["fits"] and found["advice"] and "predicted" in found
 
 
 def test_where_the_compiler_refuses_there_are_its_words_and_no_numbers():
-    found = result.as_json(QUESTION, answer(temporaries=0, refused="no room"))
+    found = answer(temporaries=0, refused="no room")
     assert (found["fits"], found["refused"]) == (False, "no room")
     assert found["advice"] and not {"predicted", "bytes_per_device", "warnings"} & set(found)

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("libtpu")
 
-from switch_tf.aot import answers, jobs
+from switch_tf.aot import answers, estimate
 from switch_tf.cli import compile as command
 from switch_tf.cli.main import main
 from switch_tf.hardware import host
@@ -94,7 +94,7 @@ def test_what_cannot_be_asked_is_one_sentence(arguments, message, capsys, monkey
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_compiles(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(answers, "compile_question", lambda *arguments: pytest.fail("it compiled"))
+    monkeypatch.setattr(estimate, "answer", lambda *arguments: pytest.fail("it compiled"))
     taken = tmp_path / "taken"
     taken.write_text("")
     assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={taken / 'programs'}"]) == 2
@@ -108,8 +108,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_compiles(
 def test_an_answer_that_cannot_be_kept_is_still_given(capsys, monkeypatch, tmp_path):
     (tmp_path / "switch_tf").write_text("")  # in the way of the cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(answers, "compile_question", lambda *arguments: ({"fits": True}, {}))
-    monkeypatch.setattr(command.answer_text, "describe", lambda result: "the answer")
+    monkeypatch.setattr(estimate, "answer", lambda *arguments: ({"fits": True}, {}))
+    monkeypatch.setattr(answers, "describe", lambda answer: "the answer")
     assert main(["compile", *RUN, "--topology=v5e:2x2"]) == 0
     found = capsys.readouterr()
     assert "the answer" in found.out and "could not be written (Not a directory)" in found.err
@@ -121,8 +121,8 @@ def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(ca
         return {"fits": True}, {tmp_path / "kept" / "one": "text"}
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(answers, "compile_question", compiled)
-    monkeypatch.setattr(command.answer_text, "describe", lambda result: "the answer")
+    monkeypatch.setattr(estimate, "answer", compiled)
+    monkeypatch.setattr(answers, "describe", lambda answer: "the answer")
     assert main(["compile", *RUN, "--topology=v5e:2x2", f"--save={tmp_path / 'kept'}"]) == 1
     found = capsys.readouterr()
     assert "the answer" in found.out and "could not be written (Is a directory)" in found.err
@@ -153,12 +153,12 @@ def _check_table(lines):
 def test_layouts_are_put_side_by_side_and_one_that_is_refused_says_why(compile_, monkeypatch):
     asked = {}
 
-    def ask(questions, say):
+    def ask(questions):
         asked.update(questions)
         return {"data": _answer(["--gin.MESH_SHAPE='data=16,model=2'", "--gin.SwitchConfig.group_size=1000",
                                  "--gin.SwitchConfig.train_capacity_factor=1.0"]), "expert": {"mistake": REFUSAL}}
 
-    monkeypatch.setattr(jobs, "run", ask)
+    monkeypatch.setattr(answers, "ask", ask)
     status, result, errors = compile_(*COMPARED)
     assert status == 0 and result["layouts"]["expert"] == {"mistake": REFUSAL}
     for name, (_, *rest) in asked.items():
@@ -212,11 +212,11 @@ def _answer(words):
 def test_a_search_goes_from_meshes_to_groups_to_capacities(monkeypatch, capsys):
     asked = []
 
-    def ask(questions, say):
+    def ask(questions):
         asked.append(list(questions))
         return {name: _answer(words) for name, words in questions.items()}
 
-    monkeypatch.setattr(jobs, "run", ask)
+    monkeypatch.setattr(answers, "ask", ask)
     status = main(["compile", *RUN, "--gin_file=gin/layouts/expert_model.gin", "--topology=v5e:4x4", "--search",
                    "--gin.BATCH_SIZE=128", "--gin.SwitchConfig.group_size=2048", "--json"])
     assert status == 0

@@ -8,7 +8,7 @@ import pytest
 
 from switch_tf import environment
 from switch_tf.cli import doctor
-from switch_tf.installation import machine
+from switch_tf.installation import doctor as checks
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_the_environment_of_the_tests_has_no_problem(capsys):
 
 
 def test_a_problem_gives_exit_status_1(monkeypatch, capsys):
-    monkeypatch.setattr(machine, "run_python", lambda code: ("[]", ""))
+    monkeypatch.setattr(checks, "run_python", lambda code: ("[]", ""))
     installed_version = environment.installed_version
     monkeypatch.setattr(environment, "installed_version",
                         lambda name: None if name == "keras" else installed_version(name))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from switch_tf import sentencepiece_training
 from switch_tf.cli import compile as compile_command
 from switch_tf.cli import export, infer, main, sampler_arguments, serve
-from switch_tf.installation import checks, machine, quiet
+from switch_tf.installation import doctor, quiet
 from switch_tf.statuses import INTERRUPTED
 from switch_tf.training import processes
 
@@ -158,7 +158,7 @@ COMMANDS = {
 def faked(monkeypatch, tmp_path):
     """Nothing is trained, compiled or started, and devices are as many as a command asks for."""
     from switch_tf import data
-    from switch_tf.aot import jobs
+    from switch_tf.aot import answers
     from switch_tf.comparison import turns
     from switch_tf.evaluation import checkpoint_evaluator
     from switch_tf.partitioning.partitioner import Partitioner
@@ -187,7 +187,7 @@ def faked(monkeypatch, tmp_path):
             return {"interrupted": False, "step": 1, "report": "r", "plot": "p"}
 
     def ask(described, arguments):
-        compile_command._question(described, arguments.topology)
+        compile_command._on_topology(described, arguments.topology)
         return {"exit_status": 0}
 
     monkeypatch.chdir(tmp_path)
@@ -218,8 +218,8 @@ def faked(monkeypatch, tmp_path):
         same, same, same, same, [(1.0, 1.0)]))
     monkeypatch.setattr(compile_command, "_answer", ask)
     monkeypatch.setattr(compile_command, "_search", ask)
-    monkeypatch.setattr(jobs, "run", lambda questions, say: dict.fromkeys(questions, {"failed": "not compiled"}))
-    monkeypatch.setattr(compile_command.answer_text, "table", str)
+    monkeypatch.setattr(answers, "ask", lambda questions: dict.fromkeys(questions, {"failed": "not compiled"}))
+    monkeypatch.setattr(answers, "table", str)
     monkeypatch.setattr(export, "_export_run", lambda arguments, *unused: {
         "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(infer, "_answer", lambda arguments, *unused: {
@@ -228,8 +228,7 @@ def faked(monkeypatch, tmp_path):
         "sampler": str(sampler_arguments.sampler(arguments))})
     monkeypatch.setattr(sentencepiece_training, "train_file", lambda *arguments: None)
     monkeypatch.setattr(sentencepiece_training, "characters_per_token", lambda *arguments: 4.0)
-    slow = (machine.check_accelerators, machine.check_pjrt, machine.check_tensorboard)
-    monkeypatch.setattr(checks, "ALL", tuple(check for check in checks.ALL if check not in slow))
+    monkeypatch.setattr(doctor, "run_python", lambda code: ("[]", ""))
     yield tmp_path
 
 

@@ -11,13 +11,11 @@ import pathlib
 import subprocess
 import sys
 
-from switch_tf import SwitchConfig
+from switch_tf import Experiment, SwitchConfig
 from switch_tf.aot import estimate
-from switch_tf.aot.attribution import SENT, WAITING
+from switch_tf.aot.hlo import SENT, WAITING
 from switch_tf.configs import gin_syntax, parts
-from switch_tf.configs.run import StepSettings
-from switch_tf.hardware.chips import CHIPS
-from switch_tf.optim.adafactor import Adafactor
+from switch_tf.configs.run import Run, StepSettings
 
 # The benchmarks are programs, no package.
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "tpu"))
@@ -49,9 +47,10 @@ def measure(name) -> dict:
 
 def _measure(config, name, batch_size, lengths):
     layout = gin_syntax.read([f"gin/layouts/{name}.gin"]).part(parts.LAYOUT).make().resolve(8, "TPU")
-    question = estimate.Question(config, "mixed_bfloat16", lambda: Adafactor(0.01), layout, "v5e:2x4", CHIPS["v5e"],
-                                 batch_size, lengths, StepSettings())
-    answer = estimate.make(question, is_full=True)
+    experiment = Experiment(config, layout, Run("unused", "unused", lengths, 1, batch_size), StepSettings(),
+                            parts.Part(parts.MODEL, {"dtype": "mixed_bfloat16"}),
+                            parts.Part(parts.ADAFACTOR, {"learning_rate": 0.01}))
+    answer = estimate.make(experiment, "v5e:2x4", is_full=True)
     return {"collectives": answer.collectives,
             **{kind: answer.memory[kind] for kind in ("arguments", "gradients", "temporaries")},
             "core_seconds": sum(seconds for part, seconds in answer.parts.items() if part not in (SENT, WAITING))}

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from switch_tf.hardware import accelerator, host, memory, metadata, rates
+from switch_tf.hardware import chips, devices, host
 
 
 @pytest.fixture(autouse=True)
@@ -12,31 +12,31 @@ def _tpu_without_a_variable(monkeypatch):
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # never asked
     monkeypatch.setattr(host, "has_tpu", lambda: True)
-    monkeypatch.setattr(metadata, "_TIMEOUT", 60)  # a busy machine may take its time
-    metadata.attribute.cache_clear()
+    monkeypatch.setattr(host, "_TIMEOUT", 60)  # a busy machine may take its time
+    host.vm_attribute.cache_clear()
     yield
-    metadata.attribute.cache_clear()
+    host.vm_attribute.cache_clear()
 
 
 def test_the_metadata_server_is_asked_once(metadata_server, monkeypatch):
     address, asked = metadata_server(accelerator_type="v5litepod-8\n")
     monkeypatch.setenv("GCE_METADATA_HOST", address)
-    assert accelerator.accelerator_type() == accelerator.accelerator_type() == "v5litepod-8"
+    assert host.accelerator_type() == host.accelerator_type() == "v5litepod-8"
     assert asked == ["/computeMetadata/v1/instance/attributes/accelerator-type"]
-    monkeypatch.setattr(rates, "device_type", lambda: "TPU")
-    assert rates.nominal_flops("bfloat16") == 197e12
+    monkeypatch.setattr(devices, "device_type", lambda: "TPU")
+    assert devices.nominal_flops("bfloat16") == 197e12
     with pytest.raises(ValueError, match="a v5litepod device has 16 GiB"):
-        memory.check(17 * 2**30, "Weights are whole", "cut them")
+        chips.check_memory(17 * 2**30, "Weights are whole", "cut them")
 
 
 def test_the_variable_comes_first_and_a_machine_without_tpu_asks_nobody(metadata_server, monkeypatch):
     address, asked = metadata_server(accelerator_type="v5litepod-8")
     monkeypatch.setenv("GCE_METADATA_HOST", address)
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
-    assert accelerator.accelerator_type() == "v4-8"
+    assert host.accelerator_type() == "v4-8"
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE")
     monkeypatch.setattr(host, "has_tpu", lambda: False)
-    assert accelerator.accelerator_type() == "" and not asked
+    assert host.accelerator_type() == "" and not asked
 
 
 @pytest.mark.parametrize("status, tries", [(404, 1), (503, 3)])
@@ -44,16 +44,16 @@ def test_a_server_that_does_not_know_is_no_error_and_one_that_is_busy_is_asked_a
         metadata_server, monkeypatch, status, tries):
     address, asked = metadata_server(accelerator_type=status)
     monkeypatch.setenv("GCE_METADATA_HOST", address)
-    assert accelerator.accelerator_type() == "" and len(asked) == tries
+    assert host.accelerator_type() == "" and len(asked) == tries
 
 
 def test_a_server_that_is_not_there_is_no_error(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    assert accelerator.accelerator_type() == ""
+    assert host.accelerator_type() == ""
 
 
 def test_a_server_that_never_answers_is_given_up_soon(monkeypatch):
-    monkeypatch.setattr(metadata, "_TIMEOUT", 0.05)
+    monkeypatch.setattr(host, "_TIMEOUT", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{silent.getsockname()[1]}")
-        assert accelerator.accelerator_type() == ""
+        assert host.accelerator_type() == ""

@@ -12,7 +12,7 @@ from switch_tf.hardware.network import Network
 def _network(topology, mesh):
     sizes = [int(size) for size in topology.partition(":")[2].split("x")]
     places = np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=-1)
-    return Network.of(topology, mesh, np.pad(places, ((0, 0), (0, 3 - len(sizes)))))
+    return Network(topology, mesh, np.pad(places, ((0, 0), (0, 3 - len(sizes)))))
 
 
 def test_a_ring_has_two_links_and_a_line_one():
@@ -52,7 +52,7 @@ def test_exchanges_of_every_pair_and_link_one_by_one():
     network = _network("v5e:16x16", {"a": 4, "b": 2, "c": 4, "d": 8})
     for axes in (("a", "c"), ("b", "d"), ("b",), ("a", "b", "c", "d")):
         loads = collections.Counter()
-        groups = network._groups(axes)
+        groups = network.groups(axes)
         for group in groups:
             for start, end in itertools.permutations(map(tuple, group), 2):
                 _walk(loads, start, end, 1 / (len(group) - 1))

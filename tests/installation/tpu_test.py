@@ -9,8 +9,8 @@ import pytest
 
 from switch_tf import environment
 from switch_tf.hardware import host
-from switch_tf.installation import machine, tpu
-from switch_tf.installation.findings import OK, PROBLEM
+from switch_tf.installation import doctor
+from switch_tf.installation.doctor import OK, PROBLEM
 from switch_tf.partitioning import cluster
 
 
@@ -21,8 +21,8 @@ def chips(monkeypatch, tmp_path):
     for file in files:
         open(file, "w").close()
     monkeypatch.setattr(host, "tpu_files", lambda: files)
-    monkeypatch.setattr(tpu, "_LOCK", tmp_path / "lock")
-    monkeypatch.setattr(machine, "run_python", lambda code: ('["TPU v5 lite", "TPU v5 lite"]', ""))
+    monkeypatch.setattr(doctor, "_LOCK", tmp_path / "lock")
+    monkeypatch.setattr(doctor, "run_python", lambda code: ('["TPU v5 lite", "TPU v5 lite"]', ""))
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
     for name in ("TF_CONFIG", "MEGASCALE_NUM_SLICES"):
         monkeypatch.delenv(name, raising=False)
@@ -30,7 +30,7 @@ def chips(monkeypatch, tmp_path):
 
 
 def found():
-    return {finding.check: finding for finding in tpu.check_tpu()}
+    return {finding.check: finding for finding in doctor.check_tpu()}
 
 
 def test_chips_that_start_are_counted(chips):
@@ -50,7 +50,7 @@ def test_without_a_tpu_or_beside_tensorflow_tpu_nothing_is_checked(chips, monkey
 
 
 def test_a_client_that_does_not_start_names_the_three_packages(chips, monkeypatch):
-    monkeypatch.setattr(machine, "run_python", lambda code: (None, "RuntimeError: Unable to initialize backend 'tpu'"))
+    monkeypatch.setattr(doctor, "run_python", lambda code: (None, "RuntimeError: Unable to initialize backend 'tpu'"))
     finding = found()["TPU starts"]
     assert finding.status == PROBLEM and "Unable to initialize backend" in finding.found
     assert finding.cure.endswith("install --no-deps jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.42.1")
@@ -69,8 +69,8 @@ def test_a_process_that_has_the_chips_is_named(chips):
 
 @pytest.mark.parametrize("file, words", [("chip", "cannot read and write"), ("lock", "belongs to another user")])
 def test_files_of_another_user_are_a_problem(chips, monkeypatch, file, words):
-    tpu._LOCK.touch()
-    closed = chips[0] if file == "chip" else str(tpu._LOCK)
+    doctor._LOCK.touch()
+    closed = chips[0] if file == "chip" else str(doctor._LOCK)
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != closed and access(path, mode))
     findings = found()
@@ -79,7 +79,7 @@ def test_files_of_another_user_are_a_problem(chips, monkeypatch, file, words):
 
 
 def test_on_several_hosts_the_first_needs_its_port_and_the_chips_are_left_alone(chips, monkeypatch):
-    monkeypatch.setattr(machine, "run_python", lambda code: pytest.fail("it would wait for the others"))
+    monkeypatch.setattr(doctor, "run_python", lambda code: pytest.fail("it would wait for the others"))
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
     with socket.create_server(("", 0)) as server:
         monkeypatch.setattr(cluster, "TPU_PORT", server.getsockname()[1])

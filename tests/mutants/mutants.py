@@ -308,9 +308,9 @@ MUTANTS = (
            ("tests/partitioning/narrowing_test.py",)),
     Mutant("partitioning/lowering.py", "value = _like(move, value,", "_like(move, value,",
            ("tests/partitioning/narrowing_test.py",)),
-    Mutant("hardware/gpus.py", "min(1.0, together / self.slowness)", "1 / self.slowness",
-           ("tests/hardware/gpus_test.py",)),
-    Mutant("aot/clock.py", "max(product_flops.seconds(self._module, instruction, self._chip),", "max(0.0,",
+    Mutant("hardware/network.py", "min(1.0, together / self._slowness)", "1 / self._slowness",
+           ("tests/hardware/servers_test.py",)),
+    Mutant("aot/clock.py", "max(module.product_seconds(instruction, chip),", "max(0.0,",
            ("tests/aot/clock_test.py",)),
     # Decoding, data and comparisons.
     Mutant("decoding/beam.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",

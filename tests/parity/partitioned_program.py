@@ -74,8 +74,8 @@ def main(name: str) -> dict:
         # The program returns total and weight of each Mean, and this one is the first.
         losses.append((float(measured.batch.loss_terms["cross_entropy"].value), float(results[0] / results[1])))
         assert np.allclose(expected, found, rtol=1e-5), (expected, found)
-        for index, value in zip(lowered[1].updated, updated, strict=True):
-            name = lowered[1].arguments[index].name
+        for index, value in zip(lowered[1].program.updated, updated, strict=True):
+            name = lowered[1].arguments[lowered[1].num_inputs + index].name
             state[name] = value
             own = variables[name].numpy()
             difference = np.abs(own - unfoldings[name].fold(value, np))

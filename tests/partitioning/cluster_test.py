@@ -8,7 +8,7 @@ import pytest
 from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster
 from tensorflow.experimental import dtensor
 
-from switch_tf.hardware import host, metadata
+from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.backends.dtensor import create
 from switch_tf.partitioning.cluster import Cluster
@@ -75,10 +75,10 @@ def tpu_vm(environ, metadata_server, monkeypatch):
         return asked
 
     monkeypatch.setattr(host, "has_tpu", lambda: True)
-    monkeypatch.setattr(metadata, "_TIMEOUT", 60)
-    metadata.attribute.cache_clear()
+    monkeypatch.setattr(host, "_TIMEOUT", 60)
+    host.vm_attribute.cache_clear()
     yield make
-    metadata.attribute.cache_clear()
+    host.vm_attribute.cache_clear()
 
 
 @pytest.mark.parametrize("endpoints", ["10.0.0.2,10.0.0.3", "switch:8470:10.0.0.2,switch:8470:10.0.0.3"])
@@ -101,7 +101,7 @@ def test_variables_come_before_the_metadata(tpu_vm, environ):
 def test_a_tpu_of_one_host_or_without_metadata_is_alone(tpu_vm, environ):
     tpu_vm(agent_worker_number="0", worker_network_endpoints="10.0.0.2", tpu_env="")
     assert cluster.members() == Cluster(("localhost",), 0)
-    metadata.attribute.cache_clear()
+    host.vm_attribute.cache_clear()
     environ["GCE_METADATA_HOST"] = "127.0.0.1:1"  # nobody listens
     assert cluster.members() == Cluster(("localhost",), 0)
 

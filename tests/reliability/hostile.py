@@ -272,8 +272,9 @@ def main():
             cells = [found[file, case] for case in CASES]
             count = [sum(answer.outcome == outcome for answer in cells) for outcome in (REFUSED, READ)]
             memory = max(answer.memory for answer in cells) - found["", ""].memory
-            print(f"{name:<16} {file:<60} refused {count[0]:2}, read {count[1]:2}, slowest "
-                  f"{max(answer.seconds for answer in cells):4.1f} s, most memory {memory / 2**20:5.0f} MiB", flush=True)
+            seconds = max(answer.seconds for answer in cells)
+            print(f"{name:<16} {file:<60} refused {count[0]:2}, read {count[1]:2}, slowest {seconds:4.1f} s, most memory "
+                  f"{memory / 2**20:5.0f} MiB", flush=True)
         bad += faults(name, found)
     print("\n".join(bad) or "Every file in every case: refused in a sentence, or read.")
     sys.exit(bool(bad))

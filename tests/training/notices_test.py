@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from switch_tf.hardware import devices, host, metadata
+from switch_tf.hardware import devices, host
 from switch_tf.training import stopping as stopping_module
 from switch_tf.training.stopping import Stopping
 
@@ -20,7 +20,7 @@ def start(metadata_server, monkeypatch):
         monkeypatch.setenv("GCE_METADATA_HOST", address)
         monkeypatch.setattr(host, "has_tpu", lambda: True)
         monkeypatch.setattr(devices, "device_type", lambda: "TPU")
-        monkeypatch.setattr(metadata, "_TIMEOUT", 60)
+        monkeypatch.setattr(host, "_TIMEOUT", 60)
         monkeypatch.setattr(stopping_module, "_PERIOD", 0.01)
         return asked
 

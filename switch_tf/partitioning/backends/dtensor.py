@@ -20,7 +20,7 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import devices, memory
+from switch_tf.hardware import chips, devices
 from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout, batch_over_chips
@@ -124,9 +124,9 @@ class DTensorPartitioner(Partitioner):
             raise Refusal("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
                           "use_xla at False under a layout of several devices.")
         if self.mesh.device_type() == "TPU":
-            memory.check(self.layout.stored_bytes(config.weights()),
-                         "The layout stores weights and gradients in pieces",
-                         "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
+            chips.check_memory(self.layout.stored_bytes(config.weights()),
+                               "The layout stores weights and gradients in pieces",
+                               "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
 
     def sharding(self, axes: Axes) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""

@@ -20,7 +20,7 @@ from tensorflow.python.compiler.xla.experimental import xla_sharding  # it has n
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import devices, host, memory
+from switch_tf.hardware import chips, devices, host
 from switch_tf.partitioning.backends import dtensor
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
@@ -189,7 +189,7 @@ class TPUPartitioner(StrategyPartitioner):
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         super().check(config, steps_per_call, use_xla)
-        memory.check(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
+        chips.check_memory(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
                      "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:

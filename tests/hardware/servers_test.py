@@ -3,49 +3,46 @@
 import numpy as np
 import pytest
 
-from switch_tf.aot import roofline
-from switch_tf.aot.collectives import Collective
-from switch_tf.hardware import topologies
-from switch_tf.hardware.gpus import GPUS, SHARE_VARIABLES, Servers
+from switch_tf.aot.program import Collective
+from switch_tf.hardware import chips
+from switch_tf.hardware.chips import GPUS, SHARE_VARIABLES
+from switch_tf.hardware.network import Servers
 from switch_tf.refusals import Refusal
 
 
 @pytest.mark.parametrize("topology, expected", [
     ("h100:8", (1, 8)), ("h100:1", (1, 1)), ("a100:2x8", (2, 8)), ("h200:16x4", (16, 4))])
 def test_a_topology_names_servers_and_gpus(topology, expected):
-    topologies.check(topology)
-    assert topologies.is_of_gpus(topology) and topologies.servers(topology) == expected
-    assert topologies.kind(topology) == "GPU" and topologies.chip(topology) == GPUS[topology[:4]].chip
+    assert chips.kind(topology) == "GPU"
+    assert chips.servers(topology) == (GPUS[topology[:4]], *expected)
 
 
 @pytest.mark.parametrize("topology", [
     "h100", "h100:0", "h100:16", "h100:0x8", "h100:8x", "t4:8", "h100:2x2x2", "8", ""])
 def test_other_names_are_refused(topology):
     with pytest.raises(Refusal, match=rf"of GPUs like h100:8 .*a100, h100, h200.*, not '{topology}'"):
-        topologies.check(topology)
+        chips.kind(topology)
 
 
 def test_a_pod_is_none_of_gpus():
-    topologies.check("v5e:2x4")
-    assert not topologies.is_of_gpus("v5e:2x4") and topologies.kind("v5e:2x4") == "TPU"
-    assert topologies.chip("v5e:2x4").clock == pytest.approx(1.5e9, rel=0.01)
+    assert chips.kind("v5e:2x4") == "TPU"
+    assert chips.of_topology("v5e:2x4").clock == pytest.approx(1.5e9, rel=0.01)
 
 
 def test_a_program_has_the_share_of_memory_that_jax_takes(monkeypatch):
     for variable in SHARE_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    assert GPUS["h100"].chip.memory == 0.75 * 84_942_979_072
+    assert chips.of_topology("h100:8").memory == 0.75 * 84_942_979_072
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".95")
-    assert GPUS["h100"].chip.memory == 0.95 * 84_942_979_072
+    assert chips.of_topology("h100:8").memory == 0.95 * 84_942_979_072
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "95%")
     with pytest.raises(Refusal, match="XLA_CLIENT_MEM_FRACTION is .* a number up to 1 such as 0.9, not '95%'"):
-        _ = GPUS["h100"].chip
+        chips.of_topology("h100:8")
 
 
 def test_float32_products_take_twice_as_long():
-    chip = GPUS["h100"].chip
-    assert chip.product_seconds(989.5e12, is_float32=False) == 1
-    assert chip.product_seconds(989.5e12, is_float32=True) == pytest.approx(2, rel=0.01)
+    chip = chips.of_topology("h100:8")
+    assert chip.flops == 989.5e12 and chip.float32_flops == pytest.approx(989.5e12 / 2, rel=0.01)
 
 
 # Two servers of four GPUs: 450 GB/s within, 50 GB/s between them.
@@ -54,8 +51,8 @@ H100 = GPUS["h100"]
 
 def _seconds(kind, mesh, axes, servers=(0, 0, 0, 0, 1, 1, 1, 1)):
     size = int(np.prod([mesh[axis] for axis in axes]))
-    network = Servers.of(H100, mesh, servers[:int(np.prod(list(mesh.values())))])
-    return roofline.link_seconds([Collective(kind, 9e9, size, axes, "", "")], H100.chip, network)
+    network = Servers(H100, mesh, servers[:int(np.prod(list(mesh.values())))])
+    return Collective(kind, 9e9, size, axes, "", "").seconds(chips.of_topology("h100:8"), network)
 
 
 @pytest.mark.parametrize("kind, expected", [

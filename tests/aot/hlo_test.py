@@ -2,11 +2,15 @@
 
 import pytest
 
-from switch_tf.aot import product_flops
+from switch_tf.aot import hlo
 
 
-def _flops(line, result, left, right):
-    return product_flops.count(line, result, {"a.1": left, "b.2": right}.__getitem__)
+def _flops(kind, settings, result, left, right):
+    shapes = [f"f32[{','.join(map(str, shape))}]" for shape in (left, right, result)]
+    module = hlo.Module(f"ENTRY %main (p: f32[]) -> f32[] {{\n  %a.1 = {shapes[0]} parameter(0)\n"
+                        f"  %b.2 = {shapes[1]} parameter(1)\n  %c.3 = {shapes[2]}{{0}} {kind}(%a.1, %b.2), {settings}, "
+                        'metadata={op_name="x"}\n}\n')
+    return module.flops(module.instructions["c.3"])
 
 
 @pytest.mark.parametrize("settings, result, left, right, pairs", [
@@ -22,10 +26,9 @@ def _flops(line, result, left, right):
     ("window={size=64x4 stride=63x3 lhs_dilate=64x4}, dim_labels=01bf_01io->01bf", (64, 4, 512, 500),
      (64, 4, 512, 256), (64, 4, 256, 500), 64 * 4 * 512 * 500 * 256)])
 def test_a_convolution_is_the_product_that_it_stands_for(settings, result, left, right, pairs):
-    line = f"  %c.3 = f32[1]{{0}} convolution(%a.1, %b.2), {settings}, metadata={{op_name=\"x\"}}"
-    assert _flops(line, result, left, right) == 2 * pairs
+    assert _flops("convolution", settings, result, left, right) == 2 * pairs
 
 
 def test_a_dot_sums_over_what_it_contracts():
-    line = "  %c.3 = f32[3,5,7]{2,1,0} dot(%a.1, %b.2), lhs_batch_dims={0}, lhs_contracting_dims={2}"
-    assert _flops(line, (3, 5, 7), (3, 5, 11), (3, 11, 7)) == 2 * 3 * 5 * 7 * 11
+    settings = "lhs_batch_dims={0}, lhs_contracting_dims={2}"
+    assert _flops("dot", settings, (3, 5, 7), (3, 5, 11), (3, 11, 7)) == 2 * 3 * 5 * 7 * 11

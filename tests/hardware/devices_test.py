@@ -2,7 +2,7 @@
 
 import pytest
 
-from switch_tf.hardware import rates
+from switch_tf.hardware import devices
 from switch_tf.hardware.chips import CHIPS
 
 
@@ -13,19 +13,19 @@ from switch_tf.hardware.chips import CHIPS
     ("NVIDIA H200", "float64", None), ("NVIDIA H200 MIG 1g.18gb", "bfloat16", None), ("Tesla T4", "bfloat16", None),
     ("NVIDIA GH200 480GB", "bfloat16", None), ("", "bfloat16", None)])
 def test_a_gpu_has_the_dense_rate_of_its_data_sheet_or_none(name, dtype, teraflops, monkeypatch):
-    monkeypatch.setattr(rates, "device_type", lambda: "GPU")
-    monkeypatch.setattr(rates, "gpu_name", lambda: name)
-    assert rates.nominal_flops(dtype) == (teraflops and teraflops * 1e12)
+    monkeypatch.setattr(devices, "device_type", lambda: "GPU")
+    monkeypatch.setattr(devices, "gpu_name", lambda: name)
+    assert devices.nominal_flops(dtype) == (teraflops and teraflops * 1e12)
 
 
 @pytest.mark.parametrize("accelerator, chip", [("v5litepod-8", "v5e"), ("v4-16", "v4"), ("v6e-1", "v6e")])
 def test_a_tpu_has_the_rate_that_predictions_are_made_with(accelerator, chip, monkeypatch):
-    monkeypatch.setattr(rates, "device_type", lambda: "TPU")
+    monkeypatch.setattr(devices, "device_type", lambda: "TPU")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
-    assert rates.nominal_flops("bfloat16") == rates.nominal_flops("float32") == CHIPS[chip].flops
+    assert devices.nominal_flops("bfloat16") == devices.nominal_flops("float32") == CHIPS[chip].flops
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v99-8")
-    assert rates.nominal_flops("bfloat16") is None
+    assert devices.nominal_flops("bfloat16") is None
 
 
 def test_of_a_cpu_nothing_is_known():
-    assert rates.nominal_flops("float32") is None
+    assert devices.nominal_flops("float32") is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from switch_tf.hardware import memory
+from switch_tf.hardware import chips
 
 GIB = 2**30
 
@@ -11,15 +11,12 @@ GIB = 2**30
     (7.5, "v5litepod-8", False), (22.4, "v5litepod-8", True), (22.4, "v5p-16", False), (8000, "v5p-1024", True),
     (8000, "", False)])
 def test_more_than_a_device_has_is_refused(gib, accelerator, is_refused, monkeypatch):
-    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
     arguments = int(gib * GIB), "Weights are whole", "cut them"
     if not is_refused:
-        memory.check(*arguments, accelerator)
+        chips.check_memory(*arguments)
         return
     kind = accelerator.partition("-")[0]
     words = rf"^Weights are whole, {gib:.1f} GiB of them, and a {kind} device has (16|95) GiB; cut them\.$"
     with pytest.raises(ValueError, match=words):
-        memory.check(*arguments, accelerator)
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
-    with pytest.raises(ValueError, match=words):
-        memory.check(*arguments)
+        chips.check_memory(*arguments)
