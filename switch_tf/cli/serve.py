@@ -77,8 +77,10 @@ def _serve(arguments, folder, checkpoint, described, listener, allowed):
     served.warm_up()
     gc.collect()
     gc.freeze()  # or a large request would have all of TensorFlow's objects looked at, again and again
-    address = listening.address_of(listener)
-    listening.serve(served.app, listener, lambda: print(
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    listening.HttpServer(served.app, listening.make_room(), lambda: print(
         f"Step {identity['step']} of {folder} is ready after {time.perf_counter() - start:.1f} s: {address}/ is a "
-        f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.", file=sys.stderr, flush=True))
+        f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.", file=sys.stderr, flush=True)
+    ).run([listener])
     return {"run": str(folder), "step": identity["step"], "address": address}
