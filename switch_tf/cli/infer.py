@@ -5,6 +5,7 @@ import contextlib
 import sys
 
 from etils import epy
+from tqdm import tqdm
 
 from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
@@ -13,7 +14,8 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.inference import answering, input_fields, lines, saved_runs
+    from switch_tf import data
+    from switch_tf.inference import lines, saved_runs
 
 EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
@@ -81,12 +83,37 @@ def _answer(arguments, folder, checkpoint, described):
         batch_size=None if arguments.interactive else arguments.batch_size, is_raw=arguments.raw)
     if arguments.interactive:
         return {"lines": lines.converse(model, sys.stdin.buffer)}
-    form = input_fields.form_of(arguments.input, bool(arguments.field or arguments.score))
-    fields = input_fields.choose_all(arguments.field, arguments.target_field, arguments.score, model.features.fields,
-                                     form)
-    settings = {"run": str(folder.resolve()), **identity, "sampler": str(sampler)}
-    counts = answering.answer(model, arguments.input, form, fields, arguments.output, settings, arguments.score,
-                              f"Step {identity['step']}")
+    from_input = arguments.input == "-"
+    form = None if from_input else data.kind_of(arguments.input)
+    if form in (None, "lines"):  # without an ending, chosen fields are those of JSON objects
+        form = "json" if arguments.field or arguments.score else "lines"
+    fields = lines.choose_fields(arguments.field, arguments.target_field, arguments.score, model.features.fields, form)
+    settings = {"run": str(folder.resolve()), **identity, "sampler": str(sampler),
+                "fields": fields if form != "lines" else None, "score": arguments.score}
+    counts = {"lines": 0, "errors": 0, "cut": 0}
+    with contextlib.ExitStack() as stack:
+        if from_input:
+            examples, total = data.examples_of_lines(sys.stdin.buffer, form, fields), None
+        else:
+            file = data.TextFile(arguments.input, fields, form)
+            examples, total = file.examples(), file.num_lines()
+        remaining, num_known, output = lines.read(examples), 0, None
+        if arguments.output != "-":
+            output = stack.enter_context(contextlib.closing(lines.Output(arguments.output, settings)))
+            remaining, num_known = output.after_what_is_there(remaining), output.num_known
+            if num_known:
+                print(f"Going on after the {num_known} lines that {arguments.output} holds.", file=sys.stderr)
+        progress = stack.enter_context(tqdm(total=total, initial=num_known, desc=f"Step {identity['step']}",
+                                            unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
+        for records in lines.answers(remaining, model, arguments.score):
+            if output:
+                output.write(records)
+            else:
+                print(lines.as_lines(records), end="", flush=True)
+            progress.update(len(records))
+            counts["lines"] += len(records)
+            counts["errors"] += sum("error" in record for record in records)
+            counts["cut"] += sum("cut" in record for record in records)
     print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
           f"{model.inputs_length} tokens.", file=sys.stderr)
     return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
