@@ -14,7 +14,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.inference import exporting, model_exporting, saved_runs
+    from switch_tf.inference import exporting, saved_runs
 
 EXAMPLES = r"""
 switch-tf export --run runs/first --output exported
@@ -75,9 +75,9 @@ def _check_source(arguments):
 def _export_model(arguments, output):
     quiet.import_tensorflow()
     importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
-    model = model_exporting.load(arguments.model)
+    model = exporting.load(arguments.model)
     print(f"Writing {arguments.model} as a SavedModel.", file=arguments.stream, flush=True)
-    model_exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
+    exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
                            sampler_arguments.sampler(arguments), arguments.inputs_length or 512,
                            {"model": pathlib.Path(arguments.model).name})
     return {"model": arguments.model, **_size_of(output, arguments)}
@@ -87,7 +87,7 @@ def _export_run(arguments, folder, checkpoint, described, output):
     text_model, identity = saved_runs.load_text_model(
         described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), is_raw=arguments.raw)
     print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=arguments.stream, flush=True)
-    exporting.export(text_model, output, {
+    exporting.export_texts(text_model, output, {
         "run": folder.resolve().name, "task": described.run.mixture_or_task_name, **identity})
     return {"run": str(folder), "step": identity["step"], **_size_of(output, arguments)}
 
