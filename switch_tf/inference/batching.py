@@ -6,14 +6,6 @@ import threading
 from collections.abc import Callable
 
 
-class Full(Exception):
-    """The queue of waiting requests is full."""
-
-
-class Stopped(Exception):
-    """The batcher accepts no more requests."""
-
-
 class Batcher:
     """Answers requests in a thread. The requests that wait when a batch ends are the next batch.
 
@@ -23,7 +15,7 @@ class Batcher:
     Args:
         answer: Function of a list of requests to the list of their results. All requests get an exception it raises.
         batch_size: int. Largest number of requests in a batch.
-        max_waiting: int. Largest number of waiting requests.
+        max_waiting: int. Largest number of waiting requests, see `has_room`.
     """
 
     def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int):
@@ -31,7 +23,7 @@ class Batcher:
         self.is_working = True
         self._answer, self._batch_size = answer, batch_size
         self._waiting = collections.deque()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "batcher")
 
     @property
@@ -47,26 +39,16 @@ class Batcher:
             return len(self._waiting) + count <= self.max_waiting
 
     def submit(self, requests: list) -> list[concurrent.futures.Future]:
-        """Queues all requests, or none, and returns the futures of their results.
-
-        Raises:
-            Full: there is no room for all of them.
-            Stopped: `stop` was called.
-        """
+        """Queues requests, for which there is room, and returns the futures of their results."""
         futures = [concurrent.futures.Future() for _ in requests]
         with self._lock:
-            if not self.is_working:
-                raise Stopped
-            if not self.has_room(len(requests)):
-                raise Full
             self._waiting.extend(zip(requests, futures, strict=True))
-            self._thread.submit(self._answer_all)
+        self._thread.submit(self._answer_all)
         return futures
 
     def stop(self) -> None:
         """Accepts no more requests, and returns when the waiting ones are answered."""
-        with self._lock:
-            self.is_working = False
+        self.is_working = False
         self._thread.shutdown()
 
     def _answer_all(self):

@@ -8,11 +8,9 @@ page cannot change. Other clients send no `Origin`, so they may post with any co
 import ipaddress
 import re
 import urllib.parse
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal
@@ -67,19 +65,6 @@ class Hosts:
                 name, int((port or ":")[1:] or default))
         except (ValueError, KeyError):  # no port, or another scheme, such as that of "null"
             return False
-
-
-class OnlyOwnHosts:
-    """ASGI middleware that answers requests refused by `Hosts` with status 403."""
-
-    def __init__(self, app: Callable[..., Any], hosts: Hosts):
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        app = self._app
-        if scope["type"] == "http" and (reason := self._hosts.refusal(scope["method"], Headers(scope=scope))):
-            app = JSONResponse({"error": reason}, 403)
-        await app(scope, receive, send)
 
 
 def _canonical(name):

@@ -53,30 +53,30 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
         with `target` and `score`; or with `error`. `cut` and `target_cut` count the tokens beyond the model's length.
     """
     batch_size = model.batch_size or 1
-    waiting, num_waiting = [], 0
+    records, asked = [], []
     for line in lines:
         record = {"input": line.shown}
-        inputs = target = None
-        if line.error is None:
+        records.append(record)
+        try:
+            if line.error is not None:
+                raise Refusal(line.error)
             text, *targets = line.texts
-            try:
-                inputs = model.read(text)
-                record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
-                if has_targets:
-                    target = model.read_target(targets[0])
-                    record["target"] = targets[0]
-                    record.update({"target_cut": target.num_cut} if target.num_cut else {})
-            except Refusal as error:
-                line = line._replace(error=str(error))
-        if line.error is not None:
-            record["error"] = line.error
-        waiting.append((line.number, record, inputs, target))
-        num_waiting += line.error is None
-        if num_waiting == batch_size or len(waiting) == 16 * batch_size:
-            yield _answered(waiting, model)
-            waiting, num_waiting = [], 0
-    if waiting:
-        yield _answered(waiting, model)
+            inputs, target = model.read(text), None
+            record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
+            if has_targets:
+                target = model.read_target(targets[0])
+                record["target"] = targets[0]
+                record.update({"target_cut": target.num_cut} if target.num_cut else {})
+            asked.append((line.number, record, inputs, target))
+        except Refusal as error:
+            record["error"] = str(error)
+        if len(asked) == batch_size or len(records) == 16 * batch_size:
+            _answer(asked, model)
+            yield records
+            records, asked = [], []
+    if records:
+        _answer(asked, model)
+        yield records
 
 
 def choose_fields(field: str | None, target_field: str | None, has_targets: bool, defaults: Sequence[str | int],
@@ -121,21 +121,20 @@ def converse(model: "keras.Model", stream: BinaryIO) -> int:
     return count
 
 
-def _answered(waiting, model):
-    asked = [(number, record, inputs, target) for number, record, inputs, target in waiting if "error" not in record]
+def _answer(asked, model):
+    """Adds the results to the records of a batch."""
     if not asked:
-        return [record for _, record, _, _ in waiting]
+        return
     numbers, records, inputs, targets = zip(*asked, strict=True)
     ids = [text.ids for text in inputs]
     if targets[0] is not None:
         for record, score in zip(records, model.score(ids, [text.ids for text in targets]), strict=True):
             record["score"] = score
-    else:
-        for record, (best, *others) in zip(records, model.answer(ids, list(numbers)), strict=True):
-            record.update(output=best.text, score=best.score)
-            if others:
-                record["others"] = [{"output": other.text, "score": other.score} for other in others]
-    return [record for _, record, _, _ in waiting]
+        return
+    for record, (best, *others) in zip(records, model.answer(ids, list(numbers)), strict=True):
+        record.update(output=best.text, score=best.score)
+        if others:
+            record["others"] = [{"output": other.text, "score": other.score} for other in others]
 
 
 class Output:

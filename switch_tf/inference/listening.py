@@ -78,6 +78,8 @@ class HttpServer(uvicorn.Server):
         others: Arguments of `uvicorn.Config`.
     """
 
+    should_exit: bool
+
     def __init__(self, app: Callable[..., Any], most: int, on_ready: Callable[[], None] = lambda: None, **others: Any):
         super().__init__(uvicorn.Config(app, http=functools.partial(_Connection, most), **{
             "ws": "none", "loop": "asyncio", "access_log": False, "server_header": False, "log_level": "warning",

@@ -13,14 +13,13 @@ import prometheus_client
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from switch_tf import checks
-from switch_tf.inference.batching import Batcher, Full, Stopped
-from switch_tf.inference.hosts import Hosts, OnlyOwnHosts
+from switch_tf.inference.batching import Batcher
+from switch_tf.inference.hosts import Hosts
 from switch_tf.inference.text_model import TextModel
 from switch_tf.refusals import Refusal, first_line
 
@@ -66,19 +65,19 @@ class Server:
     def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int = 32, max_waiting: int = 256,
                  max_request_bytes: int = 2**20, hosts: Hosts | None = None):
         self._text_model = text_model
-        self.name = checks.text("The name of a model", name)
-        self._max_request_bytes = checks.integer("max_request_bytes", max_request_bytes, 1)
+        self.name = name
+        self._max_request_bytes = max_request_bytes
         self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
-        self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * self._max_request_bytes)
+        self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * max_request_bytes)
         self._num_bytes_prepared = self._num_texts_prepared = 0  # that are being parsed and tokenised
         self._turn = asyncio.Lock()  # to tokenise, in the order of arrival
         self._parsing = asyncio.Lock()  # of long requests
         self._num_answered = 0
-        self._answers = Batcher(self._answer, checks.integer("batch_size", batch_size, 1),
-                                checks.integer("max_waiting", max_waiting, 1))
+        self._answers = Batcher(self._answer, batch_size, max_waiting)
         self._looks = Batcher(lambda asked: [text_model.routes(inputs.ids, outputs) for inputs, outputs in asked],
                               1, _MAX_LOOKING)
-        self._metrics = _Metrics(lambda: self._answers.num_waiting)
+        self._metrics = _Metrics(self._answers)
+        self._hosts = hosts or Hosts()
         self._about = {**about, "inputs_length": text_model.inputs_length, "max_length": text_model.max_length,
                        "sampler": str(text_model.sampler), "batch_size": batch_size, "max_waiting": max_waiting,
                        "max_request_bytes": max_request_bytes, "max_characters": self._max_characters}
@@ -87,9 +86,8 @@ class Server:
             ("GET", "/v1/models/{name}", self._describe), ("GET", "/health", self._health),
             ("GET", "/metrics", self._scraped), ("GET", "/", self._page)]
         self.app = Starlette(
-            routes=[Route(path, self._metrics.watched(path, endpoint), methods=[method])
+            routes=[Route(path, self._watched(path, endpoint), methods=[method])
                     for method, path, endpoint in endpoints],
-            middleware=[Middleware(OnlyOwnHosts, hosts or Hosts())],
             exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse_nobody, Exception: _fail},
             lifespan=self._lifespan)
         self.app.router.redirect_slashes = False  # as the request would determine the address
@@ -114,6 +112,30 @@ class Server:
         answers = self._text_model.answer([text.ids for text in inputs], rows)
         self._metrics.tokens.inc(sum(len(results[0].ids) for results in answers))
         return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
+
+    def _watched(self, path, endpoint):
+        """Returns an endpoint that refuses foreign hosts, and whose requests are counted and timed."""
+
+        async def watch(request):
+            start = time.perf_counter()
+            status = 500
+            try:
+                if reason := self._hosts.refusal(request.method, request.headers):
+                    raise HTTPException(403, reason)
+                response = await endpoint(request)
+                status = response.status_code
+                return response
+            except HTTPException as error:
+                status = error.status_code
+                raise
+            except ClientDisconnect:
+                status = "hung_up"
+                raise
+            finally:
+                self._metrics.requests.labels(path, status).inc()
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
+
+        return watch
 
     # Endpoints.
 
@@ -243,12 +265,11 @@ class Server:
 
     async def _wait(self, request, batcher, asked):
         """Returns the results of a batcher. If the client disconnects, requests that have not begun are cancelled."""
-        try:
-            futures = batcher.submit(asked)
-        except Full:
-            raise _full(batcher) from None
-        except Stopped:
-            raise HTTPException(503, "The server is stopping.") from None
+        if not batcher.is_working:
+            raise HTTPException(503, "The server is stopping.")
+        if not batcher.has_room(len(asked)):
+            raise _full(batcher)
+        futures = batcher.submit(asked)
         results = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
         end = asyncio.ensure_future(_hung_up(request))
         try:
@@ -301,40 +322,17 @@ async def _fail(request, error):
 class _Metrics:
     """Metrics for Prometheus."""
 
-    def __init__(self, num_waiting):
+    def __init__(self, answers):
         self.registry = prometheus_client.CollectorRegistry()
-        self._requests = prometheus_client.Counter(
+        self.requests = prometheus_client.Counter(
             "switch_tf_requests", "Requests, by what became of them: a status, or hung_up.", ["path", "status"],
             registry=self.registry)
-        self._seconds = prometheus_client.Histogram(
+        self.seconds = prometheus_client.Histogram(
             "switch_tf_request_seconds", "From a request's first line to its answer.", ["path"], registry=self.registry)
         self.batch_size = prometheus_client.Histogram(
             "switch_tf_batch_size", "Texts that were answered at a time.", registry=self.registry,
             buckets=[2**power for power in range(10)])
         self.tokens = prometheus_client.Counter(
             "switch_tf_output_tokens", "Tokens that were decoded.", registry=self.registry)
-        waiting = prometheus_client.Gauge(
-            "switch_tf_waiting_texts", "Texts that no batch has taken yet.", registry=self.registry)
-        waiting.set_function(num_waiting)
-
-    def watched(self, path, endpoint):
-        """Returns an endpoint that counts and times requests."""
-
-        async def watch(request):
-            start = time.perf_counter()
-            status = 500
-            try:
-                response = await endpoint(request)
-                status = response.status_code
-                return response
-            except HTTPException as error:
-                status = error.status_code
-                raise
-            except ClientDisconnect:
-                status = "hung_up"
-                raise
-            finally:
-                self._requests.labels(path, status).inc()
-                self._seconds.labels(path).observe(time.perf_counter() - start)
-
-        return watch
+        prometheus_client.Gauge("switch_tf_waiting_texts", "Texts that no batch has taken yet.",
+                                registry=self.registry).set_function(lambda: answers.num_waiting)
