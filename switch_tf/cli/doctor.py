@@ -2,11 +2,9 @@
 
 import argparse
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
 
 from switch_tf.installation import checks, machine
-from switch_tf.installation.findings import PROBLEM, WARNING, Finding
+from switch_tf.installation.findings import PROBLEM, WARNING
 
 EXAMPLES = r"""
 switch-tf doctor
@@ -23,10 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     findings = []
-    wanted: list[Callable[[], Iterator[Finding]]] = list(checks.ALL)
-    if arguments.model_dir:
-        wanted.append(functools.partial(machine.check_model_dir, arguments.model_dir))
-    for check in wanted:
+    of_folder = [lambda: machine.check_model_dir(arguments.model_dir)] if arguments.model_dir else []
+    for check in (*checks.ALL, *of_folder):
         for finding in check():
             findings.append(finding)
             print(f"{finding.status:8} {finding.check:20} {finding.found}", file=arguments.stream, flush=True)
