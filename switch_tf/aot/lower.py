@@ -63,11 +63,6 @@ class Lowered(NamedTuple):
     layout: Layout
 
     @property
-    def num_inputs(self) -> int:
-        """Number of arguments that are no variables. They come first."""
-        return len(self.arguments) - len(self.program.captured)
-
-    @property
     def text(self) -> str:
         """StableHLO with annotations for the mesh of `layout`."""
         return lowering.text(self.program.module)

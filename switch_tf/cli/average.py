@@ -21,14 +21,14 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, the number of its checkpoints, and the output."""
     parser.add_argument("--run", required=True, metavar="FOLDER", help="a run folder")
-    parser.add_argument("--last", required=True, type=int, metavar="N", help="number of its newest checkpoints")
+    parser.add_argument("--last", required=True, type=int, at_least=2, metavar="N",
+                        help="number of its newest checkpoints")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the mean; returns the steps that it is of."""
     folder, output = places.at(arguments.run), places.at(arguments.output)
-    checks.integer("--last", arguments.last, 2)
     checkpoints = sources.newest(folder, arguments.last)
     sources.check_same(checkpoints)
     checks.new_folder(output)

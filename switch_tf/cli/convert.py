@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
     parser.add_argument("--to", metavar="|".join(WRITABLE),
                         help="what to write; by default switch_tf, or hugging_face if the input is switch_tf")
-    parser.add_argument("--expert_capacity", type=int, metavar="N",
+    parser.add_argument("--expert_capacity", type=int, at_least=1, metavar="N",
                         help="to Hugging Face: slots of each expert for each sequence")
     parser.add_argument("--dtype", default="float32", metavar="|".join(DTYPES),
                         help="to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and "
@@ -50,7 +50,6 @@ def run(arguments: argparse.Namespace) -> dict:
     check_choice("--dtype", arguments.dtype, DTYPES)
     if arguments.dtype != "float32" and to is not HUGGING_FACE:
         raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
-    checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
     checks.new_folder(output)
     config = None
     if arguments.gin_file or arguments.gin_bindings:

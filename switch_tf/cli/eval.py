@@ -8,7 +8,6 @@ import sys
 
 from etils import epy
 
-from switch_tf import checks
 from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.checkpoints.following import follow
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", default="last", metavar="N|best|last|all",
                         help="a step, the best one by the run's BEST_METRIC, the newest (default) or each of them")
     parser.add_argument("--split", default="validation", metavar="NAME", help="of the tasks (default validation)")
-    parser.add_argument("--examples", type=int, metavar="N",
+    parser.add_argument("--examples", type=int, at_least=1, metavar="N",
                         help="largest number of examples of each task with metrics (default: all)")
     parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
     gin_files.add_device_arguments(parser)
@@ -42,15 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="go on with each new checkpoint of a run that is training, until the run ends")
 
 
+@processes.one_of_several("eval")
 def run(arguments: argparse.Namespace) -> dict:
     """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
-    with processes.one_of_several("eval"):
-        return _evaluate(arguments)
-
-
-def _evaluate(arguments):
     folder = trained_run.folder_of(arguments)
-    checks.optional("--examples", arguments.examples, checks.integer, 1)
     waits_for_first = arguments.follow and arguments.step == "last"
     checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")
     num_devices = processes.devices_of_this_process(arguments.devices)

@@ -8,13 +8,13 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
-from switch_tf.cli import sampler_arguments, trained_run
+from switch_tf.cli import trained_run
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.inference import exporting, model_exporting, saved_runs
+    from switch_tf.inference import exporting
 
 EXAMPLES = r"""
 switch-tf export --run runs/first --output exported
@@ -24,7 +24,7 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
-    trained_run.add_decoding_arguments(parser, is_required=False)
+    trained_run.add_decoding_arguments(parser, answers=False)
     parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
     parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
                         help="with --model: a vocabulary, for text in and text out; without it ids in and out")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the folder; returns what was exported."""
-    sampler_arguments.check(arguments)
+    trained_run.check_decoding(arguments)
     _check_source(arguments)
     if arguments.num_results not in (None, 1):
         raise Refusal("An exported model gives the best result; leave out --num_results.")
@@ -43,12 +43,25 @@ def run(arguments: argparse.Namespace) -> dict:
     checks.new_folder(output)
     if arguments.model is not None:
         with lock.held(output):
-            return _export_model(arguments, output)
-    folder = trained_run.folder_of(arguments)
-    checkpoint = select_one(folder, arguments.step)
-    with lock.held(output):
-        described = trained_run.load_on_one_device(arguments, folder)
-        return _export_run(arguments, folder, checkpoint, described, output)
+            quiet.import_tensorflow()
+            importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
+            model = exporting.load(arguments.model)
+            print(f"Writing {arguments.model} as a SavedModel.", file=arguments.stream, flush=True)
+            exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
+                             trained_run.sampler_of(arguments), arguments.inputs_length or 512,
+                             {"model": pathlib.Path(arguments.model).name})
+        result = {"model": arguments.model}
+    else:
+        folder = trained_run.folder_of(arguments)
+        checkpoint = select_one(folder, arguments.step)
+        with lock.held(output):
+            task, text_model, identity = trained_run.load_text_model(arguments, folder, checkpoint, batch_size=1)
+            print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=arguments.stream, flush=True)
+            exporting.export_texts(text_model, output, {"run": folder.resolve().name, "task": task, **identity})
+        result = {"run": str(folder), "step": identity["step"]}
+    size = places.tree_size(output)
+    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", file=arguments.stream)
+    return {**result, "output": str(output), "bytes": size}
 
 
 def _check_source(arguments):
@@ -70,30 +83,3 @@ def _check_source(arguments):
         raise Refusal(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
     if arguments.inputs_length is not None and arguments.vocabulary is None:
         raise Refusal("--inputs_length goes with --vocabulary; ids are read whole.")
-
-
-def _export_model(arguments, output):
-    quiet.import_tensorflow()
-    importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
-    model = model_exporting.load(arguments.model)
-    print(f"Writing {arguments.model} as a SavedModel.", file=arguments.stream, flush=True)
-    model_exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
-                           sampler_arguments.sampler(arguments), arguments.inputs_length or 512,
-                           {"model": pathlib.Path(arguments.model).name})
-    return {"model": arguments.model, **_size_of(output, arguments)}
-
-
-def _export_run(arguments, folder, checkpoint, described, output):
-    text_model, identity = saved_runs.load_text_model(
-        described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments), is_raw=arguments.raw)
-    print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=arguments.stream, flush=True)
-    exporting.export(text_model, output, {
-        "run": folder.resolve().name, "task": described.run.mixture_or_task_name, **identity})
-    return {"run": str(folder), "step": identity["step"], **_size_of(output, arguments)}
-
-
-def _size_of(output, arguments):
-    """Prints the size of the folder; returns it for the JSON object."""
-    size = places.tree_size(output)
-    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", file=arguments.stream)
-    return {"output": str(output), "bytes": size}

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_device_arguments(parser: argparse.ArgumentParser, num_devices: int | None = None) -> None:
     """Declares `--devices`, with a default, and `--backend`, which main makes a binding."""
-    parser.add_argument("--devices", type=int, default=num_devices, metavar="N",
+    parser.add_argument("--devices", type=int, at_least=1, default=num_devices, metavar="N",
                         help=f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})")
     parser.add_argument("--backend", metavar="NAME",
                         help=f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
@@ -51,9 +51,6 @@ def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_de
         arguments, defaults: As for `look`.
         num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
         check: Function that raises Refusal for an experiment that the command cannot use.
-
-    Raises:
-        Refusal: What `look` refuses, or a macro of the command line that no part of the run reads.
     """
     quiet.expect_tensorflow(num_cpu_devices)  # a gin file of the user's own may import it
     described = look(arguments, defaults)
@@ -63,17 +60,9 @@ def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_de
     return described
 
 
-def read_model(arguments: argparse.Namespace, files: Sequence[str] | None = None) -> tuple[SwitchConfig, Any]:
-    """Returns the model that gin files describe, and their Layout or None.
-
-    Args:
-        arguments: What `add_arguments` declares.
-        files: Names of gin files instead of those of the arguments, or None.
-
-    Raises:
-        Refusal: The files cannot be read, or describe no model or an impossible one.
-    """
-    files = arguments.gin_file if files is None else files
+def read_model(arguments: argparse.Namespace) -> tuple[SwitchConfig, Any]:
+    """Returns the model that gin files describe, and their Layout or None."""
+    files = arguments.gin_file
     found = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check()
     bound = {name for _, name in found.bound}
     if parts.CONFIG not in bound:

@@ -5,15 +5,16 @@ import contextlib
 import sys
 
 from etils import epy
+from tqdm import tqdm
 
-from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
-from switch_tf.cli import sampler_arguments, trained_run
+from switch_tf.cli import trained_run
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.inference import answering, input_fields, lines, saved_runs
+    from switch_tf import data
+    from switch_tf.inference import lines
 
 EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
@@ -36,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the log-likelihood of given targets, in --target_field")
     parser.add_argument("--target_field", metavar="NAME", help="see --score (default: as in training)")
     parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
-    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="lines at a time (default 32)")
-    trained_run.add_device_arguments(parser)
+    parser.add_argument("--batch_size", type=int, at_least=1, default=32, metavar="N",
+                        help="lines at a time (default 32)")
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -46,7 +47,15 @@ def run(arguments: argparse.Namespace) -> dict:
     folder = trained_run.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
     with contextlib.nullcontext() if arguments.output == "-" else lock.held(arguments.output):
-        return _answer(arguments, folder, checkpoint, trained_run.load_to_answer(arguments, folder))
+        _, model, identity = trained_run.load_text_model(
+            arguments, folder, checkpoint, None if arguments.interactive else arguments.batch_size)
+        if arguments.interactive:
+            return {"lines": lines.converse(model, sys.stdin.buffer)}
+        settings = {"run": str(folder.resolve()), **identity, "sampler": str(model.sampler)}
+        counts = _answer(arguments, model, settings)
+    print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
+          f"{model.inputs_length} tokens.", file=sys.stderr)
+    return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
 
 
 def _check(arguments):
@@ -65,28 +74,43 @@ def _check(arguments):
                       f"{arguments.output!r}.")
     if arguments.input not in (None, "-") and places.at(arguments.input).resolve() == output.resolve():
         raise Refusal("--output must be another file than --input.")
-    checks.integer("--batch_size", arguments.batch_size, at_least=1)
-    trained_run.check_device_arguments(arguments)
-    sampler_arguments.check(arguments)
+    trained_run.check_decoding(arguments)
     if arguments.target_field and not arguments.score:
         raise Refusal("--target_field goes with --score; without it targets are not read.")
     if arguments.score and arguments.sampler != "greedy":
         raise Refusal("--score decodes nothing; leave out --sampler.")
 
 
-def _answer(arguments, folder, checkpoint, described):
-    sampler = sampler_arguments.sampler(arguments)
-    model, identity = saved_runs.load_text_model(
-        described, checkpoint, arguments.max_length, sampler,
-        batch_size=None if arguments.interactive else arguments.batch_size, is_raw=arguments.raw)
-    if arguments.interactive:
-        return {"lines": lines.converse(model, sys.stdin.buffer)}
-    form = input_fields.form_of(arguments.input, bool(arguments.field or arguments.score))
-    fields = input_fields.choose_all(arguments.field, arguments.target_field, arguments.score, model.features.fields,
-                                     form)
-    settings = {"run": str(folder.resolve()), **identity, "sampler": str(sampler)}
-    counts = answering.answer(model, arguments.input, form, fields, arguments.output, settings, arguments.score,
-                              f"Step {identity['step']}")
-    print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
-          f"{model.inputs_length} tokens.", file=sys.stderr)
-    return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
+def _answer(arguments, model, settings):
+    """Answers the lines of the input that the output does not hold yet, and shows the progress."""
+    from_input = arguments.input == "-"
+    form = None if from_input else data.kind_of(arguments.input)
+    if form in (None, "lines"):  # without an ending, chosen fields are those of JSON objects
+        form = "json" if arguments.field or arguments.score else "lines"
+    fields = lines.choose_fields(arguments.field, arguments.target_field, arguments.score, model.features.fields, form)
+    settings = {**settings, "fields": fields if form != "lines" else None, "score": arguments.score}
+    counts = {"lines": 0, "errors": 0, "cut": 0}
+    with contextlib.ExitStack() as stack:
+        if from_input:
+            examples, total = data.examples_of_lines(sys.stdin.buffer, form, fields), None
+        else:
+            file = data.TextFile(arguments.input, fields, form)
+            examples, total = file.examples(), file.num_lines()
+        remaining, num_known, output = lines.read(examples), 0, None
+        if arguments.output != "-":
+            output = stack.enter_context(contextlib.closing(lines.Output(arguments.output, settings)))
+            remaining, num_known = output.after_what_is_there(remaining), output.num_known
+            if num_known:
+                print(f"Going on after the {num_known} lines that {arguments.output} holds.", file=sys.stderr)
+        progress = stack.enter_context(tqdm(total=total, initial=num_known, desc=f"Step {settings['step']}",
+                                            unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
+        for records in lines.answers(remaining, model, arguments.score):
+            if output:
+                output.write(records)
+            else:
+                print(lines.as_lines(records), end="", flush=True)
+            progress.update(len(records))
+            counts["lines"] += len(records)
+            counts["errors"] += sum("error" in record for record in records)
+            counts["cut"] += sum("cut" in record for record in records)
+    return counts

@@ -8,7 +8,6 @@ import sys
 
 from tqdm import tqdm
 
-from switch_tf import checks
 from switch_tf.checkpoints import run_config, verification
 from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
@@ -36,8 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true",
                         help="read every file of a run's checkpoints, or of one, and compare it with its recorded sum; "
                              "status 1 if one is damaged")
-    parser.add_argument("--inputs_length", type=int, default=512, help="tokens, for the FLOPs (default 512)")
-    parser.add_argument("--targets_length", type=int, default=114, help="tokens, for the FLOPs (default 114)")
+    parser.add_argument("--inputs_length", type=int, at_least=1, default=512,
+                        help="tokens, for the FLOPs (default 512)")
+    parser.add_argument("--targets_length", type=int, at_least=0, default=114,
+                        help="tokens, for the FLOPs (default 114)")
     gin_files.add_arguments(parser)
 
 
@@ -49,14 +50,18 @@ def run(arguments: argparse.Namespace) -> dict:
         configs = {name: SwitchConfig.from_preset(name) for name in shipped_gin.preset_names()}
         print(costs.table(configs), file=arguments.stream)
         return {"presets": list(configs)}
-    layout = None
-    if arguments.what and places.at(arguments.what).is_dir():
-        result = _inspect_folder(places.at(arguments.what), arguments)
-    else:
+    config = layout = None
+    folder = places.at(arguments.what) if arguments.what else None
+    if folder is None or not folder.is_dir():
         config, layout = _config_and_layout(arguments)
-        result = _inspect_config(config, arguments)
-        if layout is not None and not layout.open_axes:
-            result["bytes_per_device"] = memory.bytes_per_device(config, layout)
+    elif (folder / run_config.FILE).is_file() and not run_config.is_in(folder):
+        config = huggingface_folder.read_config(folder)
+    if config is None:  # a run or a checkpoint
+        result = costs.of_checkpoint(folder)
+    else:
+        result = costs.as_json(config, arguments.inputs_length, arguments.targets_length)
+    if layout is not None and not layout.open_axes:
+        result["bytes_per_device"] = memory.bytes_per_device(config, layout)
     print(costs.describe(result), file=arguments.stream)
     if layout is not None and layout.open_axes:
         example = ",".join([f"{layout.open_axes[0]}=8", *filter(None, [layout.mesh_shape])])
@@ -83,7 +88,7 @@ def _verify(arguments):
 
 def _config_and_layout(arguments):
     """Returns the configuration, and the layout that the gin files bind or None."""
-    name, files = arguments.what, list(arguments.gin_file)
+    name, files = arguments.what, arguments.gin_file
     if not name and not files:
         raise Refusal("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "
                       "a run folder, a checkpoint folder or a folder of Hugging Face.")
@@ -93,18 +98,5 @@ def _config_and_layout(arguments):
         if not files and not arguments.gin_bindings:
             return SwitchConfig.from_preset(name), None
         name = f"gin/models/{name}.gin"
-    files = [name, *files] if name else files
-    return gin_files.read_model(arguments, files)
-
-
-def _inspect_config(config, arguments):
-    checks.integer("--inputs_length", arguments.inputs_length, at_least=1)
-    checks.integer("--targets_length", arguments.targets_length, at_least=0)
-    return costs.as_json(config, arguments.inputs_length, arguments.targets_length)
-
-
-def _inspect_folder(folder, arguments):
-    """Inspects a run, a checkpoint, or a folder with a `config.json` of Hugging Face."""
-    if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
-        return costs.of_checkpoint(folder)
-    return _inspect_config(huggingface_folder.read_config(folder), arguments)
+    arguments.gin_file = [name, *files] if name else files
+    return gin_files.read_model(arguments)

@@ -9,8 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from switch_tf import environment
-from switch_tf.cli import paths
+from switch_tf import checks, environment
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.hardware import host
@@ -39,19 +38,22 @@ COMMANDS = {
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
+# Metavars of arguments that are paths.
+_PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Stands below the traceback of an exception that is no Refusal.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name the flag or macro that an unknown flag is probably meant to be."""
+    """A parser whose errors name the flag or macro that an unknown flag is probably meant to be.
 
-    def check_flags(self, words):
-        """Refuses unknown flags before argparse complains about missing ones."""
-        for word in words:
-            name = word.partition("=")[0]
-            if name.startswith("--") and not any(flag.startswith(name) for flag in self._option_string_actions):
-                self.error(f"unrecognized arguments: {word}")
+    An integer argument may have a smallest value, `at_least`.
+    """
+
+    def add_argument(self, *names, at_least=None, **options):
+        action = super().add_argument(*names, **options)
+        action.at_least = at_least
+        return action
 
     def error(self, message):
         unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)
@@ -83,38 +85,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     environment.compute_with_tensorflow()
     try:
-        return _main(argv)
-    except KeyboardInterrupt:  # early, or once more
+        return _main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # once more
         print("switch-tf: interrupted.", file=sys.stderr)
         return INTERRUPTED
 
 
 def _main(argv):
+    name, result = " ".join(("switch-tf", *argv[:1])), {}
     try:
-        arguments = _parse(sys.argv[1:] if argv is None else argv)
-    except Refusal as refusal:
-        print(refusal, file=sys.stderr)
-        return refusal.exit_status
-    host.skip_tpu_metadata_query()
-    quiet.expect_tensorflow(prepares_devices=False)  # a path of a bucket imports it before the command does
-    command = importlib.import_module(_module(arguments.command))
-    result = {}
-    try:
-        result = command.run(arguments)
+        arguments = _parse(argv)
+        host.skip_tpu_metadata_query()
+        quiet.expect_tensorflow(prepares_devices=False)  # a path of a bucket imports it before the command does
+        result = arguments.module.run(arguments)
         if arguments.json:
             print(json_lines.dumps(result))
         sys.stdout.flush()
     except Refusal as refusal:
-        print(f"switch-tf {arguments.command}: {first_line(refusal)}", file=sys.stderr)
+        print(f"{name}: {first_line(refusal)}", file=sys.stderr)
         return refusal.exit_status
     except KeyboardInterrupt:
-        print(f"switch-tf {arguments.command}: interrupted.", file=sys.stderr)
+        print(f"{name}: interrupted.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except places.BucketError as error:
-        print(f"switch-tf {arguments.command}: {error.filename} cannot be reached ({first_line(error.strerror)}); "
-              "check its name, your rights and the network, then start the same command again.", file=sys.stderr)
+        print(f"{name}: {error.filename} cannot be reached ({first_line(error.strerror)}); check its name, your rights "
+              "and the network, then start the same command again.", file=sys.stderr)
         return REFUSED if error.errno == errno.EACCES else OUTAGE
     except Exception as error:
         error.add_note(_REPORT)
@@ -122,47 +119,51 @@ def _main(argv):
     return result.get("exit_status", 0)
 
 
-def _module(command):
-    return f"switch_tf.cli.{command.replace('-', '_')}"
-
-
 def _parse(argv):
-    parser = _Parser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        parser.error(f"there is no command {argv[0]!r}.{nearest(argv[0], COMMANDS)} The commands are "
-                     f"{', '.join(COMMANDS)}.")
-    chosen = next((word for word in argv if word in COMMANDS), None)
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary,
-                                        formatter_class=argparse.RawDescriptionHelpFormatter)
-        subparser.add_argument("--json", action="store_true",
-                               help="print one JSON object as the last line of standard output, all else on stderr")
-        if name == chosen:
-            command = importlib.import_module(_module(name))
-            command.add_arguments(subparser)
-            notes = textwrap.fill(subparser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
-            subparser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(command.EXAMPLES.strip(), '  ')}".strip()
+    if not argv or argv[0] not in COMMANDS:
+        parser = _Parser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
+        commands = parser.add_subparsers(required=True, metavar="COMMAND")
+        for name, summary in COMMANDS.items():
+            commands.add_parser(name, help=summary)
+        if argv and not argv[0].startswith("-"):
+            parser.error(f"there is no command {argv[0]!r}.{nearest(argv[0], COMMANDS)} The commands are "
+                         f"{', '.join(COMMANDS)}.")
+        parser.parse_args(argv)  # prints the help, or that there is no command
+        parser.error("the command comes first")
+    name, *words = argv
+    parser = _Parser(prog=f"switch-tf {name}", description=COMMANDS[name],
+                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object as the last line of standard output, all else on stderr")
+    module = importlib.import_module(f"switch_tf.cli.{name.replace('-', '_')}")
+    module.add_arguments(parser)
+    notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
+    parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(module.EXAMPLES.strip(), '  ')}".strip()
     # argparse cannot know the names in `--gin.NAME=VALUE`, nor the flags of Apache Beam behind `--`.
-    before, behind = (argv[:argv.index("--")], argv[argv.index("--") + 1:]) if "--" in argv else (argv, [])
-    bindings = [word for word in before if word.startswith("--gin.")]
-    words = [word for word in before if not word.startswith("--gin.")]
-    if words[:1] == [chosen]:
-        commands.choices[chosen].check_flags(words)
-    arguments, unknown = parser.parse_known_args(words)
-    if unknown:
-        commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    words, behind = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
+    bindings = [word for word in words if word.startswith("--gin.")]
+    words = [word for word in words if word not in bindings]
+    for word in words:  # before argparse complains about missing flags
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and not any(known.startswith(flag) for known in parser._option_string_actions):
+            parser.error(f"unrecognized arguments: {word}")
+    arguments = parser.parse_args(words)
     if behind and not hasattr(arguments, "beam_flags"):
-        parser.error(f"{arguments.command} takes nothing behind --, but was given {behind[0]}")
+        parser.error(f"the command {name} takes nothing behind --, but was given {behind[0]}")
     if behind:
         arguments.beam_flags = behind
     if bindings and not hasattr(arguments, "gin_file"):
-        parser.error(f"{arguments.command} takes no gin bindings, but was given {bindings[0]}")
-    try:
-        paths.check(commands.choices[arguments.command], arguments)
-    except Refusal as refusal:
-        raise Refusal(f"switch-tf {arguments.command}: {refusal}") from refusal
-    arguments.words = argv
+        parser.error(f"the command {name} takes no gin bindings, but was given {bindings[0]}")
+    for action in parser._actions:
+        flag, given = (*action.option_strings, action.metavar)[0], getattr(arguments, action.dest, None)
+        if action.at_least is not None:
+            checks.optional(flag, given, checks.integer, action.at_least)
+        is_path = any(word.removesuffix("S") in _PATHS for word in str(action.metavar).split("|"))
+        if is_path and (name, action.dest) != ("vocabulary", "input"):  # which TensorFlow reads, that knows buckets
+            for path in given if isinstance(given, list) else [given]:
+                if path:  # a URL would become a local folder of that name
+                    checks.place(flag, path)
+    arguments.command, arguments.module, arguments.words = name, module, argv
     arguments.stream = sys.stderr if arguments.json else sys.stdout  # of texts for people
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     if getattr(arguments, "backend", None) is not None:

@@ -7,14 +7,13 @@ import time
 
 from etils import epy
 
-from switch_tf import checks
 from switch_tf.checkpoints.selection import select_one
-from switch_tf.cli import sampler_arguments, trained_run
+from switch_tf.cli import trained_run
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.inference import hosts, listening, saved_runs, server
+    from switch_tf.inference import hosts, listening, server
 
 EXAMPLES = r"""
 switch-tf serve --run runs/first
@@ -31,21 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow_host", action="append", default=[], metavar="NAME",
                         help="another name that requests and pages may give this server, such as a proxy's; may be "
                              "repeated (by default localhost and the address it listens at)")
-    parser.add_argument("--batch_size", type=int, default=32, metavar="N",
+    parser.add_argument("--batch_size", type=int, at_least=1, default=32, metavar="N",
                         help="texts that are answered at a time, at most (default 32)")
-    parser.add_argument("--max_waiting", type=int, default=256, metavar="N",
+    parser.add_argument("--max_waiting", type=int, at_least=1, default=256, metavar="N",
                         help="texts that may wait; further requests are refused with 503 (default 256)")
-    parser.add_argument("--max_request_bytes", type=int, default=2**20, metavar="N",
+    parser.add_argument("--max_request_bytes", type=int, at_least=1, default=2**20, metavar="N",
                         help="largest request; longer ones are refused with 413 (default 1048576)")
-    trained_run.add_device_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Serves until a signal comes; returns the address."""
-    for name in ("batch_size", "max_waiting", "max_request_bytes"):
-        checks.integer(f"--{name}", getattr(arguments, name), at_least=1)
-    trained_run.check_device_arguments(arguments)
-    sampler_arguments.check(arguments)
+    trained_run.check_decoding(arguments)
     try:
         import starlette  # noqa: F401  the extra `serve`, which no other command needs
         import uvicorn  # noqa: F401
@@ -58,27 +53,23 @@ def run(arguments: argparse.Namespace) -> dict:
     quiet.import_tensorflow()
     allowed = hosts.Hosts(arguments.host, arguments.allow_host)
     with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
-        described = trained_run.load_to_answer(arguments, folder)
-        return _serve(arguments, folder, checkpoint, described, listener, allowed)
-
-
-def _serve(arguments, folder, checkpoint, described, listener, allowed):
-    start = time.perf_counter()
-    print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
-    text_model, identity = saved_runs.load_text_model(
-        described, checkpoint, arguments.max_length, sampler_arguments.sampler(arguments),
-        batch_size=arguments.batch_size if described.partitioner.has_fixed_shapes else None, is_raw=arguments.raw)
-    config = text_model.model.config
-    served = server.Server(text_model, folder.resolve().name, {
-        **identity, "task": described.run.mixture_or_task_name, "parameters": config.num_parameters,
-        "experts": config.num_experts if config.sparse_layer_names else 0},
-        arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, allowed)
-    print("Compiling.", file=sys.stderr, flush=True)
-    served.warm_up()
-    gc.collect()
-    gc.freeze()  # or a large request would have all of TensorFlow's objects looked at, again and again
-    address = listening.address_of(listener)
-    listening.serve(served.app, listener, lambda: print(
-        f"Step {identity['step']} of {folder} is ready after {time.perf_counter() - start:.1f} s: {address}/ is a "
-        f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.", file=sys.stderr, flush=True))
-    return {"run": str(folder), "step": identity["step"], "address": address}
+        start = time.perf_counter()
+        print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
+        task, text_model, identity = trained_run.load_text_model(arguments, folder, checkpoint, arguments.batch_size,
+                                                                 any_batch=True)
+        config = text_model.model.config
+        served = server.Server(text_model, folder.resolve().name, {
+            **identity, "task": task, "parameters": config.num_parameters,
+            "experts": config.num_experts if config.sparse_layer_names else 0},
+            arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, allowed)
+        print("Compiling.", file=sys.stderr, flush=True)
+        served.warm_up()
+        gc.collect()
+        gc.freeze()  # or a large request would have all of TensorFlow's objects looked at, again and again
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        listening.HttpServer(served.app, listening.make_room(), lambda: print(
+            f"Step {identity['step']} of {folder} is ready after {time.perf_counter() - start:.1f} s: {address}/ is a "
+            f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.", file=sys.stderr, flush=True)
+        ).run([listener])
+        return {"run": str(folder), "step": identity["step"], "address": address}

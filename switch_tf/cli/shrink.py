@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> dict:
     compatibility.with_fewer_experts(stated_config.recorded(checkpoint), arguments.num_experts)
     checks.new_folder(output)
     with lock.held(output):
-        described = trained_run.load_task_on_one_device(arguments, folder)
+        described = trained_run.load(arguments, folder, on_one_device=True)
         result, text = shrinking.shrink_checkpoint(checkpoint, output, described, arguments.num_experts,
                                                    arguments.merge)
     print(text, file=arguments.stream)

@@ -1,11 +1,14 @@
 """`switch-tf tasks`: lists tasks and mixtures, or shows examples of one. Nothing is downloaded."""
 
 import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from etils import epy
 
-from switch_tf.cli import gin_files, task_files
-from switch_tf.configs import names
+from switch_tf.cli import gin_files
+from switch_tf.configs import gin_syntax, names, shipped_gin
+from switch_tf.configs.choices import nearest
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import outputs
@@ -49,10 +52,10 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def _list(arguments):
     """Returns `tasks`; `to_be_given`: shipped file -> macros that a user has to set; `left_out`: file -> the reason."""
-    own, shipped = task_files.read(arguments.gin_file, arguments.gin_search_paths), task_files.shipped()
+    own, shipped = read_files(arguments.gin_file, arguments.gin_search_paths), shipped_files()
     left_out = {}
     if own:
-        task_files.apply(arguments.gin_file, arguments)
+        apply_files(arguments)
     else:
         quiet.import_tensorflow()
         with outputs.held_back():
@@ -61,15 +64,15 @@ def _list(arguments):
                     names.register_task(file.task)
                 except Refusal as error:  # t5 is not installed
                     left_out[file.file] = str(error)
-    tasks = [data.describe(name) | {"gin_file": task_files.file_of(name, own) or task_files.file_of(name, shipped)}
+    tasks = [data.describe(name) | {"gin_file": file_of(name, own) or file_of(name, shipped)}
              for name in data.names()]
     return {"tasks": tasks, "to_be_given": {file.file: file.required for file in shipped if file.required},
             "left_out": left_out}
 
 
 def _show(arguments):
-    name, files = arguments.name, task_files.files_of(arguments.name, arguments.gin_file)
-    lengths = task_files.apply(files, arguments).macro("TASK_FEATURE_LENGTHS")
+    name, (files, said) = arguments.name, apply_files(arguments)
+    lengths = said.macro("TASK_FEATURE_LENGTHS")
     if lengths is None:
         raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
                       "task's own file, such as gin/tasks/docs_corpus.gin.")
@@ -78,3 +81,58 @@ def _show(arguments):
     size = data.vocabulary_size(name, arguments.vocabulary)
     examples = data.examples(description, NUM_EXAMPLES)
     return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
+
+
+class TaskFile(NamedTuple):
+    """A gin file, the name of its task or None if a function makes it, and the macros that a user has to set."""
+
+    file: str
+    task: str | None
+    required: list[str]
+
+
+def read_files(files: Sequence[str], search_paths: str = "") -> list[TaskFile]:
+    """Returns the TaskFile of each gin file."""
+    found = []
+    for file in files:
+        said = gin_syntax.read([file], search_paths=search_paths)
+        said.import_modules()
+        task = said.macros.get("MIXTURE_OR_TASK_NAME")
+        found.append(TaskFile(file, task if isinstance(task, str) else None, said.required()))
+    return found
+
+
+def shipped_files() -> list[TaskFile]:
+    """Returns the shipped task files, by the names that users know them under."""
+    folder = shipped_gin.folder()
+    return read_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
+
+
+def file_of(name: str, files: list[TaskFile]) -> str | None:
+    """Returns the file that names a task, else the first whose task is registered together with it."""
+    together = names.registers(name)
+    having = ([file for file in files if file.task == name]
+              or [file for file in files if together and file.task and names.registers(file.task) is together])
+    return having[0].file if having else None
+
+
+def apply_files(arguments: argparse.Namespace) -> tuple[list[str], gin_syntax.Gin]:
+    """Returns the gin files that a user gave, or the shipped file of the task `name`, and what they say.
+
+    Imports TensorFlow, and makes the task that they name.
+    """
+    files, name = arguments.gin_file, arguments.name
+    if not files:
+        file = file_of(name, shipped_files())
+        if file is None:
+            raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, names.task_names())} "
+                          "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
+        files = [file]
+    quiet.expect_tensorflow()
+    said = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check_names().check_values()
+    quiet.import_tensorflow()
+    said.bind_others()
+    task = said.macro("MIXTURE_OR_TASK_NAME")
+    if isinstance(task, str):
+        names.register_task(task)
+    return files, said

@@ -37,20 +37,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
+@outputs.outlived()
 def run(arguments: argparse.Namespace) -> dict:
     """Trains to the last step or until interrupted; returns the summary of the run."""
-    with outputs.outlived():
-        return _run(arguments)
-
-
-def _run(arguments):
     if arguments.processes != 1:
         gin_files.look(arguments)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
     with at_start(), processes.one_of_several("train"):
         described = gin_files.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
-        training, summary, shown = _train(described, arguments)
+        described = experiments.on_this_machine(described)
+        with processes.CommonEnd(described.partitioner, "train") as common_end:
+            with initial_weights.opened(described.run, described.config) as weights:
+                trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
+                training = trainer.start(configuration)
+            common_end.message = training.lost_process
+            with training, Stopping(training.progress.say) as stopping:
+                stopping.watch([training])
+                training.advance(training.run.train_steps, lambda: stopping.reason)
+                summary = training.finish()
+                shown = ""
+                if training.run.shown_examples and not summary["interrupted"]:
+                    predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
+                    shown = examples_shown.describe(predictions)
     exit_status = INTERRUPTED if summary["interrupted"] else FINISHED
     if training.state.batches.is_stuck:  # TensorFlow would wait for the input
         atexit.register(outputs.end, exit_status)
@@ -59,22 +68,3 @@ def _run(arguments):
     text = "\n\n".join(filter(None, [shown, report.describe_summary(summary)]))
     print(text, file=sys.stderr if arguments.json else sys.stdout)
     return {**summary, "exit_status": exit_status}
-
-
-def _train(described, arguments):
-    """Returns the finished Training, its summary, and predictions as text."""
-    described = experiments.on_this_machine(described)
-    with processes.CommonEnd(described.partitioner, "train") as common_end:
-        with initial_weights.opened(described.run, described.config) as weights:
-            trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
-            training = trainer.start(configuration)
-        common_end.message = training.lost_process
-        with training, Stopping(training.progress.say) as stopping:
-            stopping.watch([training])
-            training.advance(training.run.train_steps, lambda: stopping.reason)
-            summary = training.finish()
-            shown = ""
-            if training.run.shown_examples and not summary["interrupted"]:
-                predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
-                shown = examples_shown.describe(predictions)
-    return training, summary, shown

@@ -1,15 +1,14 @@
-"""Arguments of commands on a trained run: its folder, its checkpoint and its configuration."""
+"""Arguments of commands on a trained run: its folder, its checkpoint, its configuration, and the sampler."""
 
 import argparse
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 from etils import epy
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
-from switch_tf.cli import gin_files, sampler_arguments
+from switch_tf.cli import gin_files
 from switch_tf.configs import gin_syntax, gin_trust, parts
 from switch_tf.configs.choices import check_choice, nearest
 from switch_tf.configs.experiment import Experiment
@@ -20,13 +19,23 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf import experiments
+    from switch_tf import decoding, experiments
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
 
 # Back ends of commands that answer texts.
 _ANSWERING = ("auto", "pjrt")
-_ONE_DEVICE = ["Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
+# Sampler -> (name, type, help) of its settings.
+_SAMPLERS = {
+    "greedy": (),
+    "sample": (("temperature", float, "divides the logits; below 1 favours likely tokens (default 1)"),
+               ("top_k", int, "number of most probable tokens to draw from"),
+               ("top_p", float, "draw from the fewest tokens whose probabilities add up to this"),
+               ("seed", int, "seed of the random numbers (default 0)")),
+    "beam": (("num_beams", int, "sequences that are followed at a time (default 4)"),
+             ("length_penalty", float, "T5's alpha, 0 for none (default 0.6)"),
+             ("num_results", int, "sequences to write (default 1)")),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
@@ -39,31 +48,51 @@ def add_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> 
                              "file is a program")
 
 
-def add_decoding_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
-    """Declares the run with the gin arguments, its checkpoint, how texts are read, and the sampler."""
-    add_arguments(parser, is_required)
+def add_decoding_arguments(parser: argparse.ArgumentParser, answers: bool = True) -> None:
+    """Declares the run with the gin arguments, its checkpoint, how texts are read, the sampler and the length.
+
+    Args:
+        parser: Parser of the command.
+        answers: Whether the command answers texts of a run, and has `--backend` and `--devices`.
+    """
+    add_arguments(parser, is_required=answers)
     parser.add_argument("--step", default="last", metavar="N|best|last",
                         help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
     parser.add_argument("--raw", action="store_true",
                         help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
-    sampler_arguments.add_arguments(parser)
+    parser.add_argument("--max_length", type=int, at_least=1, metavar="N",
+                        help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
+    parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
+                        help="the most probable token (default), a drawn one, or beam search")
+    for sampler, options in _SAMPLERS.items():
+        for name, kind, meaning in options:
+            parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
+    if answers:
+        parser.add_argument("--backend", metavar="NAME",
+                            help="auto (default): one device of TensorFlow, whatever layout the run trained under; "
+                                 "pjrt: the run's layout on PJRT (on TPUs and GPUs the default for runs that recorded "
+                                 "it)")
+        parser.add_argument("--devices", type=int, at_least=1, metavar="N",
+                            help="with --backend pjrt: virtual devices to make of this machine's CPU")
 
 
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares `--backend` and `--devices` of commands that answer texts."""
-    parser.add_argument("--backend", metavar="NAME",
-                        help="auto (default): one device of TensorFlow, whatever layout the run trained under; pjrt: "
-                             "the run's layout on PJRT (on TPUs and GPUs the default for runs that recorded it)")
-    parser.add_argument("--devices", type=int, metavar="N",
-                        help="with --backend pjrt: virtual devices to make of this machine's CPU")
-
-
-def check_device_arguments(arguments: argparse.Namespace) -> None:
-    """Refuses another back end than those that answer texts, and devices without a layout."""
-    if arguments.backend is not None:
+def check_decoding(arguments: argparse.Namespace) -> None:
+    """Refuses back ends that answer no texts, devices without a layout, and settings of samplers not chosen."""
+    if getattr(arguments, "backend", None) is not None:
         check_choice("--backend", arguments.backend, _ANSWERING)
-    if arguments.devices is not None and arguments.backend != "pjrt":
+    if getattr(arguments, "devices", None) is not None and arguments.backend != "pjrt":
         raise Refusal("--devices goes with --backend=pjrt; otherwise one device answers.")
+    for sampler, options in _SAMPLERS.items():
+        for name, *_ in options:
+            if getattr(arguments, name) is not None and sampler != arguments.sampler:
+                raise Refusal(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
+
+
+def sampler_of(arguments: argparse.Namespace) -> "decoding.Sampler":
+    """Returns the sampler of a command line."""
+    options = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
+    return decoding.SAMPLERS[arguments.sampler](**{
+        name: value for name, value in options.items() if value is not None})
 
 
 def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
@@ -71,7 +100,10 @@ def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     folder = places.at(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
         if (folder / folders.DESCRIPTION).is_file():
-            raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}, and {folder} {_way_on(folder)}.")
+            run = folders.run_folder_of(folder)
+            way_on = (f"holds weights alone; train from them, with --gin.INITIAL_CHECKPOINT=\"'{folder}'\""
+                      if run == folder else f"is a checkpoint of one; give --run={run}, and --step to choose one")
+            raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}, and {folder} {way_on}.")
         runs = ([str(file.parent) for file in folder.parent.glob(f"*/{CONFIGURATION}")] if places.is_local(folder)
                 else [])
         raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not."
@@ -79,65 +111,83 @@ def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     return folder
 
 
-def _way_on(checkpoint):
-    """Returns the end of a sentence about a checkpoint: what it is, and how to use it."""
-    run = folders.run_folder_of(checkpoint)
-    if run == checkpoint:
-        return f"holds weights alone; train from them, with --gin.INITIAL_CHECKPOINT=\"'{checkpoint}'\""
-    return f"is a checkpoint of one; give --run={run}, and --step to choose one"
-
-
 def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
-         defaults: Sequence[str] = (), on_host: bool = False) -> Experiment:
+         on_one_device: bool = False) -> Experiment:
     """Returns the run of its gin file and the command line, on this machine's devices; see `gin_files.load`.
 
-    Raises:
-        Refusal: See `gin_trust.check` and `gin_files.load`.
+    Args:
+        arguments: What `add_arguments` declares. Without `trust` the gin file may name only what the package ships.
+        folder: From `folder_of`.
+        num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
+        on_one_device: Whether one device computes, whatever layout the run trained under; on a TPU VM the host's CPU.
     """
-    _check_gin_file(arguments, folder)
-    arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
+    file = folder / CONFIGURATION
+    if not file.is_file():
+        raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
+    found = gin_syntax.read([str(file)], search_paths=arguments.gin_search_paths)
+    if not arguments.trust:
+        gin_trust.check(found, str(file))
+    defaults = []
+    if on_one_device:
+        mesh = "MESH_SHAPE" if "MESH_SHAPE" in found.macros else "Layout.mesh_shape"  # in a layout of the user's own
+        defaults = [f"{mesh}='data=1'", "Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
+    arguments.gin_file = [str(file), *arguments.gin_file]
     described = gin_files.load(arguments, defaults, num_cpu_devices)
-    if on_host:
+    if on_one_device:
         _use_host(arguments)
     described = experiments.on_this_machine(described, is_checked=False)
+    if on_one_device and described.layout.num_devices > 1:
+        alternative = ", or add --backend=pjrt" if hasattr(arguments, "backend") else ""
+        raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
+                      f"{described.layout.num_devices}; leave out the mesh{alternative}.")
     return saved_runs.with_stored_vocabulary(described, folder) if run_config.is_in(folder) else described
 
 
 def _use_host(arguments):
     """Makes this process run on the host's CPU of a TPU VM."""
-    alternative = ", which --backend=pjrt does" if hasattr(arguments, "backend") else ""
-    devices.use_host(arguments.command, alternative)
+    devices.use_host(arguments.command, ", which --backend=pjrt does" if hasattr(arguments, "backend") else "")
 
 
-def _check_gin_file(arguments, folder):
-    """Returns what the gin file of the run says.
+def load_text_model(arguments: argparse.Namespace, folder: pathlib.Path, checkpoint: pathlib.Path,
+                    batch_size: int | None = None, any_batch: bool = False) -> tuple[str, Any, dict]:
+    """Returns the name of a run's task, the model that answers texts, and `saved_runs.load_text_model`'s identity.
 
-    Raises:
-        Refusal: It is missing or, without --trust, names what the package does not ship.
+    Args:
+        arguments: What `add_decoding_arguments` declares.
+        folder: From `folder_of`.
+        checkpoint: One of its checkpoints.
+        batch_size: See `TextModel`.
+        any_batch: Whether batches may have any size where programs have no fixed shapes.
     """
-    if not (folder / CONFIGURATION).is_file():
-        raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
-    found = gin_syntax.read([str(folder / CONFIGURATION)], search_paths=arguments.gin_search_paths)
-    if not arguments.trust:
-        gin_trust.check(found, str(folder / CONFIGURATION))
-    return found
+    described = load_to_answer(arguments, folder)
+    if any_batch and not described.partitioner.has_fixed_shapes:
+        batch_size = None
+    return described.run.mixture_or_task_name, *saved_runs.load_text_model(
+        described, checkpoint, arguments.max_length, sampler_of(arguments), batch_size, arguments.raw)
 
 
 def load_to_answer(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
-    """Returns the run for a command that answers texts: on one device, or under its layout on the pjrt back end.
+    """Returns the run for a command that works on texts: on one device, or under its layout on the pjrt back end.
 
-    Raises:
-        Refusal: The layout does not fit this machine's devices, or several machines would answer.
+    On a TPU VM the one device is the host's CPU. With a `config.json`, the gin file is not read unless the command line
+    changes it: neither the task nor its data are needed, and nothing in the folder is executed.
     """
-    if not _is_for_pjrt(arguments, folder):
-        arguments.gin_bindings = [binding for binding in arguments.gin_bindings if binding != "Layout.backend='auto'"]
-        return load_on_one_device(arguments, folder)
-    if (count := len(cluster.members().addresses)) > 1:
-        raise Refusal(f"`switch-tf {arguments.command}` answers in one process, and TF_CONFIG or TPU_WORKER_HOSTNAMES "
-                      f"names {count}; unset it, or answer with --backend=auto on the CPU of one machine.")
-    described = load(arguments, folder, arguments.devices)
-    described.layout.check_sizes(described.config.axis_sizes)
-    return described
+    if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
+        if (count := len(cluster.members().addresses)) > 1:
+            raise Refusal(f"`switch-tf {arguments.command}` answers in one process, and TF_CONFIG or "
+                          f"TPU_WORKER_HOSTNAMES names {count}; unset it, or answer with --backend=auto on the CPU of "
+                          "one machine.")
+        described = load(arguments, folder, arguments.devices)
+        described.layout.check_sizes(described.config.axis_sizes)
+        return described
+    arguments.gin_bindings = [binding for binding in arguments.gin_bindings if binding != "Layout.backend='auto'"]
+    if run_config.is_in(folder) and not (arguments.gin_file or arguments.gin_bindings or arguments.trust):
+        saved = run_config.read(folder)
+        quiet.import_tensorflow()
+        _use_host(arguments)
+        if saved_run := saved_runs.from_config(saved, folder):
+            return saved_run
+    return load(arguments, folder, on_one_device=True)
 
 
 def _is_for_pjrt(arguments, folder):
@@ -150,30 +200,3 @@ def _is_for_pjrt(arguments, folder):
         except Refusal:  # damaged, and answers from config.json do not need it
             return False
     return arguments.backend == "pjrt"
-
-
-def load_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
-    """Returns the run on one device, whatever its layout; a `SavedRun` without gin if its `config.json` allows that.
-
-    On a TPU VM the device is the host's CPU. With a `config.json`, neither the task nor its data are needed, and
-    nothing in the folder is executed.
-    """
-    if run_config.is_in(folder) and not (arguments.gin_file or arguments.gin_bindings or arguments.trust):
-        saved = run_config.read(folder)
-        quiet.import_tensorflow()
-        _use_host(arguments)
-        if saved_run := saved_runs.from_config(saved, folder):
-            return saved_run
-    return load_task_on_one_device(arguments, folder)
-
-
-def load_task_on_one_device(arguments: argparse.Namespace, folder: pathlib.Path) -> Experiment:
-    """Returns the run of its gin file on one device, whatever its layout, with the task and its data."""
-    has_macro = "MESH_SHAPE" in _check_gin_file(arguments, folder).macros
-    mesh = "MESH_SHAPE" if has_macro else "Layout.mesh_shape"  # in a layout of the user's own
-    described = load(arguments, folder, defaults=[f"{mesh}='data=1'", *_ONE_DEVICE], on_host=True)
-    if described.layout.num_devices > 1:
-        alternative = ", or add --backend=pjrt" if hasattr(arguments, "backend") else ""
-        raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
-                      f"{described.layout.num_devices}; leave out the mesh{alternative}.")
-    return described

@@ -5,7 +5,6 @@ import tempfile
 
 from etils import epy
 
-from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.partitioning import collectives
 
@@ -24,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, the devices and `--steps`."""
     gin_files.add_arguments(parser)
     gin_files.add_device_arguments(parser, num_devices=8)
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps to compare (default 3)")
+    parser.add_argument("--steps", type=int, at_least=1, default=3, metavar="N",
+                        help="training steps to compare (default 3)")
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -32,8 +32,6 @@ def run(arguments: argparse.Namespace) -> dict:
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.
     """
-    checks.integer("--steps", arguments.steps, at_least=1)
-    checks.integer("--devices", arguments.devices, at_least=1)
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
         described = gin_files.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)

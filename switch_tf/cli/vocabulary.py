@@ -4,7 +4,7 @@ import argparse
 
 from etils import epy
 
-from switch_tf import checks, sentencepiece_training
+from switch_tf import sentencepiece_training
 from switch_tf.installation import quiet
 from switch_tf.storage import lock
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the files to read, the size and the output."""
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE",
                         help="files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz")
-    parser.add_argument("--size", type=int, required=True, metavar="N",
+    parser.add_argument("--size", type=int, at_least=1, required=True, metavar="N",
                         help="pieces, without the 100 sentinels that every task adds")
     parser.add_argument("--output", required=True, metavar="FILE", help="the SentencePiece model to be written")
     parser.add_argument("--field", nargs="+", default=["text"], metavar="NAME",
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
-    checks.integer("--size", arguments.size, at_least=1)
     sentencepiece_training.check_output(arguments.output)
     with lock.held(arguments.output):
         quiet.import_tensorflow()

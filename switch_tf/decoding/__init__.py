@@ -7,9 +7,16 @@ from typing import TypeAlias
 
 from switch_tf.configs.choices import check_choice
 from switch_tf.decoding.beam import Beam
-from switch_tf.decoding.likelihood import log_likelihoods
-from switch_tf.decoding.loop import END_ID, Decoded, bucketed_length, check_decodes, max_fused_sequences
-from switch_tf.decoding.samplers import Greedy, Sample
+from switch_tf.decoding.loop import (
+    END_ID,
+    Decoded,
+    Greedy,
+    Sample,
+    bucketed_length,
+    check_decodes,
+    log_likelihoods,
+    max_fused_sequences,
+)
 
 Sampler: TypeAlias = Greedy | Sample | Beam
 SAMPLERS: dict[str, type[Sampler]] = {"greedy": Greedy, "sample": Sample, "beam": Beam}
@@ -19,11 +26,7 @@ __all__ = ["Beam", "Decoded", "END_ID", "Greedy", "SAMPLERS", "Sample", "Sampler
 
 
 def get_sampler(sampler: str | Sampler) -> Sampler:
-    """Returns a sampler unchanged, or the sampler named "greedy", "sample" or "beam" with default arguments.
-
-    Raises:
-        Refusal: neither a sampler nor a known name.
-    """
+    """Returns a sampler unchanged, or the sampler named "greedy", "sample" or "beam" with default arguments."""
     if isinstance(sampler, Sampler):
         return sampler
     check_choice("sampler", sampler, tuple(SAMPLERS))

@@ -9,5 +9,5 @@ __all__ = ["TextModel", "export", "generate"]
 
 def __getattr__(name: str):
     if name == "export":  # imports TensorFlow
-        return importlib.import_module(f"{__name__}.model_exporting").export
+        return importlib.import_module(f"{__name__}.exporting").export
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")

@@ -1,15 +1,18 @@
-"""Exports a model and its vocabularies as a SavedModel from texts to texts, for TensorFlow alone."""
+"""Exports a model as a SavedModel with decoding, from texts to texts or from ids to ids, for TensorFlow alone."""
 
 import dataclasses
 import json
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
-from switch_tf import __version__, checks, data
-from switch_tf.inference.text_model import TextModel
+from switch_tf import __version__, checks, data, decoding
+from switch_tf.inference.text_model import TextModel, fitting_vocabulary
+from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
 from switch_tf.storage.whole_folder import whole_folder
 
 if TYPE_CHECKING:
@@ -18,7 +21,54 @@ if TYPE_CHECKING:
 CARD = "MODEL_CARD.md"
 
 
-def export(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> None:
+def load(file: str | pathlib.Path) -> keras.Model:
+    """Loads a SwitchTransformer that Keras saved."""
+    try:
+        with places.fetched(file) as local:
+            model = keras.models.load_model(local, compile=False)
+    except (ValueError, OSError) as error:  # as Keras raises them for files that are not its own
+        raise Refusal(f"{file} cannot be loaded: {first_line(error)}") from error
+    if not isinstance(model, SwitchTransformer):
+        raise Refusal(f"{file} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
+                      "model.export(folder) exports it.")
+    return model
+
+
+def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = None, max_length: int = 64,
+           sampler: "str | Sampler" = "greedy", inputs_length: int = 512, about: dict[str, Any] | None = None) -> None:
+    """Writes a SavedModel with decoding and a `MODEL_CARD.md`. `model.export` writes the forward pass alone.
+
+    With a vocabulary it has the signatures of `switch-tf export`: `serving_default` from texts to texts, and `ids`.
+    Without one both names have the signature of ids: `inputs`, <int32>[batch, length], padding 0, to `outputs`,
+    <int32>[batch, max_length], and `scores`, <float32>[batch]. Batch and length may be any size. The folder appears
+    complete or not at all.
+
+    Args:
+        model: SwitchTransformer with a decoder.
+        folder: Path of a folder that does not exist yet, or is empty.
+        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, a seqio vocabulary, or None.
+        max_length: int. Largest number of tokens to decode, the end of sequence included.
+        sampler: See `SwitchTransformer.generate`. Of a beam, only the best result is returned.
+        inputs_length: int. Largest number of tokens of a text; the rest is cut. Ids are never cut.
+        about: dict, JSON-able. Origin of the model, for the card.
+    """
+    folder = checks.path("folder", folder).resolve()
+    checks.new_folder(folder)
+    decoding.check_decodes(model.config)
+    if not model.built:
+        model.build()
+    if vocabulary is not None:
+        vocabulary = fitting_vocabulary(vocabulary, model)
+        export_texts(TextModel(model, data.Reading(vocabulary, vocabulary), inputs_length, max_length, sampler,
+                               batch_size=1), folder, about or {})
+        return
+    max_length, sampler = checks.integer("max_length", max_length, 1), decoding.get_sampler(sampler)
+    module = _Decoder(model, max_length, sampler)
+    _write(module, {"serving_default": module.decode, "ids": module.decode}, _CARD_OF_IDS.format(
+        **_facts(folder, model, sampler), max_length=max_length, version=__version__), folder)
+
+
+def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> None:
     """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`.
 
     Its signatures take any number of rows and return the best result of each. An empty text has an empty output and
@@ -31,28 +81,29 @@ def export(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> No
         text_model: TextModel. Its batch size is not used.
         folder: Path of a folder that does not exist yet, or is empty.
         about: dict, JSON-able. Origin of the model, for the card.
-
-    Raises:
-        Refusal: the folder is not empty or cannot be written, or the vocabulary cannot be written into a program.
     """
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
-    module = _Served(text_model)
-    save(module, {"serving_default": module.answer, "ids": module.decode}, _card(text_model, folder, about), folder)
+    module, config, reading = _Answerer(text_model), text_model.model.config, text_model.features
+    card = _CARD_OF_TEXTS.format(
+        **_facts(folder, text_model.model, text_model.sampler), about=json.dumps(about, indent=1),
+        reading=_READINGS[reading.sentinels] + (f" {reading.prefix!r} is put before a text." if reading.prefix else ""),
+        inputs_length=text_model.inputs_length, max_length=text_model.max_length,
+        config=json.dumps(dataclasses.asdict(config), indent=1),
+        versions=f"switch_tf {__version__}, TensorFlow {tf.__version__}")
+    _write(module, {"serving_default": module.answer, "ids": module.decode}, card, folder)
 
 
-def save(module: tf.Module, signatures: dict, card: str, folder: pathlib.Path) -> None:
-    """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all.
+def _facts(folder, model, sampler):
+    """Returns what both cards say of a model and its sampler, such as "beam search (num_beams 4, num_results 1)"."""
+    kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
+    settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())
+    return {"name": folder.name, "parameters": f"{model.config.num_parameters:,}", "dtype": model.dtype_policy.name,
+            "vocab_size": model.config.vocab_size, "sampler": f"{kind} ({settings})" if settings else kind}
 
-    Args:
-        module: tf.Module with the programs and their weights.
-        signatures: dict, name -> `tf.function` of the module.
-        card: str. Text of `MODEL_CARD.md`.
-        folder: Path of a folder that does not exist yet, or is empty.
 
-    Raises:
-        Refusal: the disk is full or not writable.
-    """
+def _write(module, signatures, card, folder):
+    """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all."""
     try:
         with whole_folder(folder, "saved_model.pb") as unfinished:
             tf.saved_model.save(module, str(unfinished), signatures=signatures)
@@ -61,56 +112,39 @@ def save(module: tf.Module, signatures: dict, card: str, folder: pathlib.Path) -
         raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
 
 
-class _Served(tf.Module):
-    """The programs with their weights and vocabularies."""
+class _Decoder(tf.Module):
+    """The program from ids to ids, with its weights."""
+
+    def __init__(self, model, max_length, sampler, end_id=None):
+        super().__init__()
+        self._weights = [variable.value for variable in model.variables]
+        self._decoded = lambda inputs: sampler.decode(model, {"encoder_input_tokens": inputs}, max_length, end_id)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "inputs")], autograph=False)
+    def decode(self, inputs):
+        decoded = self._decoded(inputs)
+        return {"outputs": decoded.ids[:, 0], "scores": decoded.scores[:, 0]}
+
+
+class _Answerer(_Decoder):
+    """The programs from texts to texts and from ids to ids, with their weights and vocabularies."""
 
     def __init__(self, text_model):
-        super().__init__()
-        self._text_model = text_model
-        self._weights = [variable.value for variable in text_model.model.variables]
         reading = text_model.features
+        super().__init__(text_model.model, text_model.max_length, text_model.sampler, reading.targets.eos_id)
+        self._inputs_length, self._inputs_end = text_model.inputs_length, reading.inputs_end
         self._inputs = data.SpellingOps(reading.inputs, reading.sentinels, reading.prefix, reading.keeps_end)
         same = reading.targets is reading.inputs
         self._targets = self._inputs if same else data.SpellingOps(reading.targets)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
     def answer(self, inputs):
-        ids, scores = self._best(self.read(inputs))
-        return {"outputs": self._targets.spell(ids), "scores": scores}
-
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "inputs")], autograph=False)
-    def decode(self, inputs):
-        ids, scores = self._best(inputs)
-        return {"outputs": ids, "scores": scores}
+        decoded = self._decoded(self.read(inputs))
+        return {"outputs": self._targets.spell(decoded.ids[:, 0]), "scores": decoded.scores[:, 0]}
 
     def read(self, inputs):
         """Returns the ids of texts as `TextModel.read`: <string>[batch] -> <int32>[batch, longest]."""
-        return self._inputs.read(inputs, self._text_model.inputs_length, self._text_model.features.inputs_end)
-
-    def _best(self, inputs):
-        model = self._text_model
-        decoded = model.sampler.decode(model.model, {"encoder_input_tokens": inputs}, model.max_length,
-                                       model.features.targets.eos_id)
-        return decoded.ids[:, 0], decoded.scores[:, 0]
-
-
-def in_words(sampler: "Sampler") -> str:
-    """Describes a sampler: "greedy search", "beam search (num_beams 4, length_penalty 0.6, num_results 1)"."""
-    kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
-    settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())
-    return f"{kind} ({settings})" if settings else kind
-
-
-def _card(text_model, folder, about):
-    model, sampler = text_model.model, text_model.sampler
-    reading = text_model.features
-    return _CARD.format(
-        reading=_READINGS[reading.sentinels] + (f" {reading.prefix!r} is put before a text." if reading.prefix else ""),
-        name=folder.name, parameters=f"{model.config.num_parameters:,}", sampler=in_words(sampler),
-        about=json.dumps(about, indent=1), inputs_length=text_model.inputs_length, dtype=model.dtype_policy.name,
-        max_length=text_model.max_length, vocab_size=model.config.vocab_size,
-        config=json.dumps(dataclasses.asdict(model.config), indent=1),
-        versions=f"switch_tf {__version__}, TensorFlow {tf.__version__}")
+        return self._inputs.read(inputs, self._inputs_length, self._inputs_end)
 
 
 _READINGS = {
@@ -118,7 +152,7 @@ _READINGS = {
     "spelt_out": "`<extra_id_0>` is text, as in training.",
     "as_tokenized": "`<extra_id_0>` is what the vocabulary makes of it, as in training.",
 }
-_CARD = """# {name}
+_CARD_OF_TEXTS = """# {name}
 
 A Switch Transformer of {parameters} parameters, computing in {dtype}, written by {versions}.
 Loading it takes TensorFlow and tensorflow-text, nothing else.
@@ -160,4 +194,26 @@ POST /v1/models/<any name>:predict   {{"instances": ["Text with a <extra_id_0> i
 ```json
 {config}
 ```
+"""
+_CARD_OF_IDS = """# {name}
+
+A Switch Transformer of {parameters} parameters, computing in {dtype}, written by switch_tf {version}.
+Loading it takes TensorFlow and nothing else.
+
+```python
+import tensorflow as tf
+
+model = tf.saved_model.load("{name}")
+found = model.signatures["serving_default"](inputs=tf.constant([[71, 259, 1]]))
+print(found["outputs"].numpy(), found["scores"].numpy())
+```
+
+The signatures `serving_default` and `ids` are one program:
+
+* `inputs`: int32 [batch, length], below {vocab_size}, padding 0
+* `outputs`: int32 [batch, {max_length}]
+* `scores`: float32 [batch]
+
+Outputs are decoded by {sampler}. A score is the log-likelihood of the output's tokens in nats (with a beam's length
+penalty applied to it).
 """

@@ -8,11 +8,9 @@ page cannot change. Other clients send no `Origin`, so they may post with any co
 import ipaddress
 import re
 import urllib.parse
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal
@@ -29,29 +27,28 @@ class Hosts:
         address: str. Address of the server. 0.0.0.0 and :: stand for every address of the machine, so a request may
             name any IP address.
         allowed: Additional names or addresses. Pages of these hosts may post, too.
-
-    Raises:
-        Refusal: a name is not that of a host.
     """
 
     def __init__(self, address: str = "127.0.0.1", allowed: Sequence[str] = ()):
         for name in allowed:
-            if not _NAME.fullmatch(name) and _address(_plain(name)) is None:
+            if not _NAME.fullmatch(name) and isinstance(_canonical(name), str):
                 raise Refusal(f"--allow_host must be a host name or an IP address, without http:// and without a "
                               f"port, not {checks.shown(name)}.")
-        parsed = _address(address)
-        self._any_address = parsed is not None and parsed.is_unspecified
-        self._allowed = {_plain(name) for name in allowed}
-        self._own = {*_LOOPBACK, _plain(address)}
+        self._allowed = {_canonical(name) for name in allowed}
+        self._own = self._allowed | {_canonical(name) for name in (*_LOOPBACK, address)}
+        self._any_address = getattr(_canonical(address), "is_unspecified", False)
 
     def refusal(self, method: str, headers: Headers) -> str | None:
         """Returns the reason to refuse a request, None if there is none."""
         host = headers.get("host")  # is missing in HTTP/1.0, which no browser uses
-        if host is not None and not self._is_own(host):
+        match = _HOST.fullmatch(host or "")
+        name = match and _canonical(match[1])
+        if host is not None and name not in self._own and (
+                name is None or isinstance(name, str) or not self._any_address):
             return (f"Host {checks.shown(host)} is no name of this server; if it is one of yours, start the server "
                     "with --allow_host and the name.")
         origin = headers.get("origin")
-        if origin is not None and not self._is_own_page(origin, host):
+        if origin is not None and not self._is_own_page(origin, name, match and match[2]):
             return (f"Pages of {checks.shown(origin)} may not use this server; if they are yours, start it with "
                     "--allow_host and the name of their host.")
         site = headers.get("sec-fetch-site", "none")
@@ -59,55 +56,21 @@ class Hosts:
             return "Pages of other sites may not use this server."
         return None
 
-    def _is_own(self, host):
-        name = _name_of(host)
-        return name is not None and (
-            name in self._own or name in self._allowed or (self._any_address and _address(name) is not None))
-
-    def _is_own_page(self, origin, host):
+    def _is_own_page(self, origin, name, port):
         try:
             page = urllib.parse.urlsplit(origin)
-            port = page.port
-        except ValueError:
+            default = {"http": 80, "https": 443}[page.scheme]
+            address = _canonical(page.hostname or "")
+            return address in self._allowed or (address, page.port or default) == (
+                name, int((port or ":")[1:] or default))
+        except (ValueError, KeyError):  # no port, or another scheme, such as that of "null"
             return False
-        if page.scheme not in ("http", "https") or page.hostname is None:  # such as "null"
-            return False
-        if _plain(page.hostname) in self._allowed:
-            return True
-        default = 443 if page.scheme == "https" else 80
-        match = _HOST.fullmatch(host or "")
-        return match is not None and (_plain(page.hostname), port or default) == (
-            _name_of(host), int((match[2] or ":").removeprefix(":") or default))
 
 
-class OnlyOwnHosts:
-    """ASGI middleware that answers requests refused by `Hosts` with status 403."""
-
-    def __init__(self, app: Callable[..., Any], hosts: Hosts):
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        app = self._app
-        if scope["type"] == "http" and (reason := self._hosts.refusal(scope["method"], Headers(scope=scope))):
-            app = JSONResponse({"error": reason}, 403)
-        await app(scope, receive, send)
-
-
-def _name_of(host):
-    """Returns the canonical name or address in a Host header, None if it has neither."""
-    match = _HOST.fullmatch(host)
-    return match and _plain(match[1])
-
-
-def _plain(name):
-    """Returns the canonical spelling of a name or address."""
+def _canonical(name):
+    """Returns a name in lower case, or an address of `ipaddress`."""
     name = name.strip("[]").lower().removesuffix(".")
-    address = _address(name)
-    return name if address is None else str(address)
-
-
-def _address(name):
     try:
         return ipaddress.ip_address(name)
     except ValueError:
-        return None
+        return name

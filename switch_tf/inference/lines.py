@@ -3,8 +3,8 @@
 import json
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from switch_tf import checks, data
 from switch_tf.refusals import Refusal
@@ -53,56 +53,56 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
         with `target` and `score`; or with `error`. `cut` and `target_cut` count the tokens beyond the model's length.
     """
     batch_size = model.batch_size or 1
-    waiting, num_waiting = [], 0
+    records, asked = [], []
     for line in lines:
         record = {"input": line.shown}
-        inputs = target = None
-        if line.error is None:
+        records.append(record)
+        try:
+            if line.error is not None:
+                raise Refusal(line.error)
             text, *targets = line.texts
-            try:
-                inputs = model.read(text)
-                record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
-                if has_targets:
-                    target = model.read_target(targets[0])
-                    record["target"] = targets[0]
-                    record.update({"target_cut": target.num_cut} if target.num_cut else {})
-            except Refusal as error:
-                line = line._replace(error=str(error))
-        if line.error is not None:
-            record["error"] = line.error
-        waiting.append((line.number, record, inputs, target))
-        num_waiting += line.error is None
-        if num_waiting == batch_size or len(waiting) == 16 * batch_size:
-            yield _answered(waiting, model)
-            waiting, num_waiting = [], 0
-    if waiting:
-        yield _answered(waiting, model)
+            inputs, target = model.read(text), None
+            record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
+            if has_targets:
+                target = model.read_target(targets[0])
+                record["target"] = targets[0]
+                record.update({"target_cut": target.num_cut} if target.num_cut else {})
+            asked.append((line.number, record, inputs, target))
+        except Refusal as error:
+            record["error"] = str(error)
+        if len(asked) == batch_size or len(records) == 16 * batch_size:
+            _answer(asked, model)
+            yield records
+            records, asked = [], []
+    if records:
+        _answer(asked, model)
+        yield records
 
 
-def answer_all(lines: Iterable[Line], output: Any, model: "keras.Model", has_targets: bool,
-               progress: Any) -> dict[str, int]:
-    """Writes the records of all lines that an output does not hold yet.
+def choose_fields(field: str | None, target_field: str | None, has_targets: bool, defaults: Sequence[str | int],
+                  form: str) -> list[str | int]:
+    """Returns the keys or columns of inputs and, if wanted, of targets.
 
     Args:
-        lines: From `read`.
-        output: Printed or Output.
-        model, has_targets: See `answers`.
-        progress: `tqdm` bar, which counts lines.
-
-    Returns:
-        Numbers of `lines`, of `errors` and of lines that were `cut`.
-
-    Raises:
-        Refusal: See `Output`.
+        field, target_field: Values of the options, or None.
+        has_targets: Whether targets are read.
+        defaults: Keys or numbers of columns of inputs and targets that the run was trained on.
+        form: Form of the input, one of `data.row_parsing.KINDS`.
     """
-    counts = {"lines": 0, "errors": 0, "cut": 0}
-    for records in answers(lines, model, has_targets):
-        output.write(records)
-        progress.update(len(records))
-        counts["lines"] += len(records)
-        for name, key in (("errors", "error"), ("cut", "cut")):
-            counts[name] += sum(key in record for record in records)
-    return counts
+    is_table = form in ("tsv", "csv")
+    fields: list[str | int] = []
+    options = ("--field", field, defaults[0]), ("--target_field", target_field, defaults[1])
+    for flag, chosen, default in options[:1 + has_targets]:
+        if chosen:
+            fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
+        elif is_table or isinstance(default, str):
+            fields.append(default)
+        elif form == "lines":  # the whole line, whatever its name
+            fields.append("inputs")
+        else:
+            raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
+                          f"the key of the text with {flag}.")
+    return fields
 
 
 def converse(model: "keras.Model", stream: BinaryIO) -> int:
@@ -121,39 +121,20 @@ def converse(model: "keras.Model", stream: BinaryIO) -> int:
     return count
 
 
-def _answered(waiting, model):
-    asked = [(number, record, inputs, target) for number, record, inputs, target in waiting if "error" not in record]
+def _answer(asked, model):
+    """Adds the results to the records of a batch."""
     if not asked:
-        return [record for _, record, _, _ in waiting]
+        return
     numbers, records, inputs, targets = zip(*asked, strict=True)
     ids = [text.ids for text in inputs]
     if targets[0] is not None:
         for record, score in zip(records, model.score(ids, [text.ids for text in targets]), strict=True):
             record["score"] = score
-    else:
-        for record, (best, *others) in zip(records, model.answer(ids, list(numbers)), strict=True):
-            record.update(output=best.text, score=best.score)
-            if others:
-                record["others"] = [{"output": other.text, "score": other.score} for other in others]
-    return [record for _, record, _, _ in waiting]
-
-
-class Printed:
-    """Standard output with the methods of `Output`."""
-
-    num_known = 0
-
-    def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Returns all lines."""
-        return iter(lines)
-
-    def write(self, records: list[dict]) -> None:
-        """Prints records."""
-        sys.stdout.write(_as_lines(records))
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        """Does nothing."""
+        return
+    for record, (best, *others) in zip(records, model.answer(ids, list(numbers)), strict=True):
+        record.update(output=best.text, score=best.score)
+        if others:
+            record["others"] = [{"output": other.text, "score": other.score} for other in others]
 
 
 class Output:
@@ -165,9 +146,6 @@ class Output:
     Args:
         path: Path of the file.
         settings: dict, JSON-able. Everything that the records depend on.
-
-    Raises:
-        Refusal: the file has records of other settings or no records, or cannot be written.
     """
 
     def __init__(self, path: str | pathlib.Path, settings: dict):
@@ -180,7 +158,16 @@ class Output:
                 self._local = self._mirror.fetch(self._path.name)
         self.num_known = 0
         if self._local.exists() and self._local.stat().st_size:
-            self._check(described, settings)
+            try:
+                saved = json.loads(described.read_text())
+            except (OSError, ValueError):
+                saved = None
+            if not isinstance(saved, dict):
+                raise Refusal(f"{self._path} exists and is no unfinished output of this command; name another file.")
+            for name in settings:
+                if saved.get(name) != settings[name]:
+                    raise Refusal(f"{self._path} was begun with {name} {saved.get(name)!r}, and now it is "
+                                  f"{settings[name]!r}; use the same, or name another file.")
             with writing(self._path):
                 json_lines.mend_end(self._local)
         else:
@@ -188,24 +175,8 @@ class Output:
         with writing(self._path):
             self._file = open(self._local, "ab")  # noqa: SIM115  closed by `close`
 
-    def _check(self, described, settings):
-        try:
-            saved = json.loads(described.read_text())
-        except (OSError, ValueError):
-            saved = None
-        if not isinstance(saved, dict):
-            raise Refusal(f"{self._path} exists and is no unfinished output of this command; name another file.")
-        for name in settings:
-            if saved.get(name) != settings[name]:
-                raise Refusal(f"{self._path} was begun with {name} {saved.get(name)!r}, and now it is "
-                              f"{settings[name]!r}; use the same, or name another file.")
-
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Returns the lines that are not answered yet.
-
-        Raises:
-            Refusal: the file answers other lines, or has something else.
-        """
+        """Returns the lines that are not answered yet."""
         lines = iter(lines)
         with reading(self._path), open(self._local, "rb") as file:
             for number, record in enumerate(file, 1):
@@ -226,7 +197,7 @@ class Output:
         """Adds records and flushes them, so that a kill of the process does not lose them, in a bucket after a minute.
         """
         with writing(self._path):
-            self._file.write(_as_lines(records).encode())
+            self._file.write(as_lines(records).encode())
             self._file.flush()
 
     def close(self) -> None:
@@ -237,6 +208,7 @@ class Output:
                 self._mirror.close()
 
 
-def _as_lines(records):
+def as_lines(records: list[dict]) -> str:
+    """Returns records as JSON lines, with lone surrogates, which JSON allows, as escapes."""
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    return lines.encode(errors="backslashreplace").decode()  # lone surrogates, which JSON allows, as escapes
+    return lines.encode(errors="backslashreplace").decode()

@@ -1,30 +1,43 @@
-"""A server at a socket, from the first request to the signal that ends it."""
+"""A server at a socket: limits and deadlines of its connections, and the signals that end it.
 
+uvicorn closes a connection that is idle after an answer. It waits without limit for the first byte of a request and for
+the end of its headers, and accepts connections until the process has no file descriptor left. Then XLA's compiler
+aborts the process, because it cannot open its source of random numbers.
+"""
+
+import asyncio
+import functools
+import math
 import os
+import resource
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from switch_tf.inference import connections
+import uvicorn
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import INTERRUPTED
 
+HEADER_SECONDS = 10  # from the start of a connection or of a later request to the end of its headers
+_KEEP_ALIVE_SECONDS = 30  # from an answer to the next request
+WRITE_SECONDS = 30  # for a client to receive a part of its answer
 _STOPPING_SECONDS = 30  # for the requests that are being answered at the first signal
+_MOST_HEADER_BYTES = 2**14
+_ACCEPTED_AT_ONCE = 16  # connections that may be accepted before they are counted
+_MOST_CONNECTIONS = 2048
+_FEWEST_CONNECTIONS = 16
+_FOR_HEALTH = 16  # connections above the limit, for /health alone
+_OTHER_DESCRIPTORS = 128  # for compilers, files, and connections that are not counted yet or any more
+_SILENT, _ANSWERED, _SENDING = range(3)  # stages of a connection that waits for its client; the first is closed first
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound to an address.
-
-    Args:
-        host: Name or address of this machine.
-        port: From 0 to 65535; 0 means any free port.
-
-    Raises:
-        Refusal: The port is out of range, or the address cannot be listened at.
-    """
+    """Returns a socket that is bound to an address; port 0 means any free port."""
     if not 0 <= port < 2**16:
         raise Refusal(f"--port must be in 0 to {2**16 - 1}, not {port}.")
     try:
@@ -38,46 +51,137 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address_of(listener: socket.socket) -> str:
-    """Returns the URL of a bound socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def make_room() -> int:
+    """Raises the limit of file descriptors if allowed, and returns the number of connections that fit under it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = len(os.listdir("/dev/fd")) + _OTHER_DESCRIPTORS + _FOR_HEALTH
+    wanted = others + _MOST_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, soft - others)
+    if most < _FEWEST_CONNECTIONS:
+        raise Refusal(f"Serving needs {others + _FEWEST_CONNECTIONS} open files at least, and this process may have "
+                      f"{soft}; start it after `ulimit -n 1024` or more.")
+    return most
 
 
-def serve(app: Callable[..., Any], listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serves an app until a signal. The first signal lets requests end, the second one ends the process.
+class HttpServer(uvicorn.Server):
+    """A server of uvicorn under these limits.
+
+    In the main thread the first signal lets requests end, and the second one ends the process.
 
     Args:
-        app: ASGI app. It runs in a thread of its own, so that this thread hears signals.
-        listener: Bound socket.
+        app: ASGI app that answers `/health`.
+        most: int. Largest number of connections that are served at a time, see `_Connection`.
         on_ready: Function that is called once requests are answered.
-
-    Raises:
-        Refusal: The server could not listen.
+        others: Arguments of `uvicorn.Config`.
     """
-    server = connections.HttpServer(app, connections.make_room(), log_level="warning",
-                                    timeout_graceful_shutdown=_STOPPING_SECONDS)
 
-    def stop(number, _):
-        name = signal.Signals(number).name
-        if server.should_exit:
+    should_exit: bool
+
+    def __init__(self, app: Callable[..., Any], most: int, on_ready: Callable[[], None] = lambda: None, **others: Any):
+        super().__init__(uvicorn.Config(app, http=functools.partial(_Connection, most), **{
+            "ws": "none", "loop": "asyncio", "access_log": False, "server_header": False, "log_level": "warning",
+            "backlog": _ACCEPTED_AT_ONCE, "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
+            "timeout_graceful_shutdown": _STOPPING_SECONDS, "h11_max_incomplete_event_size": _MOST_HEADER_BYTES,
+            **others}))
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+            for listener in sockets or ():
+                # asyncio uses `backlog` for the system's queue too, which should be longer.
+                listener.listen(socket.SOMAXCONN)
+        except OSError as error:
+            raise Refusal(f"The server could not listen: {first_line(error)}.") from error
+        self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if min(connection.headers_due, connection.write_due) <= now:
+                connection.drop()
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        name = signal.Signals(sig).name
+        if self.should_exit:
             print(f"{name} once more: ended at once.", file=sys.stderr, flush=True)
             os._exit(INTERRUPTED)
-        server.should_exit = True  # before the message, because its reader may send the next signal at once
+        self.should_exit = True  # before the message, because its reader may send the next signal at once
         print(f"{name}: answering what waits, {_STOPPING_SECONDS} seconds at most; once more ends at once.",
               file=sys.stderr, flush=True)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
-    thread.start()
-    while thread.is_alive() and not server.started:
-        thread.join(0.01)
-    has_started = server.started
-    if has_started:
-        on_ready()
-    while thread.is_alive():
-        thread.join(1)
-    for number, handler in previous.items():
-        signal.signal(number, handler)
-    if not has_started and not server.should_exit:
-        raise Refusal("The server could not listen; what it printed above says why.")
+
+class _Connection(H11Protocol):
+    """A connection of uvicorn with deadlines.
+
+    One above the limit closes the oldest one that waits for its client: one without a request, else one that has its
+    answer, else one with an incomplete request. If none waits for its client, the new connection gets status 503,
+    except for `/health`.
+    """
+
+    app: Callable[..., Any]
+
+    def __init__(self, most, **arguments):
+        super().__init__(**arguments)
+        self._most = most
+        self._stage, self._since = None, 0.0  # no stage while an answer is computed
+        self.headers_due = self.write_due = math.inf
+
+    def drop(self):
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            waiting = [connection for connection in self.connections if connection._stage is not None]
+            if waiting:
+                min(waiting, key=lambda connection: (connection._stage, connection._since)).drop()
+            elif len(self.connections) > self._most + _FOR_HEALTH:
+                self.drop()
+        if len(self.connections) > self._most:
+            self.app = functools.partial(_only_health, self.app)
+        self._note_stage()
+        self.headers_due = self.loop.time() + HEADER_SECONDS
+
+    def data_received(self, data):
+        super().data_received(data)
+        self._note_stage()
+        if self._stage not in (_SILENT, _ANSWERED):
+            self.headers_due = math.inf
+        elif self.headers_due == math.inf:
+            self.headers_due = self.loop.time() + HEADER_SECONDS
+
+    def on_response_complete(self):
+        super().on_response_complete()
+        self._note_stage()
+
+    def pause_writing(self):
+        super().pause_writing()
+        self.write_due = self.loop.time() + WRITE_SECONDS
+
+    def resume_writing(self):
+        super().resume_writing()
+        self.write_due = math.inf
+
+    def _note_stage(self):
+        if self.cycle is None:
+            stage = _SILENT
+        elif self.cycle.response_complete:
+            stage = _ANSWERED
+        else:
+            stage = _SENDING if self.cycle.more_body else None
+        if stage != self._stage:
+            self._stage, self._since = stage, self.loop.time()
+
+
+async def _only_health(app, scope, receive, send):
+    """Answers a request on a connection above the limit."""
+    if scope["type"] == "http" and scope["path"] != "/health":
+        app = JSONResponse({"error": "Too many requests are being answered; try again later."}, 503,
+                           {"Retry-After": "1", "Connection": "close"})
+    await app(scope, receive, send)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import keras
 
 
-def compile_prediction(model: "keras.Model", max_length: int, partitioner: Partitioner | None = None,
+def compile_prediction(model: "keras.Model", max_length: int, partitioner: Partitioner,
                        end_id: int | tuple[int, ...] | None = None) -> Callable[..., Any]:
     """Returns a function that decodes greedily, from features, dict of <int32>[batch, length], to
     <int32>[batch, max_length].
@@ -22,12 +22,12 @@ def compile_prediction(model: "keras.Model", max_length: int, partitioner: Parti
     Args:
         model: SwitchTransformer, built.
         max_length, end_id: See `decoding.loop.decode`.
-        partitioner: Partitioner. Default: one device.
+        partitioner: Partitioner.
     """
     return _compile(lambda features: Greedy().ids(model, features, max_length, end_id), partitioner)
 
 
-def compile_log_likelihoods(model: "keras.Model", partitioner: Partitioner | None = None) -> Callable[..., Any]:
+def compile_log_likelihoods(model: "keras.Model", partitioner: Partitioner) -> Callable[..., Any]:
     """Returns a function from features, dict of <int32>[batch, length], to their `log_likelihoods`."""
     return _compile(lambda features: log_likelihoods(model, features), partitioner)
 
@@ -48,8 +48,6 @@ def compile_arrays(function: Callable[..., Any], partitioner: Partitioner) -> Ca
 
 
 def _compile(predict, partitioner):
-    partitioner = partitioner or Partitioner()
-
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
             return partitioner.gather_rows(predict(features))

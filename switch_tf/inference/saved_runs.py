@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import types
+from typing import TYPE_CHECKING, Any
 
 from switch_tf import data
 from switch_tf.checkpoints import folders, run_config, sizes, tensors
@@ -20,38 +20,15 @@ if TYPE_CHECKING:
     from switch_tf.decoding import Sampler
 
 
-class SavedTask(NamedTuple):
-    """The task of a run, `mixture_or_task_name`, and its `task_feature_lengths`, a dict of tokens."""
+def from_config(saved: run_config.RunConfig, folder: str | pathlib.Path) -> types.SimpleNamespace | None:
+    """Returns the run of a `config.json` on one device, None if only code can make its vocabulary.
 
-    mixture_or_task_name: str
-    task_feature_lengths: dict
-
-
-class SavedRun(NamedTuple):
-    """A run as its `config.json` describes it, on one device. Its fields are named as those of a run from gin files.
-
-    `config`: SwitchConfig; `run`: SavedTask; `reading`: data.Reading; `make_model`: function to a new
-    SwitchTransformer.
-    """
-
-    config: Any
-    partitioner: Partitioner
-    run: SavedTask
-    reading: Any
-    make_model: Callable[[], SwitchTransformer]
-
-
-def from_config(saved: run_config.RunConfig, folder: str | pathlib.Path) -> SavedRun | None:
-    """Returns the run of a `config.json`, None if only code can make its vocabulary.
-
-    Neither the task nor its data are needed, and nothing in the folder is executed.
+    Neither the task nor its data are needed, and nothing in the folder is executed. The fields are those of a run from
+    gin files that answering needs, `config`, `partitioner`, `run` and `make_model`, and `reading`, a data.Reading.
 
     Args:
         saved: Content of the `config.json`.
         folder: Run folder, which holds the copies of the vocabularies.
-
-    Raises:
-        Refusal: A copy of a vocabulary is damaged or belongs to another run.
     """
     stored = {feature: stored_vocabularies.Stored.from_data(fields) for feature, fields in saved.vocabularies.items()}
     if any(vocabulary.kind == stored_vocabularies.OTHER for vocabulary in stored.values()):
@@ -62,8 +39,10 @@ def from_config(saved: run_config.RunConfig, folder: str | pathlib.Path) -> Save
         raise Refusal(f"The model in {folder} has an embedding for {saved.model.vocab_size} ids, and its vocabulary "
                       f"has {largest}; config.json and the vocabulary are of different runs.")
     dtype = dtype_policy(saved.activation_dtype) if saved.activation_dtype else saved.dtype
-    return SavedRun(saved.model, Partitioner(), SavedTask(saved.task, saved.task_feature_lengths), reading,
-                    lambda: SwitchTransformer(saved.model, dtype=dtype))
+    return types.SimpleNamespace(
+        config=saved.model, partitioner=Partitioner(), reading=reading,
+        run=types.SimpleNamespace(mixture_or_task_name=saved.task, task_feature_lengths=saved.task_feature_lengths),
+        make_model=lambda: SwitchTransformer(saved.model, dtype=dtype))
 
 
 def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
@@ -72,9 +51,6 @@ def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
     Args:
         described: Run from gin files.
         folder: Run folder with a `config.json`.
-
-    Raises:
-        Refusal: `config.json` is damaged.
     """
     saved = run_config.read(folder)
     vocabulary, *others = {stored_vocabularies.Stored.from_data(fields) for fields in saved.vocabularies.values()}
@@ -92,7 +68,7 @@ def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: 
     """Loads the weights of a checkpoint into a model that answers texts.
 
     Args:
-        described: SavedRun, or a run from gin files on one device or under a layout of the pjrt back end.
+        described: From `from_config`, or a run from gin files on one device or under a layout of the pjrt back end.
         checkpoint: Checkpoint folder.
         max_length: Tokens to decode at most. None means the length of the run's targets.
         sampler, batch_size: See `TextModel`.
@@ -103,13 +79,11 @@ def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: 
 
     Raises:
         BrokenCheckpoint: The checkpoint is damaged.
-        Refusal: The checkpoint or the vocabulary belongs to another model.
     """
     run, config = described.run, described.config
     sizes.check(config, checkpoint)
-    if isinstance(described, SavedRun):
-        reading = described.reading
-    else:
+    reading = getattr(described, "reading", None)
+    if reading is None:
         data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)

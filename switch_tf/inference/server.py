@@ -13,16 +13,14 @@ import prometheus_client
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from switch_tf import checks
-from switch_tf.inference.batching import Batcher, Full, Stopped
-from switch_tf.inference.hosts import Hosts, OnlyOwnHosts
+from switch_tf.inference.batching import Batcher
+from switch_tf.inference.hosts import Hosts
 from switch_tf.inference.text_model import TextModel
-from switch_tf.inference.token_routes import TokenRoutes
 from switch_tf.refusals import Refusal, first_line
 
 READ_SECONDS = 30  # for a request to be complete
@@ -46,7 +44,7 @@ class Server:
       ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export`. `others` are the further
       results of a beam. `cut` counts the tokens beyond the model's length.
     * `POST /v1/models/<name>:look`, `{"instance": "a text"}` to its prediction and the experts of its tokens, see
-      `TokenRoutes`.
+      `TextModel.routes`.
     * `GET /v1/models/<name>`, a description of the model; `/health`; `/metrics`, for Prometheus; `/`, the page.
 
     Errors have the body `{"error": "..."}` and a status: 400 for other JSON, 403 for a foreign `Host` or `Origin`, 404,
@@ -64,35 +62,32 @@ class Server:
         hosts: Hosts that requests may name. Default: this machine.
     """
 
-    _answers: Batcher
-
     def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int = 32, max_waiting: int = 256,
                  max_request_bytes: int = 2**20, hosts: Hosts | None = None):
         self._text_model = text_model
-        self.name = checks.text("The name of a model", name)
-        self._max_request_bytes = checks.integer("max_request_bytes", max_request_bytes, 1)
+        self.name = name
+        self._max_request_bytes = max_request_bytes
         self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
-        self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * self._max_request_bytes)
+        self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * max_request_bytes)
         self._num_bytes_prepared = self._num_texts_prepared = 0  # that are being parsed and tokenised
         self._turn = asyncio.Lock()  # to tokenise, in the order of arrival
         self._parsing = asyncio.Lock()  # of long requests
-        self._token_routes = TokenRoutes(text_model)
         self._num_answered = 0
-        self._metrics = _Metrics(lambda: self._answers.num_waiting)
-        self._answers = Batcher(self._answer, checks.integer("batch_size", batch_size, 1),
-                                checks.integer("max_waiting", max_waiting, 1), self._metrics.batch_size.observe)
-        self._looks = Batcher(self._look, 1, _MAX_LOOKING)
+        self._answers = Batcher(self._answer, batch_size, max_waiting)
+        self._looks = Batcher(lambda asked: [text_model.routes(inputs.ids, outputs) for inputs, outputs in asked],
+                              1, _MAX_LOOKING)
+        self._metrics = _Metrics(self._answers)
+        self._hosts = hosts or Hosts()
         self._about = {**about, "inputs_length": text_model.inputs_length, "max_length": text_model.max_length,
                        "sampler": str(text_model.sampler), "batch_size": batch_size, "max_waiting": max_waiting,
                        "max_request_bytes": max_request_bytes, "max_characters": self._max_characters}
         endpoints = [
-            ("POST", "/v1/models/{name}:predict", self._predict), ("POST", "/v1/models/{name}:look", self._look_at),
+            ("POST", "/v1/models/{name}:predict", self._predict), ("POST", "/v1/models/{name}:look", self._look),
             ("GET", "/v1/models/{name}", self._describe), ("GET", "/health", self._health),
             ("GET", "/metrics", self._scraped), ("GET", "/", self._page)]
         self.app = Starlette(
-            routes=[Route(path, self._metrics.watched(path, endpoint), methods=[method])
+            routes=[Route(path, self._watched(path, endpoint), methods=[method])
                     for method, path, endpoint in endpoints],
-            middleware=[Middleware(OnlyOwnHosts, hosts or Hosts())],
             exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse_nobody, Exception: _fail},
             lifespan=self._lifespan)
         self.app.router.redirect_slashes = False  # as the request would determine the address
@@ -101,54 +96,57 @@ class Server:
         """Compiles the programs by answering texts and computing the routes of one."""
         self._text_model.warm_up()
         ids = [self._text_model.features.inputs.eos_id]
-        self._token_routes.of(ids, ids)
-
-    def stop(self) -> None:
-        """Accepts no more requests, and returns when the waiting ones are answered."""
-        self._answers.stop()
-        self._looks.stop()
+        self._text_model.routes(ids, ids)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app):
         yield
-        await run_in_threadpool(self.stop)
-
-    # Called by the batchers in their threads.
+        for batcher in (self._answers, self._looks):
+            await run_in_threadpool(batcher.stop)
 
     def _answer(self, inputs):
+        """Answers a batch, in the thread of its batcher."""
+        self._metrics.batch_size.observe(len(inputs))
         rows = range(self._num_answered, self._num_answered + len(inputs))  # different random numbers for each
         self._num_answered = (self._num_answered + len(inputs)) % 2**30
         answers = self._text_model.answer([text.ids for text in inputs], rows)
         self._metrics.tokens.inc(sum(len(results[0].ids) for results in answers))
         return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
 
-    def _look(self, asked):
-        return [self._token_routes.of(inputs.ids, outputs) for inputs, outputs in asked]
+    def _watched(self, path, endpoint):
+        """Returns an endpoint that refuses foreign hosts, and whose requests are counted and timed."""
+
+        async def watch(request):
+            start = time.perf_counter()
+            status = 500
+            try:
+                if reason := self._hosts.refusal(request.method, request.headers):
+                    raise HTTPException(403, reason)
+                response = await endpoint(request)
+                status = response.status_code
+                return response
+            except HTTPException as error:
+                status = error.status_code
+                raise
+            except ClientDisconnect:
+                status = "hung_up"
+                raise
+            finally:
+                self._metrics.requests.labels(path, status).inc()
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
+
+        return watch
 
     # Endpoints.
 
     async def _predict(self, request):
-        body = await self._read(request)
-        with self._prepared(len(body)):
-            texts = (await self._parsed(body)).get("instances")
-            if not isinstance(texts, list) or not texts:
-                raise HTTPException(400, 'The body must be {"instances": ["a text", ...]}, a list of one text at '
-                                         'least.')
-            if len(texts) > self._answers.max_waiting:
-                raise HTTPException(400, f"A request has at most {self._answers.max_waiting} instances, not "
-                                         f"{len(texts)}.")
-            inputs = await self._tokenised(request, {f"instances[{number}]": text
-                                                     for number, text in enumerate(texts)})
-        answers = await self._wait(request, self._answers, inputs)
+        answers = await self._wait(request, self._answers, await self._read(request, "instances"))
         return JSONResponse({"predictions": [prediction for _, prediction in answers]})
 
-    async def _look_at(self, request):
-        body = await self._read(request)
-        with self._prepared(len(body)):
-            text = (await self._parsed(body)).get("instance")
-            (inputs,) = await self._tokenised(request, {"instance": text})
-        ((results, prediction),) = await self._wait(request, self._answers, [inputs])
-        (routes,) = await self._wait(request, self._looks, [(inputs, results[0].ids)])
+    async def _look(self, request):
+        inputs = await self._read(request, "instance")
+        ((results, prediction),) = await self._wait(request, self._answers, inputs)
+        (routes,) = await self._wait(request, self._looks, [(inputs[0], results[0].ids)])
         return JSONResponse({"prediction": prediction, "routes": routes})
 
     async def _describe(self, request):
@@ -173,8 +171,38 @@ class Server:
         if (name := request.path_params["name"]) != self.name:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
-    async def _read(self, request) -> bytes:
-        """Returns the body of a request."""
+    async def _read(self, request, key) -> list:
+        """Returns the tokenised texts of a request, which are under a key of its JSON object."""
+        body = await self._body(request)
+        size = len(body) if len(body) > _SMALL else 0
+        if size and self._num_bytes_prepared + size > _MOST_LONG * self._max_request_bytes:
+            raise _busy("Too many long requests at a time")
+        self._num_bytes_prepared += size
+        try:
+            try:
+                if size:
+                    async with self._parsing:
+                        content = await run_in_threadpool(json.loads, body)
+                else:
+                    content = json.loads(body)
+            except (ValueError, RecursionError) as error:
+                raise HTTPException(400, f"The body is no JSON object: {first_line(error)}.") from None
+            if not isinstance(content, dict):
+                raise HTTPException(400, f"The body must be a JSON object, not {checks.shown(content)}.")
+            texts = content.get(key)
+            if key == "instance":
+                return await self._tokenised(request, {key: texts})
+            if not isinstance(texts, list) or not texts:
+                raise HTTPException(400, 'The body must be {"instances": ["a text", ...]}, a list of one text at '
+                                         'least.')
+            if len(texts) > self._answers.max_waiting:
+                raise HTTPException(400, f"A request has at most {self._answers.max_waiting} instances, not "
+                                         f"{len(texts)}.")
+            return await self._tokenised(request, {f"instances[{number}]": text for number, text in enumerate(texts)})
+        finally:
+            self._num_bytes_prepared -= size
+
+    async def _body(self, request) -> bytes:
         self._check_name(request)
         body = bytearray()
         size = 0
@@ -187,8 +215,7 @@ class Server:
                         body += chunk
                         self._num_bytes_held += len(chunk)
                     if self._num_bytes_held > self._max_bytes_held:
-                        raise HTTPException(503, "Too many long requests at a time; try again later.",
-                                            {"Retry-After": "1"})
+                        raise _busy("Too many long requests at a time")
         except TimeoutError:
             raise HTTPException(408, f"The request was not all there after {READ_SECONDS} seconds.") from None
         finally:
@@ -197,41 +224,20 @@ class Server:
             raise HTTPException(413, f"A request has at most {self._max_request_bytes} bytes, not {size}.")
         return bytes(body)
 
-    @contextlib.contextmanager
-    def _prepared(self, size):
-        """Reserves room for a long request while it is parsed and tokenised, or refuses it."""
-        size = size if size > _SMALL else 0
-        if size and self._num_bytes_prepared + size > _MOST_LONG * self._max_request_bytes:
-            raise HTTPException(503, "Too many long requests at a time; try again later.", {"Retry-After": "1"})
-        self._num_bytes_prepared += size
-        try:
-            yield
-        finally:
-            self._num_bytes_prepared -= size
-
-    async def _parsed(self, body: bytes) -> dict:
-        """Returns the JSON object of a body."""
-        try:
-            if len(body) > _SMALL:
-                async with self._parsing:
-                    content = await run_in_threadpool(json.loads, body)
-            else:
-                content = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise HTTPException(400, f"The body is no JSON object: {first_line(error)}.") from None
-        if not isinstance(content, dict):
-            raise HTTPException(400, f"The body must be a JSON object, not {checks.shown(content)}.")
-        return content
-
     async def _tokenised(self, request, texts: dict) -> list:
         """Tokenises texts, given by their names in the request. Requests take turns, so that none waits for long.
 
         It ends when the client disconnects, and does not begin if there is no room for the texts to wait.
         """
         for name, text in texts.items():
-            self._check_text(name, text)
+            if not isinstance(text, str):
+                raise HTTPException(400, f"{name} must be a text, not {checks.shown(text)}.")
+            if len(text) > self._max_characters:
+                raise HTTPException(413, f"{name} has {len(text):,} characters, and a text may have "
+                                         f"{self._max_characters:,}: the model reads {self._text_model.inputs_length} "
+                                         "tokens at most.")
         if not self._answers.has_room(self._num_texts_prepared + len(texts)):
-            raise self._too_many(self._answers)
+            raise _full(self._answers)
         tokenised, waiting = [], collections.deque(texts.items())
         self._num_texts_prepared += len(texts)
         try:
@@ -248,14 +254,6 @@ class Server:
             self._num_texts_prepared -= len(texts)
         return tokenised
 
-    def _check_text(self, name, text):
-        if not isinstance(text, str):
-            raise HTTPException(400, f"{name} must be a text, not {checks.shown(text)}.")
-        if len(text) > self._max_characters:
-            raise HTTPException(413, f"{name} has {len(text):,} characters, and a text may have "
-                                     f"{self._max_characters:,}: the model reads {self._text_model.inputs_length} "
-                                     "tokens at most.")
-
     def _inputs(self, name, text):
         try:
             text.encode()
@@ -265,19 +263,13 @@ class Server:
         except Refusal:
             raise HTTPException(400, f"There is no text in {name}.") from None
 
-    @staticmethod
-    def _too_many(batcher):
-        return HTTPException(503, f"{batcher.num_waiting} of at most {batcher.max_waiting} texts are waiting; try "
-                                  "again later.", {"Retry-After": "1"})
-
     async def _wait(self, request, batcher, asked):
         """Returns the results of a batcher. If the client disconnects, requests that have not begun are cancelled."""
-        try:
-            futures = batcher.submit(asked)
-        except Full:
-            raise self._too_many(batcher) from None
-        except Stopped:
-            raise HTTPException(503, "The server is stopping.") from None
+        if not batcher.is_working:
+            raise HTTPException(503, "The server is stopping.")
+        if not batcher.has_room(len(asked)):
+            raise _full(batcher)
+        futures = batcher.submit(asked)
         results = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
         end = asyncio.ensure_future(_hung_up(request))
         try:
@@ -292,6 +284,14 @@ class Server:
             if isinstance(result, BaseException):
                 raise result
         return results.result()
+
+
+def _full(batcher):
+    return _busy(f"{batcher.num_waiting} of at most {batcher.max_waiting} texts are waiting")
+
+
+def _busy(reason):
+    return HTTPException(503, f"{reason}; try again later.", {"Retry-After": "1"})
 
 
 def _as_json(results, inputs):
@@ -322,40 +322,17 @@ async def _fail(request, error):
 class _Metrics:
     """Metrics for Prometheus."""
 
-    def __init__(self, num_waiting):
+    def __init__(self, answers):
         self.registry = prometheus_client.CollectorRegistry()
-        self._requests = prometheus_client.Counter(
+        self.requests = prometheus_client.Counter(
             "switch_tf_requests", "Requests, by what became of them: a status, or hung_up.", ["path", "status"],
             registry=self.registry)
-        self._seconds = prometheus_client.Histogram(
+        self.seconds = prometheus_client.Histogram(
             "switch_tf_request_seconds", "From a request's first line to its answer.", ["path"], registry=self.registry)
         self.batch_size = prometheus_client.Histogram(
             "switch_tf_batch_size", "Texts that were answered at a time.", registry=self.registry,
             buckets=[2**power for power in range(10)])
         self.tokens = prometheus_client.Counter(
             "switch_tf_output_tokens", "Tokens that were decoded.", registry=self.registry)
-        waiting = prometheus_client.Gauge(
-            "switch_tf_waiting_texts", "Texts that no batch has taken yet.", registry=self.registry)
-        waiting.set_function(num_waiting)
-
-    def watched(self, path, endpoint):
-        """Returns an endpoint that counts and times requests."""
-
-        async def watch(request):
-            start = time.perf_counter()
-            status = 500
-            try:
-                response = await endpoint(request)
-                status = response.status_code
-                return response
-            except HTTPException as error:
-                status = error.status_code
-                raise
-            except ClientDisconnect:
-                status = "hung_up"
-                raise
-            finally:
-                self._requests.labels(path, status).inc()
-                self._seconds.labels(path).observe(time.perf_counter() - start)
-
-        return watch
+        prometheus_client.Gauge("switch_tf_waiting_texts", "Texts that no batch has taken yet.",
+                                registry=self.registry).set_function(lambda: answers.num_waiting)

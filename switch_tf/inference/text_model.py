@@ -1,5 +1,7 @@
 """Answers texts with a model, its vocabularies and its lengths."""
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -7,8 +9,8 @@ import numpy as np
 from etils import epy
 from keras import ops
 
-from switch_tf import checks, data, decoding
-from switch_tf.inference.few_rows import FewRows
+from switch_tf import checks, context, data, decoding
+from switch_tf.layers import routes
 from switch_tf.ops import forms
 from switch_tf.refusals import Refusal
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from switch_tf.data.reading import Reading
     from switch_tf.decoding import Sampler
     from switch_tf.partitioning.partitioner import Partitioner
+
+_FEW_ROWS = (1, 4)  # numbers of inputs that programs with static shapes are compiled for
 
 
 class Inputs(NamedTuple):
@@ -55,9 +59,6 @@ class TextModel:
         partitioner: Partitioner that built the model, or None for one device of TensorFlow or another library. With
             `has_fixed_shapes`, `batch_size` is rounded up to a multiple of the pieces of a batch, and every batch is
             padded to the largest lengths too, so that one program takes them all. `warm_up` adds one for few inputs.
-
-    Raises:
-        Refusal: the model has no decoder, or a number is out of its range.
     """
 
     def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
@@ -79,16 +80,11 @@ class TextModel:
         elif batch_size is None:
             self._few_rows = FewRows(
                 self._sample, self.inputs_length, decoding.max_fused_sequences(model, self.sampler))
-        self._decode = self.compiled(self._sample, ranks=(2, 2) if batch_size is None else None)
-        self._likelihoods = self.compiled(self._likelihood)
+        self._decode = self._compiled(self._sample, (2, 2) if batch_size is None else None)
+        self._likelihoods = self._compiled(self._likelihood)
 
-    def compiled(self, function: Callable[..., Any], ranks: tuple[int, ...] | None = None) -> Callable[..., Any]:
-        """Compiles a function of arrays, <int32>[batch, length], that reads the model's weights.
-
-        Args:
-            function: Function of tensors that returns a nest of them.
-            ranks: See `forms.compiled`.
-        """
+    def _compiled(self, function, ranks=None):
+        """Compiles a function of arrays, <int32>[batch, length], that reads the model's weights."""
         if self._partitioner:
             return programs.compile_arrays(function, self._partitioner)
         return forms.compiled(function, ranks)
@@ -103,32 +99,13 @@ class TextModel:
         else:
             self.answer([ids] * 2, range(2))
 
-    def alone(self, ids: list[int], most: int) -> np.ndarray:
-        """Returns one text in the first row of a batch for `compiled`, <int32>[batch, length].
-
-        Args:
-            ids: Ids of the text.
-            most: Largest number of ids of such a text.
-        """
-        return _filled([ids], (self._num_pieces, most if self._partitioner else len(ids)))
-
     def read(self, text: str) -> Inputs:
-        """Tokenises a text, see `data.Reading`.
-
-        Raises:
-            Refusal: the text is empty.
-        """
-        return self._checked(self.features.read(text, self.inputs_length))
+        """Tokenises a text, see `data.Reading`, and refuses an empty one."""
+        return _not_empty(self.features.read(text, self.inputs_length))
 
     def read_target(self, text: str) -> Inputs:
-        """Tokenises a target, with the errors of `read`."""
-        return self._checked(self.features.read_target(text, self.max_length))
-
-    @staticmethod
-    def _checked(inputs):
-        if not inputs[0]:
-            raise Refusal("There is no text in it.")
-        return Inputs(*inputs)
+        """Tokenises a target, and refuses an empty one."""
+        return _not_empty(self.features.read_target(text, self.max_length))
 
     def answer(self, inputs: list[list[int]], rows: Sequence[int]) -> list[list[Answer]]:
         """Returns the results of one to `batch_size` inputs, the best first.
@@ -137,7 +114,8 @@ class TextModel:
             inputs: list of ids, from `read`.
             rows: list of int. Number of each input among all that are answered, from which samplers draw.
         """
-        shape, decode = self._program(inputs)
+        shape = self._shape(inputs, self.inputs_length)
+        shape, decode = (self._few_rows and self._few_rows.program(*shape)) or (shape, self._decode)
         numbers = _filled([[row] for row in rows], (shape[0], 1))
         ids, scores = map(np.asarray, decode(_filled(inputs, shape), numbers))
         return [[self._answer(*result) for result in zip(*results, strict=True)]
@@ -149,6 +127,48 @@ class TextModel:
         inputs_to_score = _filled(inputs, self._shape(inputs, self.inputs_length))
         return np.asarray(self._likelihoods(inputs_to_score, targets))[:len(inputs)].tolist()
 
+    def routes(self, inputs: list[int], outputs: list[int]) -> dict:
+        """Returns the experts of the tokens of a text and of its answer, the same as while that was decoded.
+
+        Args:
+            inputs: list of int, `ids` of `read`.
+            outputs: list of int, `ids` of an `Answer`.
+
+        Returns:
+            dict, JSON-able.
+            `inputs`: list of pieces of text.
+            `outputs`: list of pieces that the decoder reads: the start of sequence and `outputs` without the last one.
+            `num_experts`: int.
+            `layers`: list of dict, in order. `layer`: path. `reads`: "inputs" or "outputs". `experts`: for each token a
+            list of `[expert, gate]`, the largest gate first, empty for a token without an expert.
+        """
+        read = [0, *outputs[:-1]]
+        gates_of_layers = self._gates(*(
+            _filled([ids], (self._num_pieces, most if self._partitioner else len(ids)))
+            for ids, most in ((inputs, self.inputs_length), (read, self.max_length))))
+        layers = []
+        for name, gates in gates_of_layers.items():
+            path = name.partition("/")[2]
+            reads, ids = ("outputs", read) if path.startswith("decoder/") else ("inputs", inputs)
+            experts = []
+            for token in np.asarray(gates)[0, :len(ids)]:
+                chosen = np.flatnonzero(token)
+                experts.append([[int(expert), round(float(token[expert]), 4)]
+                                for expert in chosen[np.argsort(-token[chosen])]])
+            layers.append({"layer": path, "reads": reads, "experts": experts})
+        return {"inputs": data.pieces(self.features.inputs, inputs),
+                "outputs": data.pieces(self.features.targets, read),
+                "num_experts": self.model.config.num_experts, "layers": layers}
+
+    @functools.cached_property
+    def _gates(self):
+        def run(inputs, outputs):
+            with context.within(no_drop=True), routes.recorded() as recorded:
+                self.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
+            return {route.layer: route.gates for route in recorded}
+
+        return self._compiled(run, (2, 2))
+
     def _sample(self, inputs, rows):
         return self.sampler.decode(self.model, {"encoder_input_tokens": inputs}, self.max_length,
                                    self.features.targets.eos_id, rows[:, 0])
@@ -157,11 +177,6 @@ class TextModel:
         return decoding.log_likelihoods(self.model, {
             "encoder_input_tokens": inputs, "decoder_input_tokens": ops.pad(targets, ((0, 0), (1, 0)))[:, :-1],
             "decoder_target_tokens": targets, "decoder_loss_weights": ops.cast(targets > 0, "int32")})
-
-    def _program(self, inputs):
-        """Returns the shape to pad inputs to, and the program for it."""
-        shape = self._shape(inputs, self.inputs_length)
-        return (self._few_rows and self._few_rows.program(*shape)) or (shape, self._decode)
 
     def _shape(self, texts, most):
         length = max(map(len, texts))
@@ -181,6 +196,60 @@ class TextModel:
         return Answer(data.spell(self.features.targets, ids[:-1] if has_end else ids), float(score), ids)
 
 
+class FewRows:
+    """Compiled programs for one to four inputs.
+
+    Such a program takes half the time of the one for any shape, and seconds to compile. So a thread compiles it when
+    its shape is first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32,
+    64, 128 and so on, which keeps programs few, as each takes some 50 MiB.
+
+    Args:
+        decode: Function to trace, from <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
+        inputs_length: int. Longest input.
+        most_rows: int. Largest number of inputs that a static shape makes faster, `decoding.max_fused_sequences`.
+    """
+
+    def __init__(self, decode: Callable[..., Any], inputs_length: int, most_rows: int):
+        self._decode = decode
+        self._rows = [rows for rows in _FEW_ROWS if rows <= most_rows]
+        self._inputs_length = inputs_length
+        self._programs = {}
+        self._maker: threading.Thread | None = None
+
+    def program(self, rows: int, length: int) -> tuple[tuple[int, int], Callable[..., Any]] | None:
+        """Returns the shape to pad to and its program, or None, and then starts to compile it.
+
+        Args:
+            rows, length: int. Shape of the inputs.
+        """
+        rows = next((most for most in self._rows if rows <= most), 0)
+        if not rows:
+            return None
+        filled = decoding.bucketed_length(1)
+        while filled < length:
+            filled *= 2
+        shape = rows, min(filled, self._inputs_length)
+        if program := self._programs.get(shape):
+            return shape, program
+        if shape not in self._programs and (self._maker is None or not self._maker.is_alive()):
+            # Not a daemon, because a process that ends while a daemon traces is aborted.
+            self._maker = threading.Thread(target=self._make, args=shape, name="compiler", daemon=False)
+            self._maker.start()
+        return None
+
+    def _make(self, rows, length):
+        self._programs[rows, length] = None  # after an error, which the thread prints, it is not tried again
+        program = forms.compiled(self._decode)
+        program(np.zeros((rows, length), "int32"), np.zeros((rows, 1), "int32"))
+        self._programs[rows, length] = program
+
+
+def _not_empty(inputs):
+    if not inputs[0]:
+        raise Refusal("There is no text in it.")
+    return Inputs(*inputs)
+
+
 def _filled(texts, shape):
     """Returns lists of ids as <int32>[shape], padded with 0."""
     batch = np.zeros(shape, "int32")
@@ -195,9 +264,6 @@ def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
     Args:
         vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
         model: SwitchTransformer.
-
-    Raises:
-        Refusal: there is no such vocabulary, or it has more ids than the model's embedding.
     """
     vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
     if vocabulary.vocab_size > model.config.vocab_size:
@@ -221,9 +287,6 @@ def generate(model: "keras.Model", texts: list[str], vocabulary: Any, max_length
 
     Returns:
         list of str, without the end of sequence.
-
-    Raises:
-        Refusal: a text is empty, or the vocabulary is larger than the model's.
     """
     if isinstance(texts, str):
         raise Refusal(f"texts must be a list of them, such as [{checks.shown(texts)}].")

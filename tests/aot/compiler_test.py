@@ -56,7 +56,7 @@ def test_gradients_lie_as_their_weights_and_go_from_one_program_of_dtensor_to_th
 def test_every_variable_is_an_argument_and_is_replaced(lowered):
     kinds = [argument.kind for argument in lowered.arguments]
     assert set(kinds) == {"feature", "weight", "slot"}
-    updated = [lowered.num_inputs + index for index in lowered.program.updated]
+    updated = [kinds.count("feature") + index for index in lowered.program.updated]
     assert len(updated) == len(set(updated)) == kinds.count("weight") + kinds.count("slot") - 1
     (kept,) = {index for index, kind in enumerate(kinds) if kind != "feature"} - set(updated)
     assert "learning_rate" in lowered.arguments[kept].name

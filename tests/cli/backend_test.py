@@ -70,16 +70,15 @@ def test_an_unknown_one_is_refused_before_tensorflow_is_imported(command, tmp_pa
 
 
 @pytest.mark.parametrize("words, has_tpu, backend, expected", [
-    ([], True, "pjrt", "load"), ([], True, "auto", "load_on_one_device"), ([], False, "pjrt", "load_on_one_device"),
-    (["--backend=auto"], True, "pjrt", "load_on_one_device"), (["--backend=pjrt"], False, "auto", "load")])
+    ([], True, "pjrt", "layout"), ([], True, "auto", "one device"), ([], False, "pjrt", "one device"),
+    (["--backend=auto"], True, "pjrt", "one device"), (["--backend=pjrt"], False, "auto", "layout")])
 def test_texts_are_answered_by_pjrt_if_asked_to_or_where_a_run_of_pjrt_has_a_tpu(
         words, has_tpu, backend, expected, configuration_of, tmp_path, monkeypatch):
     (tmp_path / "operative_config.gin").write_text(configuration_of(backend))
     loaded = []
     described = types.SimpleNamespace(layout=Layout(), config=types.SimpleNamespace(axis_sizes={}))
-    for name in ("load", "load_on_one_device"):
-        monkeypatch.setattr(trained_run, name, lambda arguments, *others, name=name: loaded.append(
-            (name, arguments.gin_bindings)) or described)
+    monkeypatch.setattr(trained_run, "load", lambda arguments, *others, on_one_device=False: loaded.append(
+        ("one device" if on_one_device else "layout", arguments.gin_bindings)) or described)
     monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
     arguments = main._parse(["infer", f"--run={tmp_path}", "--input=-", *words])
     trained_run.load_to_answer(arguments, tmp_path)

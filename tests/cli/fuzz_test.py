@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from switch_tf import sentencepiece_training
 from switch_tf.cli import compile as compile_command
-from switch_tf.cli import export, infer, main, sampler_arguments, serve
+from switch_tf.cli import main
 from switch_tf.installation import doctor, quiet
 from switch_tf.statuses import INTERRUPTED
 from switch_tf.training import processes
@@ -161,6 +161,7 @@ def faked(monkeypatch, tmp_path):
     from switch_tf.aot import answers
     from switch_tf.comparison import turns
     from switch_tf.evaluation import checkpoint_evaluator
+    from switch_tf.inference import saved_runs
     from switch_tf.partitioning.partitioner import Partitioner
     from switch_tf.training import verification
     from switch_tf.training.trainer import Trainer
@@ -220,16 +221,19 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_command, "_search", ask)
     monkeypatch.setattr(answers, "ask", lambda questions: dict.fromkeys(questions, {"failed": "not compiled"}))
     monkeypatch.setattr(answers, "table", str)
-    monkeypatch.setattr(export, "_export_run", lambda arguments, *unused: {
-        "sampler": str(sampler_arguments.sampler(arguments))})
-    monkeypatch.setattr(infer, "_answer", lambda arguments, *unused: {
-        "sampler": str(sampler_arguments.sampler(arguments))})
-    monkeypatch.setattr(serve, "_serve", lambda arguments, *unused: {
-        "sampler": str(sampler_arguments.sampler(arguments))})
+
+    def load_text_model(*arguments):
+        raise Loaded
+
+    monkeypatch.setattr(saved_runs, "load_text_model", load_text_model)
     monkeypatch.setattr(sentencepiece_training, "train_file", lambda *arguments: None)
     monkeypatch.setattr(sentencepiece_training, "characters_per_token", lambda *arguments: 4.0)
     monkeypatch.setattr(doctor, "run_python", lambda code: ("[]", ""))
     yield tmp_path
+
+
+class Loaded(Exception):
+    """In place of a model that would be loaded, to say that the command line is right."""
 
 
 def _try(command, words, capsys):
@@ -239,6 +243,9 @@ def _try(command, words, capsys):
         status = main.main([command, *words])
     except SystemExit as exit_:  # argparse's own refusal
         status = exit_.code
+    except Loaded:
+        capsys.readouterr()
+        return 0
     out, err = capsys.readouterr()
     assert status in (0, 1, 2) or command == "compare" and status == INTERRUPTED, words
     assert "Traceback" not in err, words

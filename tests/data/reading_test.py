@@ -73,7 +73,7 @@ def test_the_same_lines_have_the_same_ids_everywhere(tmp_path, serve, vocabulary
     data.Evaluator(description).evaluate(predict, None)
     text_model, server = serve(reading)
     examples = [one.texts for one in data.TextFile(str(tmp_path / "rows.jsonl"), reading.fields).examples()]
-    program = tf.function(exporting._Served(text_model).read, autograph=False)
+    program = tf.function(exporting._Answerer(text_model).read, autograph=False)
     found = {
         "evaluated": evaluated[:len(ODD)], "inferred": [text_model.read(text).ids for text, _ in examples],
         "served": [server._inputs("instance", text).ids for text in ODD],

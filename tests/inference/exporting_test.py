@@ -32,7 +32,7 @@ def text_model(make_model):
 @pytest.mark.parametrize("sampler, dtype", CASES, ids=repr)
 def test_it_answers_as_the_model_does(text_model, tmp_path, sampler, dtype):
     model = text_model(sampler, dtype)
-    exporting.export(model, tmp_path / "saved", {"step": 3})
+    exporting.export_texts(model, tmp_path / "saved", {"step": 3})
     signatures = tf.saved_model.load(tmp_path / "saved").signatures
     found = signatures["serving_default"](inputs=tf.constant(TEXTS))
     expected = [results[0] for results in model.answer([model.read(text).ids for text in TEXTS], range(5))]
@@ -50,7 +50,7 @@ def test_it_answers_as_the_model_does(text_model, tmp_path, sampler, dtype):
 @pytest.mark.slow
 def test_texts_and_ids_have_signatures_and_what_is_empty_has_no_answer(text_model, tmp_path):
     model = text_model()
-    exporting.export(model, tmp_path / "saved", {})
+    exporting.export_texts(model, tmp_path / "saved", {})
     signatures = tf.saved_model.load(tmp_path / "saved").signatures
     ids = np.random.default_rng(0).integers(2, 384, (3, 7)).astype("int32")
     ids[1] = 0
@@ -73,8 +73,8 @@ def test_nothing_is_left_of_an_export_that_failed(text_model, tmp_path, monkeypa
 
     monkeypatch.setattr(tf.saved_model, "save", fail)
     with pytest.raises(Refusal, match="No space left"):
-        exporting.export(text_model(), tmp_path / "saved", {})
+        exporting.export_texts(text_model(), tmp_path / "saved", {})
     assert not list(tmp_path.iterdir())
     (tmp_path / "kept").write_text("x")
     with pytest.raises(ValueError, match="must be new or an empty folder"):
-        exporting.export(text_model(), tmp_path, {})
+        exporting.export_texts(text_model(), tmp_path, {})

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from switch_tf import data, decoding
-from switch_tf.inference.few_rows import FewRows
-from switch_tf.inference.text_model import TextModel
+from switch_tf.inference.text_model import FewRows, TextModel
 from switch_tf.tasks import vocabularies
 
 BYTES = vocabularies.byte()
@@ -60,7 +59,7 @@ def test_a_process_that_ends_meanwhile_ends_well():
     """One that is asked by a daemon, as a server's thread is."""
     source = """
 import threading
-from switch_tf.inference.few_rows import FewRows
+from switch_tf.inference.text_model import FewRows
 
 started = threading.Event()
 

@@ -9,7 +9,6 @@ import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer, data, decoding
 from switch_tf.inference.text_model import TextModel
-from switch_tf.inference.token_routes import TokenRoutes
 from switch_tf.partitioning.backends.pjrt import PjrtProgram
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import vocabularies
@@ -85,7 +84,7 @@ def test_targets_score_as_on_one_tensorflow_device(where, dtype, make):
 
 @pytest.mark.parametrize("where", ["one", pytest.param("several", marks=pytest.mark.slow)])
 def test_tokens_take_the_experts_that_they_take_on_one_tensorflow_device(where, make):
-    routes, expected = (TokenRoutes(model).of(model.read(TEXTS[0]).ids, [5, 9, 1])
+    routes, expected = (model.routes(model.read(TEXTS[0]).ids, [5, 9, 1])
                         for model in (make(where), make("plain", batch_size=None)))
     assert routes == expected and len(routes["layers"]) == 2
 
@@ -100,7 +99,7 @@ def test_a_batch_has_as_many_rows_as_the_mesh_divides(make):
 def test_a_warm_server_compiles_nothing_and_answers_requests_at_once(where, make, monkeypatch):
     plain, model = make("plain", "float32"), make(where, "float32", batch_size=8)
     expected = [results[0] for results in plain.answer([plain.read(text).ids for text in TEXTS], range(len(TEXTS)))]
-    routes = TokenRoutes(make("plain", "float32", batch_size=None)).of(plain.read(TEXTS[0]).ids, expected[0].ids)
+    routes = make("plain", "float32", batch_size=None).routes(plain.read(TEXTS[0]).ids, expected[0].ids)
     with served(model, batch_size=8) as (server, port):
         server.warm_up()
         monkeypatch.setattr(PjrtProgram, "_build", lambda program, specs: pytest.fail("A program is compiled."))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from switch_tf import data, decoding
-from switch_tf.inference import connections
+from switch_tf.inference import listening
 from switch_tf.inference import server as server_module
 from switch_tf.inference.server import Server
 from switch_tf.inference.text_model import TextModel
@@ -39,14 +39,14 @@ def served(text_model, most=100, **limits):
     server = Server(text_model, "tiny", {"step": 3}, **limits)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    listening = connections.HttpServer(server.app, most, log_level="critical", timeout_graceful_shutdown=10)
-    thread = threading.Thread(target=listening.run, kwargs={"sockets": [listener]})
+    http_server = listening.HttpServer(server.app, most, log_level="critical", timeout_graceful_shutdown=10)
+    thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listener]})
     thread.start()
-    until(lambda: listening.started)
+    until(lambda: http_server.started)
     try:
         yield server, listener.getsockname()[1]
     finally:
-        listening.should_exit = True
+        http_server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
 

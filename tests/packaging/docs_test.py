@@ -25,7 +25,8 @@ def _commands():
 
 def _examples():
     for command in main.COMMANDS:
-        yield from _commands_of(importlib.import_module(main._module(command)).EXAMPLES, f"{command} --help")
+        module = importlib.import_module(f"switch_tf.cli.{command.replace('-', '_')}")
+        yield from _commands_of(module.EXAMPLES, f"{command} --help")
 
 
 def _commands_of(block, place):

@@ -273,8 +273,8 @@ def main():
             count = [sum(answer.outcome == outcome for answer in cells) for outcome in (REFUSED, READ)]
             memory = max(answer.memory for answer in cells) - found["", ""].memory
             seconds = max(answer.seconds for answer in cells)
-            print(f"{name:<16} {file:<60} refused {count[0]:2}, read {count[1]:2}, slowest {seconds:4.1f} s, most memory "
-                  f"{memory / 2**20:5.0f} MiB", flush=True)
+            print(f"{name:<16} {file:<60} refused {count[0]:2}, read {count[1]:2}, slowest {seconds:4.1f} s, "
+                  f"most memory {memory / 2**20:5.0f} MiB", flush=True)
         bad += faults(name, found)
     print("\n".join(bad) or "Every file in every case: refused in a sentence, or read.")
     sys.exit(bool(bad))

@@ -13,7 +13,7 @@ from switch_tf import SwitchTransformer, metrics
 from switch_tf.cli import main
 from switch_tf.configs.run import StepSettings
 from switch_tf.conversion import own
-from switch_tf.decoding import likelihood
+from switch_tf.decoding import log_likelihoods
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -64,7 +64,7 @@ def test_the_loss_is_the_mixture_of_the_paper(teacher, student_config, batch):
     assert float(measured.loss.value) == pytest.approx(expected, rel=1e-5)
     terms = measured.batch.loss_terms
     assert float(terms["distillation"].value) == pytest.approx(np.sum(soft * weights) / weights.sum(), rel=1e-5)
-    likelihoods = likelihood.log_likelihoods(read, batch).numpy()
+    likelihoods = log_likelihoods(read, batch).numpy()
     assert float(terms["teacher_cross_entropy"].value) == pytest.approx(-likelihoods.sum() / weights.sum(), rel=1e-5)
 
 

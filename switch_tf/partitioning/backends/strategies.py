@@ -190,7 +190,7 @@ class TPUPartitioner(StrategyPartitioner):
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         super().check(config, steps_per_call, use_xla)
         chips.check_memory(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
-                     "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
+                           "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         size = next(iter(features.values())).shape[1] // self.num_parts
