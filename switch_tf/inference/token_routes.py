@@ -4,7 +4,6 @@ import numpy as np
 
 from switch_tf import context, data
 from switch_tf.inference.text_model import TextModel
-from switch_tf.layers import routes
 
 
 class TokenRoutes:
@@ -46,9 +45,10 @@ class TokenRoutes:
                 "num_experts": model.model.config.num_experts, "layers": layers}
 
     def _run(self, inputs, outputs):
-        with context.within(no_drop=True), routes.recorded() as recorded:
+        routes = []
+        with context.within(no_drop=True, routes=routes):
             self._text_model.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
-        return {route.layer: route.gates for route in recorded}
+        return {route.layer: route.gates for route in routes}
 
 
 def _experts(gates):

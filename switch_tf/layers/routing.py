@@ -9,9 +9,9 @@ from switch_tf import checks, losses, partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.choices import ROUTER_DTYPES, check_choice
 from switch_tf.configs.semantics import rules_of
-from switch_tf.layers import dropout, masks, slots
+from switch_tf.layers import masks, slots
+from switch_tf.layers.basic import Layer, drop, kernel_initializer
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
-from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, products, random, replicas
 from switch_tf.partitioning.tensors import Shape, Tensor
@@ -23,7 +23,7 @@ NO_PREFERENCE = -1e9
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class Router(keras.layers.Layer):
+class Router(Layer):
     """Assigns experts, slots and gates to tokens.
 
     Computes jitter, logits, softmax, choice and losses in `router_dtype` from a float32 kernel (selective precision,
@@ -72,25 +72,23 @@ class Router(keras.layers.Layer):
                  router_dtype: str = "float32", init_scale: float = 0.1, semantics: str = "switch_tf", **kwargs: Any):
         super().__init__(**kwargs)
         self._policy = policies.resolve(policy, second_expert_policy, second_expert_threshold)
-        self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
+        self._keep(checks.integer, 1, num_experts=num_experts)
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration)
         check_choice("router_dtype", router_dtype, ROUTER_DTYPES)
         self._rules = rules_of(semantics)
-        self.jitter_noise = checks.number("jitter_noise", jitter_noise, "in [0, 1)")
-        self.second_place_loss_weight = checks.number("second_place_loss_weight", second_place_loss_weight,
-                                                      "0 or above")
-        self.init_scale = checks.number("init_scale", init_scale, "above 0")
+        self._keep(checks.number, "in [0, 1)", jitter_noise=jitter_noise)
+        self._keep(checks.number, "0 or above", second_place_loss_weight=second_place_loss_weight)
+        self._keep(checks.number, "above 0", init_scale=init_scale)
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
                           f"choices, such as 'top2', not {self._policy.name!r}.")
-        self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
-        self.policy = policy
-        self.exploration = exploration
-        self.second_expert_policy = second_expert_policy
-        self.second_expert_threshold = checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
-        self.router_dtype = router_dtype
-        self.semantics = semantics
+        self._keep(checks.optional, checks.integer, 1, num_selected_experts=num_selected_experts)
+        self._keep(checks.number, "in (0, 1)", second_expert_threshold=second_expert_threshold)
+        self.policy, self.second_expert_policy, self.exploration = policy, second_expert_policy, exploration
+        self.router_dtype, self.semantics = router_dtype, semantics
         self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
+        # Whether `load_balancing_loss` is a losses.Balance, for `models.stack.join`.
+        self.reports_balance = False
 
     @property
     def experts_choose(self) -> bool:
@@ -120,8 +118,9 @@ class Router(keras.layers.Layer):
         if token_ids is not None:
             token_ids = replicas.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
-        if self._policy.needs_token_ids and token_ids is None:
-            raise Refusal(f"The {self._policy.name} policy needs token_ids (<int32>, one for each token); pass "
+        policy = self._policy
+        if policy.needs_token_ids and token_ids is None:
+            raise Refusal(f"The {policy.name} policy needs token_ids (<int32>, one for each token); pass "
                           "them to the layer.")
         if 0 in inputs.shape[:2]:
             raise Refusal(f"inputs must hold at least one group of at least one token, not the shape "
@@ -130,9 +129,23 @@ class Router(keras.layers.Layer):
         is_present = masks.padding_mask(inputs, is_present, name="is_present")
         if self._rules.routes_padding:
             is_real = is_present
-        logits = self._logits(inputs, training) if self._policy.has_kernel else None
-        scores = self._scores(logits, is_real, token_ids, training)
-        decisions = self._policy.function(scores, self._options(expert_capacity, training))
+        logits = selection = probs = None
+        if policy.has_kernel:
+            logits = self._logits(inputs, training)
+            probs = ops.softmax(logits, axis=-1)
+            selection = ops.stop_gradient(dtypes.widen(logits))
+            selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE,
+                                 -NO_PREFERENCE)
+            if training and self.exploration == "sample":
+                selection = selection + _gumbel(random.layer_seed(self, "sample"), selection)
+        scores = Scores(selection, probs, is_real, token_ids)
+
+        def uniform(shape):
+            return random.uniform(random.layer_seed(self, "second_expert"), shape)
+
+        decisions = policy.function(scores, Options(
+            self.num_experts, expert_capacity, policy.count(self.num_selected_experts), self._rules.normalizes_gates,
+            training, policy, uniform if training else None, self._read_state()))
         if logits is None:
             # Without scores, each token's expert has probability 1.
             probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
@@ -148,31 +161,9 @@ class Router(keras.layers.Layer):
             noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
-            noise = random.uniform(random.layer_seed(self, "input_dropout"), ops.shape(inputs))
-            x = dropout.masked(x, dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype))
+            x = drop(x, random.uniform(random.layer_seed(self, "input_dropout"), ops.shape(inputs)), INPUT_DROPOUT_RATE)
         logits = products.product("gsm,me->gse", x, self.kernel)
         return partitioning.constrain(logits, ("group", None, "router_expert"))
-
-    def _scores(self, logits, is_real, token_ids, training):
-        """Returns Scores from <router dtype>[group, tokens, expert] logits. None for a policy without a kernel."""
-        if logits is None:
-            return Scores(None, None, is_real, token_ids)
-        probs = ops.softmax(logits, axis=-1)
-        selection = ops.stop_gradient(dtypes.widen(logits))
-        selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE, -NO_PREFERENCE)
-        if training and self.exploration == "sample":
-            selection = selection + _gumbel(random.layer_seed(self, "sample"), selection)
-        return Scores(selection, probs, is_real, token_ids)
-
-    def _options(self, capacity, training):
-        """Returns the policy's Options."""
-
-        def uniform(shape):
-            return random.uniform(random.layer_seed(self, "second_expert"), shape)
-
-        return Options(self.num_experts, capacity, self._policy.count(self.num_selected_experts),
-                       self._rules.normalizes_gates, training, self._policy, uniform if training else None,
-                       self._read_state())
 
     @property
     def has_state(self) -> bool:
@@ -201,17 +192,23 @@ class Router(keras.layers.Layer):
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
         preferred = slots.first_choice(scores) if self._policy.counts_preference else None
-        counts = decisions.counts(scores.is_real, preferred, probs.dtype)
+        expert_load, num_filled, num_served = decisions.counts(scores.is_real, preferred, probs.dtype)
         num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, probs.dtype)
-        no_loss = Mean(ops.zeros_like(num_real), num_real)
+        balance_loss = no_loss = Mean(ops.zeros_like(num_real), num_real)
+        if not self._policy.is_balanced:
+            chosen = decisions.expert_index if preferred is None else preferred
+            balance = losses.balance(scores.probs, chosen, scores.is_real, self.semantics)
+            if self.second_place_loss_weight:
+                balance = losses.with_second_place(balance, self.second_place_loss_weight, scores.probs, chosen,
+                                                   scores.is_real, self.semantics)
+            balance_loss = balance if self.reports_balance else balance.mean
         return RouterStats(
-            expert_load=counts.load,
-            fraction_tokens_dropped=Mean(num_real - counts.num_served, num_real),
+            expert_load=expert_load,
+            fraction_tokens_dropped=Mean(num_real - num_served, num_real),
             router_entropy=Mean(ops.sum(entropy * real), num_real),
             router_confidence=Mean(ops.sum(ops.max(probs, axis=-1) * real), num_real),
-            expert_usage=Mean(counts.num_filled, num_slots),
-            load_balancing_loss=(no_loss if self._policy.is_balanced else
-                                 self._loss_of(self._balance(scores, decisions, preferred))),
+            expert_usage=Mean(num_filled, num_slots),
+            load_balancing_loss=balance_loss,
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
 
     def symbolic_stats(self) -> RouterStats:
@@ -223,24 +220,8 @@ class Router(keras.layers.Layer):
         return RouterStats(**{name: mean(self.num_experts) if name == "expert_load" else mean()
                               for name in RouterStats._fields})
 
-    def _balance(self, scores, decisions, preferred):
-        """Returns losses.Balance. `preferred`: <int32>[group, tokens], counted instead of the choices, or None."""
-        chosen = decisions.expert_index if preferred is None else preferred
-        first = losses.balance(scores.probs, chosen, scores.is_real, self.semantics)
-        if not self.second_place_loss_weight:
-            return first
-        return losses.with_second_place(
-            first, self.second_place_loss_weight, scores.probs, chosen, scores.is_real, self.semantics)
-
-    def _loss_of(self, balance):
-        """Returns the load-balancing loss for the statistics, from a losses.Balance."""
-        return balance.mean
-
     def get_config(self) -> dict[str, Any]:
-        names = ("num_experts", "num_selected_experts", "exploration", "jitter_noise", "second_expert_policy",
-                 "second_expert_threshold", "second_place_loss_weight", "router_dtype", "init_scale", "semantics")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names},
-                "policy": policies.to_config(self.policy)}
+        return {**super().get_config(), "policy": policies.to_config(self.policy)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Router":
