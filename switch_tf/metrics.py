@@ -16,6 +16,9 @@ class Mean(NamedTuple):
     total: Any
     weight: Any
 
+    def merge(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.weight + other.weight)
+
     @property
     def value(self) -> Tensor:
         """total / weight, or 0 if the weight is 0, as in a batch of padding alone."""
@@ -48,6 +51,9 @@ class RouterStats(NamedTuple):
     def dead_experts(self) -> Tensor:
         """Number of experts that no token chose first, <int32> scalar."""
         return ops.sum(ops.cast(ops.equal(self.expert_load.total, 0), "int32"))
+
+    def merge(self, other: "RouterStats") -> "RouterStats":
+        return merge(self, other)
 
 
 class Measurements(NamedTuple):

@@ -21,7 +21,7 @@ def test_a_mean_is_its_total_over_its_weight():
 
 def test_merging_is_not_the_mean_of_means():
     # (1 + 9) / (1 + 3) = 2.5, not (1 / 1 + 9 / 3) / 2 = 2
-    merged = metrics.merge(Mean(1.0, 1.0), Mean(9.0, 3.0))
+    merged = Mean(1.0, 1.0).merge(Mean(9.0, 3.0))
     assert merged == Mean(10.0, 4.0)
     assert merged.value == 2.5
 
@@ -32,7 +32,7 @@ def test_the_mean_of_nothing_is_0():
 
 
 def test_router_statistics_merge_field_by_field():
-    merged = metrics.merge(stats(0), stats(10))
+    merged = stats(0).merge(stats(10))
     for i, mean in enumerate(merged):
         # (0 + i) + (10 + i) over (1 + i) + (1 + i)
         assert mean == Mean(10 + 2 * i, 2 + 2 * i)
@@ -54,7 +54,7 @@ def test_a_tree_of_means_merges_mean_by_mean_and_keeps_its_form_and_order():
     assert list(merged.batch.loss_terms) == ["z_loss", "cross_entropy"]
     assert list(merged.batch.routers) == ["encoder/layers_1", "decoder/layers_1"]
     np.testing.assert_array_equal(merged.batch.routers["decoder/layers_1"].expert_load.total, [3, 0.5])
-    assert merged.batch.routers["encoder/layers_1"].router_z_loss == metrics.merge(stats(1), stats(2)).router_z_loss
+    assert merged.batch.routers["encoder/layers_1"].router_z_loss == stats(1).merge(stats(2)).router_z_loss
     assert merged.tokens == Mean(60, 2)
 
 

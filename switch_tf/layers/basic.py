@@ -21,6 +21,10 @@ class Layer(keras.layers.Layer):
         for name, value in arguments.items():
             setattr(self, name, check(name, value, *rule))
 
+    def _draw(self, purpose, shape):
+        """Draws <float32>[shape] uniform numbers in [0, 1), whose first axis is this part of the batch."""
+        return random.uniform(random.layer_seed(self, purpose), tuple(shape))
+
     def get_config(self) -> dict[str, Any]:
         # A subclass elsewhere may have other arguments.
         made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
@@ -118,7 +122,7 @@ class Dropout(KeepsShape):
                 raise Refusal(f"broadcast_axis must be below {len(shape)}, the number of dimensions of the "
                               f"inputs, not {self.broadcast_axis}.")
             shape[self.broadcast_axis] = 1
-        return drop(inputs, random.uniform(random.layer_seed(self, "dropout"), tuple(shape)), self.rate)
+        return drop(inputs, self._draw("dropout", shape), self.rate)
 
 
 @keras.saving.register_keras_serializable("switch_tf")

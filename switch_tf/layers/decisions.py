@@ -17,13 +17,13 @@ class Scores(NamedTuple):
 
     `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None for a policy without a kernel.
     `probs`: <router dtype>[group, tokens, expert], the router's softmax. None for a policy without a kernel.
-    `is_real`: <bool>[group, tokens], False at padding. None means no padding.
+    `is_real`: <bool>[group, tokens], False at padding.
     `token_ids`: <int32>[group, tokens], or None if the caller passed none.
     """
 
     selection: Any
     probs: Any
-    is_real: Any = None
+    is_real: Any
     token_ids: Any = None
 
 
@@ -72,11 +72,11 @@ class TokenChoices(NamedTuple):
         """Whether each choice has a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
-    def counts(self, is_real: Tensor | None, preferred: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+    def counts(self, is_real: Tensor, preferred: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
         """Counts the load, the slots that hold a token, and the tokens in at least one slot, over all groups.
 
         Args:
-            is_real: <bool>[group, tokens], False at padding. None means no padding.
+            is_real: <bool>[group, tokens], False at padding.
             preferred: <int32>[group, tokens], the expert to count each token for. None means its first choice.
             dtype: Dtype of the counts.
 
@@ -86,8 +86,7 @@ class TokenChoices(NamedTuple):
         """
         wants = ops.one_hot(self.expert_index[..., 0] if preferred is None else preferred, self.num_experts,
                             dtype="int32")
-        if is_real is not None:
-            wants = wants * ops.cast(is_real[..., None], "int32")
+        wants = wants * ops.cast(is_real[..., None], "int32")
         load = ops.cast(ops.sum(wants, axis=(0, 1)), dtype)
         is_filled = self.is_filled
         return (Mean(load, ops.sum(load)), ops.sum(ops.cast(is_filled, dtype)),
@@ -116,7 +115,7 @@ class ExpertChoices(NamedTuple):
     num_experts: int
     capacity: Any
 
-    def counts(self, is_real: Tensor | None, preferred: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+    def counts(self, is_real: Tensor, preferred: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
         """Counts as `TokenChoices.counts`. `is_real` and `preferred` make no difference here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")

@@ -163,10 +163,10 @@ class SwitchFeedForward(Routed, KeepsShape):
         batch, length, _ = ops.shape(inputs)
         groups, expert_capacity, (rows, columns) = grouping.plan(
             self.grouping, (batch, length), training, self.router.experts_choose)
-        if self.grouping.rules.zeroes_padding and padding_mask is not None:
-            inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
         if padding_mask is None:
             padding_mask = ops.ones((batch, length), "bool")
+        elif self.grouping.rules.zeroes_padding:
+            inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
         more, missing = (rows - batch, columns - length), groups.count * groups.size - rows * columns
 
         def in_groups(x):

@@ -1,5 +1,6 @@
 """The router: scores experts for tokens, applies a policy and measures the result."""
 
+import functools
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from switch_tf.layers import masks, slots
 from switch_tf.layers.basic import Layer, drop, kernel_initializer
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.metrics import Mean, RouterStats
-from switch_tf.ops import dtypes, products, random, replicas
+from switch_tf.ops import dtypes, products, replicas
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
@@ -129,6 +130,8 @@ class Router(Layer):
         is_present = masks.padding_mask(inputs, is_present, name="is_present")
         if self._rules.routes_padding:
             is_real = is_present
+        if is_real is None:
+            is_real = ops.ones(ops.shape(inputs)[:2], "bool")
         logits = selection = probs = None
         if policy.has_kernel:
             logits = self._logits(inputs, training)
@@ -137,15 +140,13 @@ class Router(Layer):
             selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE,
                                  -NO_PREFERENCE)
             if training and self.exploration == "sample":
-                selection = selection + _gumbel(random.layer_seed(self, "sample"), selection)
+                draws = self._draw("sample", ops.shape(selection))
+                selection = selection + _gumbel(ops.cast(draws, selection.dtype))
         scores = Scores(selection, probs, is_real, token_ids)
-
-        def uniform(shape):
-            return random.uniform(random.layer_seed(self, "second_expert"), shape)
-
+        uniform = functools.partial(self._draw, "second_expert") if training else None
         decisions = policy.function(scores, Options(
             self.num_experts, expert_capacity, policy.count(self.num_selected_experts), self._rules.normalizes_gates,
-            training, policy, uniform if training else None, self._read_state()))
+            training, policy, uniform, self._read_state()))
         if logits is None:
             # Without scores, each token's expert has probability 1.
             probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
@@ -156,12 +157,12 @@ class Router(Layer):
         """Computes logits: <any float>[group, tokens, d_model] -> <router dtype>[group, tokens, expert]."""
         x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
-            noise = random.uniform(random.layer_seed(self, "jitter"), ops.shape(inputs))
+            noise = self._draw("jitter", ops.shape(inputs))
             # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
             noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
-            x = drop(x, random.uniform(random.layer_seed(self, "input_dropout"), ops.shape(inputs)), INPUT_DROPOUT_RATE)
+            x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
         logits = products.product("gsm,me->gse", x, self.kernel)
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
@@ -188,7 +189,7 @@ class Router(Layer):
     def _stats(self, scores, logits, decisions):
         """Returns RouterStats over real tokens. `scores.probs` is never None here."""
         probs = dtypes.widen(scores.probs)
-        real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, probs.dtype)
+        real = ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
         preferred = slots.first_choice(scores) if self._policy.counts_preference else None
@@ -197,10 +198,8 @@ class Router(Layer):
         balance_loss = no_loss = Mean(ops.zeros_like(num_real), num_real)
         if not self._policy.is_balanced:
             chosen = decisions.expert_index if preferred is None else preferred
-            balance = losses.balance(scores.probs, chosen, scores.is_real, self.semantics)
-            if self.second_place_loss_weight:
-                balance = losses.with_second_place(balance, self.second_place_loss_weight, scores.probs, chosen,
-                                                   scores.is_real, self.semantics)
+            balance = losses.balance(scores.probs, chosen, scores.is_real, self.semantics,
+                                     self.second_place_loss_weight)
             balance_loss = balance if self.reports_balance else balance.mean
         return RouterStats(
             expert_load=expert_load,
@@ -228,15 +227,10 @@ class Router(Layer):
         return cls(**{**config, "policy": policies.from_config(config["policy"])})
 
 
-def _gumbel(seed, logits):
-    """Draws Gumbel noise of the shape and dtype of `logits`.
+def _gumbel(draws):
+    """Turns uniform draws into Gumbel noise.
 
     The argmax of logits plus noise is a sample from their softmax. The top k are a sample without replacement.
-
-    Args:
-        seed: <uint32> scalar.
-        logits: <float32>[group, tokens, expert].
     """
     # A draw of 0 becomes half the generator's step, so both logarithms are finite. The largest draw is 1 - 2^-24.
-    draws = ops.cast(random.uniform(seed, ops.shape(logits)), logits.dtype)
     return -ops.log(-ops.log(ops.maximum(draws, 2.0**-25)))

@@ -47,10 +47,7 @@ def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor
         gates = probabilities(scores, expert_index)
         if expert_index.shape[-1] > 1 and options.is_normalized:
             gates = gates / (ops.sum(gates, axis=-1, keepdims=True) + 1e-9)
-    if scores.is_real is None:
-        routed = ops.ones_like(expert_index, dtype="bool")
-    else:
-        routed = ops.broadcast_to(scores.is_real[..., None], ops.shape(expert_index))
+    routed = ops.broadcast_to(scores.is_real[..., None], ops.shape(expert_index))
     if is_wanted is not None:
         routed = ops.logical_and(routed, is_wanted(gates))
     asked = expert_index
