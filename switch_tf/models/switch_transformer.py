@@ -55,8 +55,14 @@ class SwitchTransformer(Routed, keras.Model):
                  **kwargs: Any):
         with checks.arguments_of_keras():
             super().__init__(dtype=dtype, name=name, **kwargs)
-        self.config = _as_config(config)
-        config, policy = self.config, self.dtype_policy
+        if not isinstance(config, SwitchConfig):
+            if not isinstance(config, dict):
+                raise Refusal("config must be a SwitchConfig, or a dictionary of its fields, not "
+                              f"{checks.shown(config)}.")
+            for field in config:
+                check_choice("A field of a SwitchConfig", field, _CONFIG_FIELDS)
+            config = SwitchConfig(**config)
+        self.config, policy = config, self.dtype_policy
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
         self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
@@ -352,14 +358,3 @@ class SwitchTransformer(Routed, keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "config": dataclasses.asdict(self.config)}
-
-
-def _as_config(config):
-    """Returns a SwitchConfig from a SwitchConfig or a dict of its fields."""
-    if isinstance(config, SwitchConfig):
-        return config
-    if not isinstance(config, dict):
-        raise Refusal(f"config must be a SwitchConfig, or a dictionary of its fields, not {checks.shown(config)}.")
-    for name in config:
-        check_choice("A field of a SwitchConfig", name, _CONFIG_FIELDS)
-    return SwitchConfig(**config)
