@@ -31,13 +31,13 @@ class _Kernels(Layer):
     def _add_kernels(self, d_model, output_dim, width, stacked=(), stacked_axes=()):
         """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and `wo`. `width`: logical axis of d_ff."""
 
-        def add(name, fan_in, fan_out, axes):
-            return partitioning.add_weight(self, name, (*stacked, fan_in, fan_out), (*stacked_axes, *axes),
-                                           kernel_initializer(self.init_scale, fan_in))
+        def add(name, shape, axes, initializer):
+            return partitioning.add_weight(self, name, (*stacked, *shape), (*stacked_axes, *axes), initializer)
 
-        self.input_kernels = [add(name, d_model, self.d_ff, ("embed", width))
-                              for name in (("wi_0", "wi_1") if self.activation in GATED_ACTIVATIONS else ("wi",))]
-        self.wo = add("wo", self.d_ff, output_dim, (width, "embed"))
+        names = ("wi_0", "wi_1") if self.activation in GATED_ACTIVATIONS else ("wi",)
+        initializer = kernel_initializer(self.init_scale, d_model)
+        self.input_kernels = [add(name, (d_model, self.d_ff), ("embed", width), initializer) for name in names]
+        self.wo = add("wo", (self.d_ff, output_dim), (width, "embed"), kernel_initializer(self.init_scale, self.d_ff))
 
     def activate(self, products: Sequence[Tensor]) -> Tensor:
         """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from a list of the products."""
