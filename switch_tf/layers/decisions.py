@@ -72,20 +72,19 @@ class TokenChoices(NamedTuple):
         """Whether each choice has a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
-    def counts(self, is_real: Tensor, preferred: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+    def counts(self, is_real: Tensor, chosen: Tensor, dtype: str) -> tuple[Mean, Tensor, Tensor]:
         """Counts the load, the slots that hold a token, and the tokens in at least one slot, over all groups.
 
         Args:
             is_real: <bool>[group, tokens], False at padding.
-            preferred: <int32>[group, tokens], the expert to count each token for. None means its first choice.
+            chosen: <int32>[group, tokens, choice]. A token is counted for the first.
             dtype: Dtype of the counts.
 
         Returns:
             `(load, num_filled, num_served)`: Mean of <dtype>[expert], tokens by first choice before capacity, or tokens
             taken if experts choose, and two <dtype> scalars.
         """
-        wants = ops.one_hot(self.expert_index[..., 0] if preferred is None else preferred, self.num_experts,
-                            dtype="int32")
+        wants = ops.one_hot(chosen[..., 0], self.num_experts, dtype="int32")
         wants = wants * ops.cast(is_real[..., None], "int32")
         load = ops.cast(ops.sum(wants, axis=(0, 1)), dtype)
         is_filled = self.is_filled
@@ -115,8 +114,8 @@ class ExpertChoices(NamedTuple):
     num_experts: int
     capacity: Any
 
-    def counts(self, is_real: Tensor, preferred: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
-        """Counts as `TokenChoices.counts`. `is_real` and `preferred` make no difference here."""
+    def counts(self, is_real: Tensor, chosen: Tensor, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+        """Counts as `TokenChoices.counts`. `is_real` and `chosen` make no difference here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
         load = ops.cast(ops.sum(is_filled, axis=(0, 2)), dtype)

@@ -192,12 +192,13 @@ class Router(Layer):
         real = ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
-        preferred = slots.first_choice(scores) if self._policy.counts_preference else None
-        expert_load, num_filled, num_served = decisions.counts(scores.is_real, preferred, probs.dtype)
+        chosen = None
+        if not self.experts_choose:
+            chosen = slots.top_experts(scores, 1) if self._policy.counts_preference else decisions.expert_index
+        expert_load, num_filled, num_served = decisions.counts(scores.is_real, chosen, probs.dtype)
         num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, probs.dtype)
         balance_loss = no_loss = Mean(ops.zeros_like(num_real), num_real)
         if not self._policy.is_balanced:
-            chosen = decisions.expert_index if preferred is None else preferred
             balance = losses.balance(scores.probs, chosen, scores.is_real, self.semantics,
                                      self.second_place_loss_weight)
             balance_loss = balance if self.reports_balance else balance.mean

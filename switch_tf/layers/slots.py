@@ -10,15 +10,13 @@ from switch_tf.ops import dtypes, indexing
 from switch_tf.partitioning.tensors import Tensor
 
 
-def first_choice(scores: Scores) -> Tensor:
-    """Returns each token's preferred expert before capacity, <int32>[group, tokens]. Ties go to the lowest index."""
-    return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")
-
-
 def top_experts(scores: Scores, count: int) -> Tensor:
-    """Returns the `count` best experts of each token, best first: <int32>[group, tokens, choice]."""
+    """Returns the `count` best experts of each token, best first: <int32>[group, tokens, choice].
+
+    Ties go to the lowest index.
+    """
     if count == 1:
-        return first_choice(scores)[..., None]
+        return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")[..., None]
     return ops.cast(ops.top_k(scores.selection, count)[1], "int32")
 
 

@@ -75,8 +75,8 @@ MUTANTS = (
     Mutant("layers/routing.py", "num_real = ops.sum(real)", "num_real = ops.sum(ops.ones_like(real))", ROUTING),
     Mutant("layers/routing.py", "if not self._policy.is_balanced:",
            "if not self._rules.routes_padding:", ("tests/layers/router_losses_test.py", *ROUTING)),
-    Mutant("layers/routing.py", "chosen = decisions.expert_index if preferred is None else preferred",
-           "chosen = decisions.expert_index", ("tests/layers/routing_golden_test.py", *ROUTING)),
+    Mutant("layers/routing.py", "losses.balance(scores.probs, chosen,",
+           "losses.balance(scores.probs, decisions.expert_index,", ("tests/layers/routing_golden_test.py", *ROUTING)),
     # The policies.
     Mutant("layers/policy_functions.py", "NTLB_ROUNDS = 4", "NTLB_ROUNDS = 3", POLICIES),
     Mutant("layers/policy_functions.py", "SINKHORN_ITERATIONS = 20", "SINKHORN_ITERATIONS = 1", POLICIES),
