@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from switch_tf import checks
-from switch_tf.layers.observing import Observed
+from switch_tf.layers.moe import Routed
 from switch_tf.metrics import RouterStats
 from switch_tf.refusals import Refusal
 
@@ -68,9 +68,9 @@ class RouterStatistics(keras.callbacks.Callback):
         self.model.make_train_function(force=True)
 
 
-def _outermost_observed(layer) -> list[Observed]:
+def _outermost_observed(layer) -> list[Routed]:
     """Returns the outermost layers or models that pass router statistics to an observer."""
-    if isinstance(layer, Observed):
+    if isinstance(layer, Routed):
         return [layer] if layer.routers else []
     inner = layer._flatten_layers(include_self=False, recursive=False)
     return [observed for child in inner for observed in _outermost_observed(child)]
@@ -80,26 +80,25 @@ class _Sums:
     """Sums of RouterStats over batches and replicas.
 
     Args:
-        routers: dict from router name to number of experts, see `Observed`.
+        routers: dict from router name to number of experts, see `Routed`.
     """
 
     def __init__(self, routers):
         self._routers = routers
-        shape = (len(routers), len(_MEANS))
-        self._totals, self._weights = _sum(shape), _sum(shape)
+        self._sums = _sum((len(routers), len(_MEANS), 2))  # totals and weights
         self._loads = [_sum((num_experts,)) for num_experts in routers.values()]
 
     def update(self, router_stats):
         """Adds a tuple of RouterStats, one per router."""
-        means = [[getattr(stats, name) for name in _MEANS] for stats in router_stats]
-        self._totals.assign_add(_table([[mean.total for mean in row] for row in means]))
-        self._weights.assign_add(_table([[mean.weight for mean in row] for row in means]))
+        numbers = [ops.cast(number, "float32") for stats in router_stats for name in _MEANS
+                   for number in getattr(stats, name)]
+        self._sums.assign_add(ops.reshape(ops.stack(numbers), self._sums.shape))
         for load, stats in zip(self._loads, router_stats, strict=True):
             load.assign_add(ops.cast(stats.expert_load.total, "float32"))
 
     def results(self) -> dict[str, dict[str, float]]:
         """Returns the statistics of each router by name."""
-        totals, weights = (ops.convert_to_numpy(sums) for sums in (self._totals, self._weights))
+        totals, weights = np.moveaxis(ops.convert_to_numpy(self._sums), -1, 0)
         means = np.divide(totals, weights, out=np.zeros_like(totals), where=weights != 0)
         return {name: {**dict(zip(_MEANS, map(float, row), strict=True)),
                        "dead_experts": int(np.sum(ops.convert_to_numpy(load) == 0))}
@@ -107,7 +106,7 @@ class _Sums:
 
     def reset(self):
         """Sets all sums to zero."""
-        for variable in (self._totals, self._weights, *self._loads):
+        for variable in (self._sums, *self._loads):
             variable.assign(ops.zeros_like(variable))
 
 
@@ -115,8 +114,3 @@ def _sum(shape):
     """Creates a float32 variable that sums over replicas, even if the model computes in bfloat16."""
     return keras.Variable("zeros", shape, "float32", trainable=False, autocast=False, aggregation="sum",
                           synchronization="on_read")
-
-
-def _table(rows):
-    """Stacks rows of scalars into <float32>[row, column]."""
-    return ops.stack([ops.stack([ops.cast(number, "float32") for number in row]) for row in rows])

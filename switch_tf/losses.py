@@ -71,10 +71,8 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
     logits = _at_temperature("logits", logits, temperature)
     teacher_logits = _checked("teacher_logits", teacher_logits, "float", logits.shape)
     probs = ops.softmax(ops.cast(teacher_logits, logits.dtype) / temperature, axis=-1)
-    loss_weights = _checked("loss_weights", loss_weights, "number", logits.shape[:2])
-    weights = ops.cast(loss_weights, logits.dtype)
     per_target = ops.logsumexp(logits, axis=-1) - ops.sum(probs * logits, axis=-1)
-    return Mean(temperature ** 2 * ops.sum(per_target * weights), ops.sum(weights))
+    return _soft_mean(per_target, loss_weights, temperature)
 
 
 class Predictions(NamedTuple):
@@ -133,9 +131,13 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
     teacher = [_checked("log_probs", predictions.log_probs, "float", token_ids.shape),
                _checked("log_rest", predictions.log_rest, "float", logits.shape[:2])]
     probs, rest = (ops.exp(ops.cast(log, logits.dtype)) for log in teacher)
-    weights = ops.cast(_checked("loss_weights", loss_weights, "number", logits.shape[:2]), logits.dtype)
     log_probs, log_rest = _split_log_probs(logits, ops.cast(token_ids, "int32"))
-    per_target = -ops.sum(probs * log_probs, axis=-1) - rest * log_rest
+    return _soft_mean(-ops.sum(probs * log_probs, axis=-1) - rest * log_rest, loss_weights, temperature)
+
+
+def _soft_mean(per_target, loss_weights, temperature):
+    loss_weights = _checked("loss_weights", loss_weights, "number", per_target.shape)
+    weights = ops.cast(loss_weights, per_target.dtype)
     return Mean(temperature ** 2 * ops.sum(per_target * weights), ops.sum(weights))
 
 
@@ -207,25 +209,39 @@ def load_balancing_mean(router_probs: Tensor, expert_index: Tensor, padding_mask
 
 
 def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
-            semantics: str = "switch_tf") -> Balance:
-    """Computes the factors of `load_balancing_loss`. The mask applies under any semantics."""
+            semantics: str = "switch_tf", second_place_weight: float = 0.0) -> Balance:
+    """Computes the factors of `load_balancing_loss`. The mask applies under any semantics.
+
+    Args:
+        router_probs, expert_index, padding_mask, semantics: See `load_balancing_loss`.
+        second_place_weight: float, 0 or above. Weight of the second choices' loss (Mesh TensorFlow), which is 1.0 when
+            even. Their probabilities are renormalised without the first choice, and their factors stand beside the
+            others, [group, 2 * expert].
+
+    Raises:
+        Refusal: a weight, and fewer than two choices.
+    """
     rules = rules_of(semantics)
+    second_place_weight = checks.number("second_place_weight", second_place_weight, "0 or above")
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
-    choices = (None,) * (len(getattr(expert_index, "shape", ())) == 3)
-    expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], *choices))
+    has_choices = len(getattr(expert_index, "shape", ())) == 3
+    expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], *[None] * has_choices))
+    if not has_choices:
+        expert_index = expert_index[..., None]
+    if second_place_weight and expert_index.shape[-1] < 2:
+        raise Refusal(f"expert_index must hold at least two choices of each token, not "
+                      f"{expert_index.shape[-1]}.")
     if padding_mask is not None:
         padding_mask = _checked("padding_mask", padding_mask, "bool", router_probs.shape[:2])
     num_experts = router_probs.shape[-1]
     probs = dtypes.widen(router_probs)
-    has_choices = len(expert_index.shape) == 3
-    num_choices = expert_index.shape[-1] if has_choices else 1
-    if rules.balances_every_choice and has_choices:
+    if rules.balances_every_choice:
         chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype=probs.dtype), axis=2)
     else:
-        chosen = ops.one_hot(expert_index[..., 0] if has_choices else expert_index, num_experts, dtype=probs.dtype)
+        chosen = ops.one_hot(expert_index[..., 0], num_experts, dtype=probs.dtype)
     real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, probs.dtype)
     num_tokens = ops.sum(ops.ones_like(real), axis=1)
-    if rules.balances_over_all_tokens and num_choices == 1:
+    if rules.balances_over_all_tokens and expert_index.shape[-1] == 1:
         fraction = ops.mean(chosen, axis=1) * ops.mean(real, axis=1, keepdims=True)
         return Balance(num_experts * fraction, ops.mean(probs, axis=1), num_tokens)
     counted = ops.expand_dims(real, -1)
@@ -233,42 +249,15 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | N
     safe_divisor = ops.expand_dims(ops.maximum(divisor, 1.0), -1)
     fraction = ops.sum(chosen * counted, axis=1) / safe_divisor
     mean_prob = ops.sum(probs * counted, axis=1) / safe_divisor
-    return Balance(num_experts * fraction, mean_prob, divisor)
-
-
-def with_second_place(first: Balance, weight: float, router_probs: Tensor, expert_index: Tensor,
-                      padding_mask: Tensor | None = None, semantics: str = "switch_tf") -> Balance:
-    """Adds the load-balancing loss of the second choices (Mesh TensorFlow).
-
-    Probabilities of the second choices are renormalised without the first choice.
-
-    Args:
-        first: Balance of the first choices.
-        weight: float, 0 or above. Weight of the second choices' loss, which is 1.0 when even.
-        router_probs, padding_mask, semantics: See `load_balancing_loss`.
-        expert_index: <int32>[group, tokens, choice] with at least two choices.
-
-    Returns:
-        Balance with the factors of both choices side by side, [group, 2 * expert].
-
-    Raises:
-        Refusal: `first` is not a Balance, or there are fewer than two choices.
-    """
-    if not isinstance(first, Balance):
-        raise Refusal(f"first must be a losses.Balance, as losses.balance returns, not {checks.shown(first)}.")
-    weight = checks.number("weight", weight, "0 or above")
-    router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
-    expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], None))
-    if expert_index.shape[-1] < 2:
-        raise Refusal(f"expert_index must hold at least two choices of each token, not "
-                      f"{expert_index.shape[-1]}.")
-    probs = ops.cast(dtypes.widen(router_probs), first.fraction.dtype)
-    is_left = 1.0 - ops.one_hot(expert_index[..., 0], probs.shape[-1], dtype=probs.dtype)
+    first = Balance(num_experts * fraction, mean_prob, divisor)
+    if not second_place_weight:
+        return first
+    is_left = 1.0 - ops.one_hot(expert_index[..., 0], num_experts, dtype=probs.dtype)
     left = probs * is_left
     left = left / (ops.sum(left, axis=-1, keepdims=True) + 1e-9)
     second = balance(left, expert_index[..., 1:2], padding_mask, semantics)
-    return Balance(ops.concatenate([first.fraction, weight * second.fraction], axis=-1),
-                   ops.concatenate([first.mean_prob, second.mean_prob], axis=-1), first.num_counted)
+    return Balance(ops.concatenate([first.fraction, second_place_weight * second.fraction], axis=-1),
+                   ops.concatenate([first.mean_prob, second.mean_prob], axis=-1), divisor)
 
 
 def router_z_loss(router_logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:

@@ -214,13 +214,9 @@ PUBLIC = {
     "losses.load_balancing_loss": (losses.load_balancing_loss, {
         "router_probs": SCORES, "expert_index": IDS % 3, "padding_mask": None, "semantics": "switch_tf"},
         ("router_probs", "expert_index", "padding_mask")),
-    "losses.with_second_place": (lambda **arguments: losses.with_second_place(**arguments).mean, {
-        "first": losses.balance(SCORES, IDS % 3), "weight": 0.5, "router_probs": SCORES,
-        "expert_index": np.stack([IDS % 3, (IDS + 1) % 3], -1), "padding_mask": None,
-        "semantics": "switch_tf"}, ("router_probs", "expert_index", "padding_mask")),
     "losses.balance": (lambda **arguments: losses.balance(**arguments).mean, {
-        "router_probs": SCORES, "expert_index": IDS % 3, "padding_mask": None, "semantics": "switch_tf"},
-        ("router_probs", "expert_index", "padding_mask")),
+        "router_probs": SCORES, "expert_index": np.stack([IDS % 3, (IDS + 1) % 3], -1), "padding_mask": None,
+        "semantics": "switch_tf", "second_place_weight": 0.5}, ("router_probs", "expert_index", "padding_mask")),
     "losses.router_z_loss": (losses.router_z_loss, {"router_logits": SCORES, "padding_mask": None},
                              ("router_logits", "padding_mask")),
     "losses.router_loss": (router_loss, {"load_balancing_loss_weight": 0.1, "router_z_loss_weight": 0.1}, ()),

@@ -13,7 +13,7 @@ from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_folder
-from switch_tf.optim import memory
+from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import costs
 from switch_tf.storage import places
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> dict:
     else:
         result = costs.as_json(config, arguments.inputs_length, arguments.targets_length)
     if layout is not None and not layout.open_axes:
-        result["bytes_per_device"] = memory.bytes_per_device(config, layout)
+        result["bytes_per_device"] = factoring.bytes_per_device(config, layout)
     print(costs.describe(result), file=arguments.stream)
     if layout is not None and layout.open_axes:
         example = ",".join([f"{layout.open_axes[0]}=8", *filter(None, [layout.mesh_shape])])

@@ -10,7 +10,6 @@ from etils import epy
 from keras import ops
 
 from switch_tf import checks, context, data, decoding
-from switch_tf.layers import routes
 from switch_tf.ops import forms
 from switch_tf.refusals import Refusal
 
@@ -163,7 +162,8 @@ class TextModel:
     @functools.cached_property
     def _gates(self):
         def run(inputs, outputs):
-            with context.within(no_drop=True), routes.recorded() as recorded:
+            recorded: list = []
+            with context.within(no_drop=True, routes=recorded):
                 self.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
             return {route.layer: route.gates for route in recorded}
 

@@ -15,12 +15,12 @@ from typing import Any
 
 # Module of every class registered with Keras.
 CLASSES = {
-    "Adafactor": "optim.adafactor", "Cooldown": "optim.schedules", "Dropout": "layers.dropout",
-    "ExpertFeedForward": "layers.experts", "FeedForward": "layers.feed_forward", "LogitsDense": "layers.embedding",
-    "MultiHeadAttention": "layers.attention", "RMSNorm": "layers.normalization",
-    "RelativePositionBias": "layers.position_bias", "Router": "layers.routing", "RsqrtDecay": "optim.schedules",
-    "SwitchFeedForward": "layers.moe", "SwitchSelfAttention": "layers.switch_attention",
-    "SwitchTransformer": "models.switch_transformer", "TokenEmbedding": "layers.embedding"}  # fmt: skip
+    "Adafactor": "optim.adafactor", "Cooldown": "optim.schedules", "Dropout": "layers.basic",
+    "ExpertFeedForward": "layers.feed_forward", "FeedForward": "layers.feed_forward", "LogitsDense": "layers.basic",
+    "MultiHeadAttention": "layers.attention", "RMSNorm": "layers.basic",
+    "RelativePositionBias": "layers.attention", "Router": "layers.routing", "RsqrtDecay": "optim.schedules",
+    "SwitchFeedForward": "layers.moe", "SwitchSelfAttention": "layers.attention",
+    "SwitchTransformer": "models.switch_transformer", "TokenEmbedding": "layers.basic"}  # fmt: skip
 
 
 class _Placeholder:

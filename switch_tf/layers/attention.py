@@ -1,102 +1,102 @@
-"""T5's multi-head attention: no bias terms, no 1/sqrt(d_kv) at run time, softmax in float32."""
+"""T5's attention: dense or with experts as projections, and relative position biases.
+
+No bias terms, softmax in float32.
+"""
 
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.layers import masks
-from switch_tf.layers.dropout import Dropout
-from switch_tf.layers.shapes import KeepsShape
-from switch_tf.ops import products
+from switch_tf.layers.basic import Dropout, KeepsShape, Layer
+from switch_tf.layers.moe import Routed, SwitchFeedForward, config_of_part
+from switch_tf.metrics import RouterStats
+from switch_tf.ops import dtypes, products
 from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attention, probabilities
 from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.refusals import Refusal
 
-# Logical axes of the decoding cache.
+# Logical axes of the decoding cache. The product with the query needs this order of keys. Without it every decoding
+# step would transpose the whole cache: with 256 keys that took longer than the rest of the step, and swapping only the
+# last two axes still took a tenth of it.
 KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
 
-def add_output_kernel(layer: keras.layers.Layer, d_model: int) -> keras.Variable:
-    """Creates and returns `out`, the kernel from the heads of `layer` back to d_model."""
-    return partitioning.add_weight(
-        layer, "out", (layer.num_heads, layer.d_kv, d_model), ("heads", "kv", "embed"),
-        _normal(layer.init_scale, layer.num_heads * layer.d_kv))
+class _Attention(KeepsShape):
+    """What both attentions do after their projections."""
 
+    def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
+        # Keras' autocast would round the position bias to bfloat16; kernels are cast where they are used instead.
+        super().__init__(autocast=False, **kwargs)
+        self._keep(checks.integer, 1, num_heads=num_heads, d_kv=d_kv)
+        self._keep(checks.number, "in [0, 1)", dropout_rate=dropout_rate)
+        self._keep(checks.number, "above 0", init_scale=init_scale)
+        self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
-def _normal(init_scale, fan_in):
-    return keras.initializers.RandomNormal(stddev=(init_scale / fan_in) ** 0.5)
+    def _add_kernel(self, name, shape, axes, fan_in):
+        return partitioning.add_weight(
+            self, name, shape, axes, keras.initializers.RandomNormal(stddev=(self.init_scale / fan_in) ** 0.5))
 
+    def build(self, input_shape: Shape) -> None:
+        d_model = checks.width(input_shape)
+        self.dropout.build()
+        self._build_projections(input_shape)
+        self.out = self._add_kernel("out", (self.num_heads, self.d_kv, d_model), ("heads", "kv", "embed"),
+                                    self.num_heads * self.d_kv)
 
-def check_scores(num_heads: int, inputs: Tensor, inputs_kv: Tensor, attention_mask: Tensor | None,
-                 position_bias: PositionBias | None) -> None:
-    """Checks the attention mask and position bias against inputs <any>[batch, length, d_model].
+    def _check(self, inputs, inputs_kv, attention_mask, position_bias, training):
+        checks.flag("training", training)
+        checks.tensor("inputs", inputs, "float", (None, None, self.out.shape[-1]))
+        checks.tensor("inputs_kv", inputs_kv, "float", (inputs.shape[0], None, self.out.shape[-1]))
+        (batch, query_length), key_length = inputs.shape[:2], inputs_kv.shape[1]
+        if attention_mask is not None:
+            checks.tensor("attention_mask", attention_mask, "bool", (batch, 1, query_length, key_length), True)
+        if position_bias is not None and not isinstance(position_bias, tuple):
+            checks.tensor("position_bias", position_bias, "float", (1, self.num_heads, query_length, key_length), True)
 
-    Raises:
-        Refusal: a mask or bias with the wrong dtype or shape.
-    """
-    (batch, query_length), key_length = inputs.shape[:2], inputs_kv.shape[1]
-    if attention_mask is not None:
-        checks.tensor("attention_mask", attention_mask, "bool", (batch, 1, query_length, key_length), True)
-    if position_bias is not None and not isinstance(position_bias, tuple):
-        checks.tensor("position_bias", position_bias, "float", (1, num_heads, query_length, key_length), True)
+    def _drop_keys(self, value, training):
+        """Applies attention dropout to values, [batch, key, heads, d_kv], by dropping whole keys of a head.
 
+        Dropping a key's value for all queries equals T5's dropout of probabilities, which shares one mask between
+        queries.
+        """
+        if not training or not self.dropout.rate:
+            return value
+        batch, length, heads, _ = ops.shape(value)
+        mask = self.dropout(ops.ones((batch, heads, 1, length), value.dtype), training=True)
+        return value * ops.transpose(mask, (0, 3, 1, 2))
 
-def as_cached_keys(x: Tensor) -> Tensor:
-    """Transposes keys for the cache: [batch, key, heads, d_kv] -> [batch, heads, d_kv, key].
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+            position_bias: PositionBias | None, keys: str = "bkhd") -> Tensor:
+        """Attends from projected queries to keys, mixes values, and projects the heads back to d_model.
 
-    The product with the query needs this order. Without it every decoding step would transpose the whole cache: with
-    256 keys that took longer than the rest of the step, and swapping only the last two axes still took a tenth of it.
-    """
-    return ops.transpose(x, (0, 2, 3, 1))
+        Args:
+            query: <any float>[batch, query, heads, d_kv].
+            key: <any float>[batch, key, heads, d_kv].
+            value: <compute dtype>[batch, key, heads, d_kv].
+            attention_mask, position_bias: see `MultiHeadAttention`.
+            keys: Axes of `key`, in order: "bkhd", or while decoding "bhdk" (KEY_CACHE_AXES) or "bhkd"
+                (VALUE_CACHE_AXES). Cached values always have the axes "bhkd".
 
-
-def as_cached_values(x: Tensor) -> Tensor:
-    """Transposes values for the cache: [batch, key, heads, d_kv] -> [batch, heads, key, d_kv]."""
-    return ops.transpose(x, (0, 2, 1, 3))
-
-
-def drop_keys(dropout: Dropout, value: Tensor, training: bool) -> Tensor:
-    """Applies attention dropout to values, [batch, key, heads, d_kv], by dropping whole keys of a head.
-
-    Dropping a key's value for all queries equals T5's dropout of probabilities, which shares one mask between queries.
-    """
-    if not training or not dropout.rate:
-        return value
-    batch, length, heads, _ = ops.shape(value)
-    mask = dropout(ops.ones((batch, heads, 1, length), value.dtype), training=True)
-    return value * ops.transpose(mask, (0, 3, 1, 2))
-
-
-def attention_outputs(query: Tensor, key: Tensor, value: Tensor, out: keras.Variable, attention_mask: Tensor | None,
-                      position_bias: PositionBias | None, keys: str = "bkhd") -> Tensor:
-    """Attends from projected queries to keys, mixes values, and projects the heads back to d_model.
-
-    Args:
-        query: <any float>[batch, query, heads, d_kv].
-        key: <any float>[batch, key, heads, d_kv].
-        value: <compute dtype>[batch, key, heads, d_kv].
-        out: variable from `add_output_kernel`.
-        attention_mask, position_bias: see `MultiHeadAttention`.
-        keys: Axes of `key`, in order: "bkhd", or while decoding "bhdk" (`as_cached_keys`) or "bhkd"
-            (`as_cached_values`). Cached values always have the axes "bhkd".
-
-    Returns:
-        <compute dtype>[batch, query, d_model]
-    """
-    if keys == "bkhd":
-        mixed = dot_product_attention(query, key, value, attention_mask, position_bias, out)
-    else:
-        probs = probabilities(query, key, attention_mask, position_bias, value.dtype, keys)
-        mixed = ops.einsum("bhqk,bhkd->bqhd", probs, value)
-    mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
-    outputs = products.product("bqhd,hdm->bqm", mixed, out)
-    return partitioning.constrain(outputs, ("batch", "length", "embed"))
+        Returns:
+            <compute dtype>[batch, query, d_model]
+        """
+        if keys == "bkhd":
+            mixed = dot_product_attention(query, key, value, attention_mask, position_bias, self.out)
+        else:
+            probs = probabilities(query, key, attention_mask, position_bias, value.dtype, keys)
+            mixed = ops.einsum("bhqk,bhkd->bqhd", probs, value)
+        mixed = partitioning.constrain(mixed, ("batch", "length", "heads", "kv"))
+        outputs = products.product("bqhd,hdm->bqm", mixed, self.out)
+        return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class MultiHeadAttention(KeepsShape, keras.layers.Layer):
+class MultiHeadAttention(_Attention):
     """Multi-head attention from `inputs` to themselves or to `inputs_kv`.
 
     The usual 1/sqrt(d_kv) is folded into the initial query kernel: N(0, init_scale / (d_model d_kv)).
@@ -118,39 +118,22 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
     Returns: <compute dtype>[batch, query, d_model].
     """
 
-    def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
-        # Keras' autocast would round the position bias to bfloat16; the kernels are cast below instead.
-        super().__init__(autocast=False, **kwargs)
-        self.supports_masking = True
-        self.num_heads = checks.integer("num_heads", num_heads, at_least=1)
-        self.d_kv = checks.integer("d_kv", d_kv, at_least=1)
-        self.dropout_rate = checks.number("dropout_rate", dropout_rate, "in [0, 1)")
-        self.init_scale = checks.number("init_scale", init_scale, "above 0")
-        self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
-
-    def build(self, input_shape: Shape) -> None:
-        d_model = checks.width(input_shape)
-        self.dropout.build()
+    def _build_projections(self, input_shape):
+        d_model = input_shape[-1]
         for name, fan_in in (("query", d_model * self.d_kv), ("key", d_model), ("value", d_model)):
-            setattr(self, name, partitioning.add_weight(
-                self, name, (d_model, self.num_heads, self.d_kv), ("embed", "heads", "kv"),
-                _normal(self.init_scale, fan_in)))
-        self.out = add_output_kernel(self, d_model)
+            setattr(self, name, self._add_kernel(
+                name, (d_model, self.num_heads, self.d_kv), ("embed", "heads", "kv"), fan_in))
 
     def call(self, inputs: Tensor, inputs_kv: Tensor | None = None, attention_mask: Tensor | None = None,
              position_bias: PositionBias | None = None, training: bool = False, mask: Tensor | None = None,
              inputs_mask: Tensor | None = None, inputs_kv_mask: Tensor | None = None) -> Tensor:
         if inputs_kv is None:
             inputs_kv, inputs_kv_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)
-        checks.tensor("inputs", inputs, "float", (None, None, self.query.shape[0]))
-        checks.tensor("inputs_kv", inputs_kv, "float", (inputs.shape[0], None, self.key.shape[0]))
-        check_scores(self.num_heads, inputs, inputs_kv, attention_mask, position_bias)
+        self._check(inputs, inputs_kv, attention_mask, position_bias, training)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs_kv, inputs_kv_mask))
-        training = checks.flag("training", training)
         query, key, value = (self._project(x, kernel) for x, kernel in (
             (inputs, self.query), (inputs_kv, self.key), (inputs_kv, self.value)))
-        value = drop_keys(self.dropout, value, training)
-        return attention_outputs(query, key, value, self.out, attention_mask, position_bias)
+        return self.mix(query, key, self._drop_keys(value, training), attention_mask, position_bias)
 
     @property
     def cache_spec(self) -> tuple[tuple[tuple[str, ...], str], ...]:
@@ -160,20 +143,234 @@ class MultiHeadAttention(KeepsShape, keras.layers.Layer):
     def compute_cache(self, inputs_kv: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of <compute dtype>[batch, key, d_model] in the layout of the cache."""
         key, value = self._project(inputs_kv, self.key), self._project(inputs_kv, self.value)
-        return as_cached_keys(key), as_cached_values(value)
+        return ops.transpose(key, (0, 2, 3, 1)), ops.transpose(value, (0, 2, 1, 3))
 
     def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
                position_bias: Tensor | None = None) -> Tensor:
         """Attends to cached keys and values while decoding. Arguments are those of the layer and are not checked."""
-        query = self._project(inputs, self.query)
-        key, value = cache
-        return attention_outputs(query, key, value, self.out, attention_mask, position_bias, "bhdk")
+        return self.mix(self._project(inputs, self.query), *cache, attention_mask, position_bias, "bhdk")
 
     def _project(self, x, kernel):
         # [batch, length, d_model] -> [batch, length, heads, d_kv]
         projected = products.product("blm,mhd->blhd", x, kernel)
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 
+
+@keras.saving.register_keras_serializable("switch_tf")
+class SwitchSelfAttention(Routed, _Attention):
+    """Self-attention with experts as input projections (arXiv 2101.03961, appendix A, figure 10).
+
+    One Switch layer computes the queries. Another one, with a router of its own, computes a single vector per token
+    that is both key and value. Dropped tokens get zero vectors: a zero query attends by position bias alone, and a zero
+    key still receives attention but its value adds nothing.
+
+    Queries are multiplied by d_kv^-0.5, as in Mesh TensorFlow. `MultiHeadAttention` has that factor in the initializer
+    of its query kernel instead.
+
+    The experts have their own dtype. With float32 experts in a bfloat16 model, scores are computed from float32 queries
+    and keys, and only values are cast to the dtype of the inputs.
+
+    Args:
+        query_experts, key_value_experts: SwitchFeedForward with output_dim = num_heads * d_kv.
+        num_heads, d_kv, dropout_rate: See `MultiHeadAttention`.
+        init_scale: float. Multiplies the initial variance of the output projection.
+
+    Call arguments:
+        inputs: <compute dtype>[batch, length, d_model].
+        padding_mask: <bool>[batch, length], True at real tokens, which are routed. None uses Keras' mask, if any. Does
+            not mask keys: use `attention_mask` or Keras' mask.
+        token_ids: <int32>[batch, length]. Required by the "hash" policy.
+        attention_mask, position_bias: See `MultiHeadAttention`.
+        return_router_stats: bool. Returns the statistics and adds no losses. Set by `forward`.
+        mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
+
+    Returns: <compute dtype>[batch, length, d_model].
+    """
+
+    def __init__(self, query_experts: SwitchFeedForward, key_value_experts: SwitchFeedForward, num_heads: int,
+                 d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
+        super().__init__(num_heads, d_kv, dropout_rate, init_scale, **kwargs)
+        for name, experts in (("query_experts", query_experts), ("key_value_experts", key_value_experts)):
+            if not isinstance(experts, SwitchFeedForward):
+                raise Refusal(f"{name} must be a SwitchFeedForward, not {checks.shown(experts)}.")
+            if experts.output_dim != num_heads * d_kv:
+                raise Refusal(f"{name} must have output_dim={num_heads * d_kv} (num_heads * d_kv), not "
+                              f"{experts.output_dim!r}.")
+            setattr(self, name, experts)
+        if query_experts.name == key_value_experts.name:
+            raise Refusal(f"query_experts and key_value_experts are both named {query_experts.name!r}; make two "
+                          "layers with names of their own.")
+
+    def _build_projections(self, input_shape):
+        for experts in self.expert_layers:
+            experts.build(input_shape)
+
+    @property
+    def expert_layers(self) -> tuple[SwitchFeedForward, ...]:
+        """The two SwitchFeedForward, in the order of their statistics."""
+        return self.query_experts, self.key_value_experts
+
+    @property
+    def routers(self) -> dict[str, int]:
+        """Number of experts by router name, see `Routed`."""
+        return {f"{self.name}/{experts.name}": experts.num_experts for experts in self.expert_layers}
+
+    def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
+                attention_mask: Tensor | None = None, position_bias: PositionBias | None = None,
+                training: bool = False) -> tuple[Tensor, tuple[RouterStats, RouterStats]]:
+        """Applies the layer and returns `(outputs, (query_stats, key_value_stats))`. Adds no losses."""
+        return self(inputs, padding_mask=padding_mask, token_ids=token_ids, attention_mask=attention_mask,
+                    position_bias=position_bias, training=training, return_router_stats=True)
+
+    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             attention_mask: Tensor | None = None, position_bias: PositionBias | None = None, training: bool = False,
+             return_router_stats: bool = False, mask: Tensor | None = None, inputs_mask: Tensor | None = None) -> Any:
+        checks.flag("return_router_stats", return_router_stats)
+        self._check(inputs, inputs, attention_mask, position_bias, training)
+        attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
+        padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
+        query, query_stats = self._queries(inputs, padding_mask, token_ids, training)
+        key_value, key_value_stats = self._project(self.key_value_experts, inputs, padding_mask, token_ids, training)
+        value = self._drop_keys(ops.cast(key_value, inputs.dtype), training)
+        outputs = self.mix(query, key_value, value, attention_mask, position_bias)
+        router_stats = (query_stats, key_value_stats)
+        if return_router_stats:
+            return outputs, router_stats
+        self.add_router_losses(self.expert_layers, router_stats, training)
+        return outputs
+
+    @property
+    def cache_spec(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """Logical axes and dtype of each cached tensor."""
+        return ((VALUE_CACHE_AXES, self.key_value_experts.compute_dtype),)
+
+    def compute_cache(self, inputs: Tensor, padding_mask: Tensor | None = None,
+                      token_ids: Tensor | None = None) -> tuple[Tensor]:
+        """Returns the keys, which are the values too, in the layout of the cache."""
+        key_value, _ = self._project(self.key_value_experts, inputs, padding_mask, token_ids)
+        return (ops.transpose(key_value, (0, 2, 1, 3)),)
+
+    def attend(self, inputs: Tensor, cache: tuple[Tensor], attention_mask: Tensor | None = None,
+               position_bias: Tensor | None = None, padding_mask: Tensor | None = None,
+               token_ids: Tensor | None = None) -> Tensor:
+        """Attends to the cache while decoding. Arguments are those of the layer and are not checked."""
+        query, _ = self._queries(inputs, padding_mask, token_ids)
+        (key_value,) = cache
+        return self.mix(query, key_value, ops.cast(key_value, inputs.dtype), attention_mask, position_bias, "bhkd")
+
+    def _queries(self, *arguments):
+        query, stats = self._project(self.query_experts, *arguments)
+        return query * self.d_kv**-0.5, stats
+
+    def _project(self, experts, inputs, padding_mask, token_ids, training=False):
+        x, stats = experts.forward(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training)
+        # [batch, length, heads * d_kv] -> [batch, length, heads, d_kv]
+        x = ops.reshape(x, (*ops.shape(x)[:2], self.num_heads, self.d_kv))
+        return partitioning.constrain(x, ("batch", "length", "heads", "kv")), stats
+
+    def compute_output_spec(self, inputs: Tensor, attention_mask: Tensor | None = None,
+                            position_bias: PositionBias | None = None, training: bool = False,
+                            return_router_stats: bool = False, **kwargs: Any) -> Any:
+        # Explicit for the same reason as in SwitchFeedForward.
+        checks.flag("return_router_stats", return_router_stats)
+        self._check(inputs, inputs, attention_mask, position_bias, training)
+        stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
+                      for experts in self.expert_layers)
+        outputs = keras.KerasTensor(inputs.shape, self.compute_dtype)
+        return (outputs, stats) if return_router_stats else outputs
+
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "num_heads": self.num_heads, "d_kv": self.d_kv,
-                "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}
+        return {**super().get_config(), **{name: config_of_part(getattr(self, name))
+                                           for name in ("query_experts", "key_value_experts")}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SwitchSelfAttention":
+        experts = {name: keras.saving.deserialize_keras_object(config[name])
+                   for name in ("query_experts", "key_value_experts")}
+        return cls(**{**config, **experts})
+
+
+def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_buckets: int = 32,
+                             max_distance: int = 128) -> np.ndarray:
+    """Assigns relative positions to buckets: one each when near, logarithmic up to `max_distance`, then the last.
+
+    Uses NumPy because accelerators round logarithms differently at the edges of buckets.
+
+    Args:
+        distance: <int>[...]. Key position minus query position.
+        is_bidirectional: bool. Whether half of the buckets are for keys after the query. Otherwise bucket 0 holds all
+            later keys.
+        num_buckets: int.
+        max_distance: int. Longer distances share a bucket.
+
+    Returns: <int32>, same shape as `distance`, in [0, num_buckets).
+    """
+    distance = np.asarray(distance)
+    offset = 0
+    if is_bidirectional:
+        num_buckets //= 2
+        offset = (distance > 0) * num_buckets
+        distance = np.abs(distance)
+    else:
+        distance = np.maximum(-distance, 0)
+    max_exact = num_buckets // 2
+    logarithmic = max_exact + (
+        np.log(np.maximum(distance, 1) / max_exact) / np.log(max_distance / max_exact) * (num_buckets - max_exact)
+    ).astype(np.int32)
+    bucket = np.where(distance < max_exact, distance, np.minimum(logarithmic, num_buckets - 1))
+    return (bucket + offset).astype(np.int32)
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class RelativePositionBias(Layer):
+    """Learned bias for each head and relative position.
+
+    Args:
+        num_heads: int.
+        num_buckets, max_distance: int. See `relative_position_bucket`.
+        is_bidirectional: bool. True in encoders, False in decoders.
+
+    Call arguments:
+        query_length, key_length: int, or <int32> scalar if a length is unknown while tracing.
+        first_query: int or <int32> scalar. Position of the first query. The first key is at position 0.
+
+    Returns: <float32>[1, heads, query, key].
+    """
+
+    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_bidirectional: bool = True,
+                 **kwargs: Any):
+        super().__init__(**kwargs)
+        self._keep(checks.flag, is_bidirectional=is_bidirectional)
+        # Half of a direction's buckets are exact; the logarithmic ones must reach further than those.
+        per_exact = 4 if is_bidirectional else 2
+        self._keep(checks.integer, 1, num_heads=num_heads)
+        self._keep(checks.integer, per_exact, num_buckets=num_buckets)
+        self._keep(checks.integer, self.num_buckets // per_exact + 1, max_distance=max_distance)
+
+    def build(self, input_shape: Shape | None = None) -> None:
+        # Glorot uniform, as in Mesh TensorFlow.
+        limit = (6 / (self.num_heads + self.num_buckets)) ** 0.5
+        self.rel_embedding = partitioning.add_weight(
+            self, "rel_embedding", (self.num_heads, self.num_buckets), ("heads", "relpos_buckets"),
+            keras.initializers.RandomUniform(-limit, limit))
+
+    def call(self, query_length: int | Tensor, key_length: int | Tensor, first_query: int | Tensor = 0) -> Tensor:
+        query_length = checks.size("query_length", query_length, at_least=1)
+        key_length = checks.size("key_length", key_length, at_least=1)
+        # A bias depends only on key - query. Looking up the query + key - 1 distances once, then cutting a shifted row
+        # for each query, keeps [query, key] constants and scatters out of the program.
+        furthest = self.max_distance  # longer distances share its bucket
+        table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
+                                         self.max_distance)
+        distances = partitioning.arange(query_length + key_length) + 1 - query_length - first_query
+        distances = ops.clip(distances, -furthest, furthest)
+        buckets = ops.take(ops.convert_to_tensor(table), distances + furthest)
+        dtype = dtypes.wide_dtype(self.compute_dtype)
+        one_hot = ops.one_hot(buckets, self.num_buckets, dtype=dtype)
+        by_distance = ops.einsum("hn,dn->hd", partitioning.use(self.rel_embedding, dtype), one_hot)
+        # Row i of `shifted` starts i places later in the repeated row; entry query_length - 1 + j is distance j - i.
+        width = query_length + key_length
+        repeated = ops.tile(by_distance, (1, query_length))[:, :query_length * (width - 1)]
+        shifted = ops.reshape(repeated, (self.num_heads, query_length, width - 1))
+        bias = ops.expand_dims(shifted[:, :, query_length - 1:query_length - 1 + key_length], 0)
+        return partitioning.constrain(bias, (None, "heads", None, None))

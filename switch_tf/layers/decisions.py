@@ -17,13 +17,13 @@ class Scores(NamedTuple):
 
     `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None for a policy without a kernel.
     `probs`: <router dtype>[group, tokens, expert], the router's softmax. None for a policy without a kernel.
-    `is_real`: <bool>[group, tokens], False at padding. None means no padding.
+    `is_real`: <bool>[group, tokens], False at padding.
     `token_ids`: <int32>[group, tokens], or None if the caller passed none.
     """
 
     selection: Any
     probs: Any
-    is_real: Any = None
+    is_real: Any
     token_ids: Any = None
 
 
@@ -50,19 +50,6 @@ class Options(NamedTuple):
     state: Mapping[str, Any] = MappingProxyType({})
 
 
-class Counts(NamedTuple):
-    """Load and drops, summed over groups.
-
-    `load`: Mean of <float32>[expert]. Tokens by first choice before capacity, or tokens taken if experts choose.
-    `num_filled`: <float32> scalar. Slots that hold a token.
-    `num_served`: <float32> scalar. Tokens in at least one slot.
-    """
-
-    load: Mean
-    num_filled: Any
-    num_served: Any
-
-
 class TokenChoices(NamedTuple):
     """Decisions of tokens that choose experts.
 
@@ -85,22 +72,24 @@ class TokenChoices(NamedTuple):
         """Whether each choice has a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
-    def counts(self, is_real: Tensor | None = None, preferred: Tensor | None = None, dtype: str = "float32") -> Counts:
-        """Counts the load by first choice, filled slots and served tokens.
+    def counts(self, is_real: Tensor, chosen: Tensor, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+        """Counts the load, the slots that hold a token, and the tokens in at least one slot, over all groups.
 
         Args:
-            is_real: <bool>[group, tokens], False at padding. None means no padding.
-            preferred: <int32>[group, tokens], the expert to count each token for. None means its first choice.
+            is_real: <bool>[group, tokens], False at padding.
+            chosen: <int32>[group, tokens, choice]. A token is counted for the first.
             dtype: Dtype of the counts.
+
+        Returns:
+            `(load, num_filled, num_served)`: Mean of <dtype>[expert], tokens by first choice before capacity, or tokens
+            taken if experts choose, and two <dtype> scalars.
         """
-        wants = ops.one_hot(self.expert_index[..., 0] if preferred is None else preferred, self.num_experts,
-                            dtype="int32")
-        if is_real is not None:
-            wants = wants * ops.cast(is_real[..., None], "int32")
+        wants = ops.one_hot(chosen[..., 0], self.num_experts, dtype="int32")
+        wants = wants * ops.cast(is_real[..., None], "int32")
         load = ops.cast(ops.sum(wants, axis=(0, 1)), dtype)
         is_filled = self.is_filled
-        return Counts(Mean(load, ops.sum(load)), ops.sum(ops.cast(is_filled, dtype)),
-                      ops.sum(ops.cast(ops.any(is_filled, axis=-1), dtype)))
+        return (Mean(load, ops.sum(load)), ops.sum(ops.cast(is_filled, dtype)),
+                ops.sum(ops.cast(ops.any(is_filled, axis=-1), dtype)))
 
     @property
     def gates(self) -> Tensor:
@@ -125,8 +114,8 @@ class ExpertChoices(NamedTuple):
     num_experts: int
     capacity: Any
 
-    def counts(self, is_real: Tensor | None = None, preferred: Tensor | None = None, dtype: str = "float32") -> Counts:
-        """Counts the tokens that each expert took. `is_real` and `preferred` make no difference here."""
+    def counts(self, is_real: Tensor, chosen: Tensor, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+        """Counts as `TokenChoices.counts`. `is_real` and `chosen` make no difference here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
         load = ops.cast(ops.sum(is_filled, axis=(0, 2)), dtype)
@@ -135,10 +124,15 @@ class ExpertChoices(NamedTuple):
         token = ops.reshape(self.token_index + group * (self.num_tokens + 1), (-1,))
         times_taken = ops.segment_sum(ops.reshape(is_filled, (-1,)), token,
                                       num_segments=num_groups * (self.num_tokens + 1))
-        return Counts(Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, dtype)))
+        return Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, dtype))
 
     @property
     def gates(self) -> Tensor:
         """Gates by expert, see `TokenChoices.gates`. Requires a known number of tokens."""
         token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
         return ops.einsum("gest,ges->gte", token, self.gate)
+
+    @property
+    def gate_of_slot(self) -> Tensor:
+        """Gates as buffers have them: <float32>[expert, group, capacity, 1]."""
+        return ops.transpose(self.gate, (1, 0, 2))[..., None]

@@ -1,4 +1,4 @@
-"""T5's dense feed-forward layer."""
+"""T5's dense feed-forward layer, and experts with stacked kernels."""
 
 import functools
 from collections.abc import Sequence
@@ -9,9 +9,8 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.configs.choices import ACTIVATIONS, GATED_ACTIVATIONS, check_choice
-from switch_tf.layers.dropout import Dropout
-from switch_tf.layers.shapes import KeepsShape
-from switch_tf.ops import products
+from switch_tf.layers.basic import Dropout, KeepsShape, Layer, drop, kernel_initializer
+from switch_tf.ops import products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 
 _GELU, _GELU_TANH = (functools.partial(ops.gelu, approximate=approximate) for approximate in (False, True))
@@ -19,26 +18,35 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
               "geglu": _GELU_TANH, "geglu_exact": _GELU, "swiglu": ops.silu}
 
 
-def add_input_kernels(layer: keras.layers.Layer, activation: str, shape: Sequence[int], axes: Sequence[str | None],
-                      initializer: keras.initializers.Initializer) -> list[keras.Variable]:
-    """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and returns them in a list."""
-    names = ("wi_0", "wi_1") if activation in GATED_ACTIVATIONS else ("wi",)
-    return [partitioning.add_weight(layer, name, shape, axes, initializer) for name in names]
+class _Kernels(Layer):
+    """Kernels and activation that the dense layer and the experts share."""
 
+    def _keep_arguments(self, d_ff, activation, dropout_rate, init_scale):
+        check_choice("activation", activation, ACTIVATIONS)
+        self.activation = activation
+        self._keep(checks.integer, 1, d_ff=d_ff)
+        self._keep(checks.number, "in [0, 1)", dropout_rate=dropout_rate)
+        self._keep(checks.number, "above 0", init_scale=init_scale)
 
-def activate(products: Sequence[Tensor], activation: str) -> Tensor:
-    """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from a list of the products."""
-    hidden = _FUNCTIONS[activation](products[0])
-    return hidden if len(products) == 1 else hidden * products[1]
+    def _add_kernels(self, d_model, output_dim, width, stacked=(), stacked_axes=()):
+        """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and `wo`. `width`: logical axis of d_ff."""
 
+        def add(name, shape, axes, initializer):
+            return partitioning.add_weight(self, name, (*stacked, *shape), (*stacked_axes, *axes), initializer)
 
-def kernel_initializer(init_scale: float, fan_in: int) -> keras.initializers.Initializer:
-    """Returns a truncated normal with standard deviation sqrt(init_scale / fan_in) before truncation (section 2.4)."""
-    return keras.initializers.TruncatedNormal(stddev=(init_scale / fan_in) ** 0.5)
+        names = ("wi_0", "wi_1") if self.activation in GATED_ACTIVATIONS else ("wi",)
+        initializer = kernel_initializer(self.init_scale, d_model)
+        self.input_kernels = [add(name, (d_model, self.d_ff), ("embed", width), initializer) for name in names]
+        self.wo = add("wo", (self.d_ff, output_dim), (width, "embed"), kernel_initializer(self.init_scale, self.d_ff))
+
+    def activate(self, products: Sequence[Tensor]) -> Tensor:
+        """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from a list of the products."""
+        hidden = _FUNCTIONS[self.activation](products[0])
+        return hidden if len(products) == 1 else hidden * products[1]
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class FeedForward(KeepsShape, keras.layers.Layer):
+class FeedForward(KeepsShape, _Kernels):
     """Feed-forward layer without biases: act(x wi) wo, or (act(x wi_0) * (x wi_1)) wo.
 
     Args:
@@ -57,32 +65,84 @@ class FeedForward(KeepsShape, keras.layers.Layer):
     def __init__(self, d_ff: int, activation: str = "relu", dropout_rate: float = 0.0, init_scale: float = 1.0,
                  **kwargs: Any):
         super().__init__(**kwargs)
-        self.supports_masking = True
-        check_choice("activation", activation, ACTIVATIONS)
-        self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
-        self.activation = activation
-        self.dropout_rate = checks.number("dropout_rate", dropout_rate, "in [0, 1)")
-        self.init_scale = checks.number("init_scale", init_scale, "above 0")
+        self._keep_arguments(d_ff, activation, dropout_rate, init_scale)
         self.dropout = Dropout(dropout_rate, broadcast_axis=1, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape)
         self.dropout.build()
-        self.input_kernels = add_input_kernels(
-            self, self.activation, (d_model, self.d_ff), ("embed", "mlp"), kernel_initializer(self.init_scale, d_model))
-        self.wo = partitioning.add_weight(
-            self, "wo", (self.d_ff, d_model), ("mlp", "embed"), kernel_initializer(self.init_scale, self.d_ff))
+        self._add_kernels(d_model, d_model, "mlp")
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         checks.tensor("inputs", inputs, "float", (None, None, self.wo.shape[-1]))
         training = checks.flag("training", training)
-        hidden = activate([products.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels],
-                          self.activation)
+        hidden = self.activate([products.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("batch", "length", "mlp"))
         hidden = self.dropout(hidden, training=training)
         outputs = products.product("blf,fm->blm", hidden, self.wo)
         return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "d_ff": self.d_ff, "activation": self.activation,
-                "dropout_rate": self.dropout_rate, "init_scale": self.init_scale}
+
+@keras.saving.register_keras_serializable("switch_tf")
+class ExpertFeedForward(_Kernels):
+    """Feed-forward experts, one per row of the expert dimension.
+
+    Args:
+        num_experts: int. Number of experts.
+        d_ff: int. Hidden width of each expert.
+        activation: one of ACTIVATIONS, see `FeedForward`.
+        dropout_rate: float in [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).
+        init_scale: float. Each kernel's initial variance is init_scale / fan_in.
+        output_dim: int or None. Width of the outputs, by default that of the inputs.
+
+    Call arguments:
+        inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros.
+
+    Returns: <compute dtype>, the shape of `inputs` with last dimension `output_dim`. Empty slots stay zeros.
+    """
+
+    def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", dropout_rate: float = 0.0,
+                 init_scale: float = 0.1, output_dim: int | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._keep(checks.integer, 1, num_experts=num_experts)
+        self._keep(checks.optional, checks.integer, 1, output_dim=output_dim)
+        self._keep_arguments(d_ff, activation, dropout_rate, init_scale)
+
+    def build(self, input_shape: Shape) -> None:
+        d_model = checks.width(input_shape, rank=4)
+        self._add_kernels(d_model, self.output_dim or d_model, "expert_mlp", (self.num_experts,), ("expert",))
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        training = checks.flag("training", training)
+        checks.tensor("inputs", inputs, "float", (self.num_experts, None, None, self.input_kernels[0].shape[1]))
+        hidden = self.activate([_products(inputs, wi) for wi in self.input_kernels])
+        hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
+        if training and self.dropout_rate:
+            num_experts, num_groups, expert_capacity, _ = ops.shape(hidden)
+            # Broadcast to [expert, group, capacity, d_ff].
+            group = random.batch_positions(num_groups)[None, :, None, None]
+            expert = partitioning.arange(num_experts)[:, None, None, None]
+            slot = partitioning.arange(expert_capacity)[None, None, :, None]
+            hidden = drop(hidden, self.dropout_draws(group, slot * num_experts + expert), self.dropout_rate)
+        return _products(hidden, self.wo)
+
+    def dropout_draws(self, group: Tensor, place: Tensor) -> Tensor:
+        """Draws uniform numbers for the dropout of hidden units, the same for every dispatch.
+
+        Args:
+            group: <int32>[..., 1]. Group of the global batch.
+            place: <int32>[..., 1]. slot * num_experts + expert.
+
+        Returns:
+            <float32>[..., d_ff]
+        """
+        unit = place * self.d_ff + partitioning.arange(self.d_ff)
+        return random.uniform_at(random.layer_seed(self, "dropout"), group, unit)
+
+
+def _products(buffers, kernels):
+    """Computes egcm,emf->egcf with one product per expert. A four-dimensional einsum would transpose the kernels."""
+    num_experts, num_groups, expert_capacity, width = ops.shape(buffers)
+    rows = ops.reshape(buffers, (num_experts, num_groups * expert_capacity, width))
+    outputs = products.product("erm,emf->erf", rows, kernels)
+    return ops.reshape(outputs, (num_experts, num_groups, expert_capacity, kernels.shape[-1]))

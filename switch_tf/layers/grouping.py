@@ -55,10 +55,9 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
         Refusal: A training batch does not divide into groups.
     """
     if grouping.rules.groups_are_sequences:
-        most = shape[1]  # an expert takes each token once
-        capacity = grouping.expert_capacity
-        return Plan(Groups(*shape), min(capacity, most) if isinstance(most, int) else ops.minimum(capacity, most),
-                    shape)
+        # An expert takes each token once.
+        minimum = min if isinstance(shape[1], int) else ops.minimum
+        return Plan(Groups(*shape), minimum(grouping.expert_capacity, shape[1]), shape)
     if context.current().no_drop and not training and not experts_choose:
         return Plan(Groups(*shape), shape[1], shape)
     if grouping.rules.groups_fit_experts and not training:
@@ -157,30 +156,24 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
     Raises:
         Refusal: A training batch does not divide, or a partitioned batch has an unknown size.
     """
-    part = context.current().part
+    part, multiple = context.current().part, grouping.groups_multiple
     num_tokens = shape[0] * shape[1]
     if not isinstance(num_tokens, int):
         if part.count > 1:
             raise Refusal("The batch size must be known while tracing where a batch is cut into parts; give the "
                           "input signature a batch size.")
-        return _dynamic_groups(num_tokens, grouping)
+        # `global_groups` in the graph.
+        quotient = ops.maximum(-(-num_tokens // multiple), 1)
+        first = _fewest_groups(quotient * multiple, grouping)
+        factors = ops.arange(1, quotient + 1, dtype="int32")
+        is_valid = ops.logical_and(ops.equal(quotient % factors, 0), factors * multiple >= first)
+        factor = ops.min(ops.where(is_valid, factors, quotient))
+        return Groups(multiple * factor, quotient // factor)
     if training:
         check_batch(shape[0] * part.count, shape[1], grouping, part.count)
-    multiple = grouping.groups_multiple
     filled = -(-num_tokens * part.count // multiple) * multiple
     groups = global_groups(max(filled, multiple), grouping)
-    return Groups(partitioning.share_of_groups(groups.count), groups.size)
-
-
-def _dynamic_groups(num_tokens, grouping) -> Groups:
-    """Computes `global_groups` in the graph, for int32 scalar tokens padded to a multiple of `groups_multiple`."""
-    multiple = grouping.groups_multiple
-    quotient = ops.maximum(-(-num_tokens // multiple), 1)
-    first = _fewest_groups(quotient * multiple, grouping)
-    factors = ops.arange(1, quotient + 1, dtype="int32")
-    is_valid = ops.logical_and(ops.equal(quotient % factors, 0), factors * multiple >= first)
-    factor = ops.min(ops.where(is_valid, factors, quotient))
-    return Groups(multiple * factor, quotient // factor)
+    return groups._replace(count=partitioning.share_of_groups(groups.count))
 
 
 def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bool) -> int | Tensor:
@@ -197,23 +190,19 @@ def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bo
     Returns:
         int, or int32 scalar tensor.
     """
-    rules, least = grouping.rules, grouping.min_expert_capacity
-    factor, is_known = grouping.capacity_factor(training), isinstance(group_tokens, int)
+    rules, least, factor = grouping.rules, grouping.min_expert_capacity, grouping.capacity_factor(training)
+    if isinstance(group_tokens, int):
+        minimum, maximum, cast, rounded, cut = min, max, lambda number, dtype: number, round, int
+    else:
+        minimum, maximum, cast, rounded, cut = ops.minimum, ops.maximum, ops.cast, ops.round, ops.floor
     if rules.is_exact:
         # A limited denominator keeps products within int64 in the graph: str(0.1 + 0.2) has seventeen digits.
         ratio = fractions.Fraction(str(factor)).limit_denominator(10**6) / grouping.num_experts
-        tokens = group_tokens if is_known else ops.cast(group_tokens, "int64")
-        capacity = tokens * ratio.numerator // ratio.denominator
+        capacity = cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
     else:
-        tokens = group_tokens if is_known else ops.cast(group_tokens, "float64")
-        capacity = tokens * factor / grouping.num_experts
-        if is_known:
-            capacity = round(capacity) if rules.rounds_capacity else int(capacity)
-        else:
-            capacity = ops.round(capacity) if rules.rounds_capacity else ops.floor(capacity)
-    minimum, maximum = (min, max) if is_known else (ops.minimum, ops.maximum)
-    if not is_known:
-        capacity = ops.cast(capacity, "int32")
+        capacity = cast(group_tokens, "float64") * factor / grouping.num_experts
+        capacity = (rounded if rules.rounds_capacity else cut)(capacity)
+    capacity = cast(capacity, "int32")
     if not rules.limits_capacity:
         return maximum(capacity, least)
     if rules.minimum_is_last:

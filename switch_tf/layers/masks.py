@@ -46,27 +46,22 @@ def attention_mask(query_segments: Tensor, key_segments: Tensor, is_causal: bool
     """
     mask = ops.equal(ops.expand_dims(query_segments, -1), ops.expand_dims(key_segments, 1))
     if is_causal:
-        query = ops.expand_dims(partitioning.arange(ops.shape(query_segments)[1]), -1)
-        key = ops.expand_dims(partitioning.arange(ops.shape(key_segments)[1]), 0)
-        mask = ops.logical_and(mask, query >= key)
+        query, key = (partitioning.arange(ops.shape(segments)[1]) for segments in (query_segments, key_segments))
+        mask = ops.logical_and(mask, query[:, None] >= key[None])
     return ops.expand_dims(mask, 1)
 
 
 def key_mask(key_is_real: Tensor) -> Tensor:
     """Returns a mask of real keys for all queries: <bool>[batch, key] -> <bool>[batch, 1, 1, key]."""
-    return ops.expand_dims(ops.expand_dims(key_is_real, 1), 1)
-
-
-def query_mask(query_is_real: Tensor) -> Tensor:
-    """Returns a mask of real queries for all keys: <bool>[batch, query] -> <bool>[batch, 1, query, 1]."""
-    return ops.expand_dims(ops.expand_dims(query_is_real, -1), 1)
+    return key_is_real[:, None, None, :]
 
 
 def without_keys(attention_mask: Tensor | None, key_is_real: Tensor | None) -> Tensor | None:
     """Combines an attention mask with a key mask, <bool>[batch, key]. None means unrestricted."""
-    if attention_mask is None or key_is_real is None:
-        return attention_mask if key_is_real is None else key_mask(key_is_real)
-    return ops.logical_and(attention_mask, key_mask(key_is_real))
+    if key_is_real is None:
+        return attention_mask
+    mask = key_mask(key_is_real)
+    return mask if attention_mask is None else ops.logical_and(attention_mask, mask)
 
 
 def encoder_is_real(features: dict[str, Tensor]) -> Tensor:

@@ -1,18 +1,19 @@
 """The Switch layer: a feed-forward layer of experts with a router."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from switch_tf import checks, losses, partitioning
+from switch_tf import checks, context, losses, partitioning
 from switch_tf.configs.choices import DISPATCHES, check_choice
 from switch_tf.configs.grouping import Grouping
 from switch_tf.configs.policies import Policy
-from switch_tf.layers import dispatch, grouping, masks, routes
-from switch_tf.layers.experts import ExpertFeedForward
-from switch_tf.layers.observing import Observed
+from switch_tf.layers import dispatch, grouping, masks
+from switch_tf.layers.basic import KeepsShape
+from switch_tf.layers.feed_forward import ExpertFeedForward
 from switch_tf.layers.routing import Router
 from switch_tf.metrics import RouterStats
 from switch_tf.ops import indexing
@@ -20,8 +21,46 @@ from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
 
+class Route(NamedTuple):
+    """Gates of one Switch layer, see `context.Context.routes`.
+
+    `layer`: str. Path of the layer in the model.
+    `gates`: <float32>[batch, length, expert]. Multiplied the experts' outputs. 0 for experts without the token.
+    """
+
+    layer: str
+    gates: Any
+
+
+class Routed:
+    """Base class of layers and models with routers. Precedes Keras' base class.
+
+    Attributes:
+        router_observer: object or None. Its method `update` takes a tuple of RouterStats in training and is traced with
+            the call.
+    """
+
+    router_observer: Any = None
+    add_loss: Any  # of Keras' base class
+
+    @property
+    def routers(self) -> dict[str, int]:
+        """Number of experts by router name. Defined by subclasses."""
+        raise NotImplementedError
+
+    def add_router_losses(self, expert_layers: Sequence["SwitchFeedForward"], router_stats: tuple[RouterStats, ...],
+                          training: bool) -> None:
+        """Adds the weighted losses. In training, passes statistics on to the observer and to routers with a state."""
+        if training and self.router_observer is not None:
+            self.router_observer.update(router_stats)
+        for experts, stats in zip(expert_layers, router_stats, strict=True):
+            if training:
+                experts.router.update_state(stats.expert_load)
+            self.add_loss(losses.router_loss(stats, experts.load_balancing_loss_weight, experts.router_z_loss_weight))
+
+
 @keras.saving.register_keras_serializable("switch_tf")
-class SwitchFeedForward(Observed, keras.layers.Layer):
+class SwitchFeedForward(Routed, KeepsShape):
     """Sparse feed-forward layer that routes each token to experts (arXiv 2101.03961, section 2).
 
     Tokens compete for expert slots within their group. A dropped token gets exactly zero, so a residual connection
@@ -65,27 +104,22 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
                  semantics: str = "switch_tf", expert_capacity: int | None = None, dispatch: str = "auto",
                  router: str | Policy | Router = "switch", output_dim: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
-        self.supports_masking = True
         self.grouping = Grouping(num_experts, group_size, num_groups_multiple, train_capacity_factor,
                                  eval_capacity_factor, min_expert_capacity, semantics, expert_capacity)
-        for field in dataclasses.fields(Grouping):
-            setattr(self, field.name, getattr(self.grouping, field.name))
+        for name, value in dataclasses.asdict(self.grouping).items():
+            setattr(self, name, value)
         check_choice("dispatch", dispatch, DISPATCHES)
-        self.d_ff = checks.integer("d_ff", d_ff, at_least=1)
-        self.activation = activation
-        self.expert_dropout_rate = checks.number("expert_dropout_rate", expert_dropout_rate, "in [0, 1)")
-        self.load_balancing_loss_weight, self.router_z_loss_weight = (
-            checks.number(name, value, "0 or above") for name, value in (
-                ("load_balancing_loss_weight", load_balancing_loss_weight),
-                ("router_z_loss_weight", router_z_loss_weight)))
         self.dispatch = dispatch
-        self.output_dim = checks.optional("output_dim", output_dim, checks.integer, 1)
+        self._keep(checks.number, "in [0, 1)", expert_dropout_rate=expert_dropout_rate)
+        self._keep(checks.number, "0 or above", load_balancing_loss_weight=load_balancing_loss_weight,
+                   router_z_loss_weight=router_z_loss_weight)
         self.router = self._make_router(router, jitter_noise=jitter_noise, router_dtype=router_dtype,
                                         init_scale=init_scale)
         self.jitter_noise, self.router_dtype = self.router.jitter_noise, self.router.router_dtype
         self.init_scale = self.router.init_scale
         self.experts = ExpertFeedForward(num_experts, d_ff, activation, expert_dropout_rate, self.init_scale,
                                          output_dim, dtype=self.dtype_policy, name="experts")
+        self.d_ff, self.activation, self.output_dim = self.experts.d_ff, activation, self.experts.output_dim
 
     def _make_router(self, router, **options):
         """Returns the Router. Raises Refusal if a given Router does not fit the layer's arguments."""
@@ -114,7 +148,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
 
     @property
     def routers(self) -> dict[str, int]:
-        """Number of experts by router name, see `Observed`."""
+        """Number of experts by router name, see `Routed`."""
         return {self.name: self.num_experts}
 
     def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
@@ -126,19 +160,20 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
              training: bool = False, return_router_stats: bool = False, mask: Tensor | None = None,
              inputs_mask: Tensor | None = None) -> Any:
         padding_mask = self._check(inputs, padding_mask, token_ids, training, return_router_stats, mask, inputs_mask)
-        batch, length, d_model = ops.shape(inputs)
+        batch, length, _ = ops.shape(inputs)
         groups, expert_capacity, (rows, columns) = grouping.plan(
             self.grouping, (batch, length), training, self.router.experts_choose)
-        if self.grouping.rules.zeroes_padding and padding_mask is not None:
-            inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
         if padding_mask is None:
             padding_mask = ops.ones((batch, length), "bool")
+        elif self.grouping.rules.zeroes_padding:
+            inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
         more, missing = (rows - batch, columns - length), groups.count * groups.size - rows * columns
 
-        def in_groups(x, width=()):
+        def in_groups(x):
             """[batch, length, ...] -> [group, tokens, ...]. Zeros complete the batch and the last group."""
-            x = _padded(x, more)
-            return ops.reshape(_padded(ops.reshape(x, (-1, *width)), (missing,)), (groups.count, groups.size, *width))
+            width = x.shape[2:]
+            x = ops.reshape(_padded(x, more), (-1, *width))
+            return ops.reshape(_padded(x, (missing,)), (*groups, *width))
 
         def of_tokens(x):
             """[group, tokens, width] -> [batch, length, width]."""
@@ -148,15 +183,15 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
             x = ops.reshape(x, (rows, columns, width))
             return x if all(map(_is_zero, more)) else x[:batch, :length]
 
-        tokens = partitioning.constrain(in_groups(inputs, (d_model,)), ("group", None, "embed"))
-        token_ids = None if token_ids is None else in_groups(indexing.as_ids(token_ids))
-        decisions, stats = self.router(tokens, padding_mask=in_groups(padding_mask),
-                                       expert_capacity=expert_capacity, token_ids=token_ids, training=training,
-                                       is_present=ops.reshape(
-                                           _padded(ops.ones((rows * columns,), "bool"), (missing,)),
-                                           (groups.count, groups.size)))
-        if routes.are_recorded():
-            routes.record(self.path, of_tokens(decisions.gates))
+        tokens = partitioning.constrain(in_groups(inputs), ("group", None, "embed"))
+        is_present = _padded(ops.ones((rows * columns,), "bool"), (missing,))
+        decisions, stats = self.router(
+            tokens, padding_mask=in_groups(padding_mask), expert_capacity=expert_capacity,
+            token_ids=None if token_ids is None else in_groups(token_ids), training=training,
+            is_present=ops.reshape(is_present, (*groups,)))
+        routes = context.current().routes
+        if routes is not None:
+            routes.append(Route(self.path, of_tokens(decisions.gates)))
         dispatcher = dispatch.create(decisions, self.dispatch)
         # A second constraint, so that the experts' gradient is reduced before it is added to the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
@@ -165,10 +200,7 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         outputs = partitioning.constrain(of_tokens(outputs), ("batch", "length", "embed"))
         if return_router_stats:
             return outputs, stats
-        self.observe((stats,), training)
-        if training:
-            self.router.update_state(stats.expert_load)
-        self.add_loss(losses.router_loss(stats, self.load_balancing_loss_weight, self.router_z_loss_weight))
+        self.add_router_losses((self,), (stats,), training)
         return outputs
 
     def _check(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False, mask=None,
@@ -191,18 +223,20 @@ class SwitchFeedForward(Observed, keras.layers.Layer):
         return (outputs, self.router.symbolic_stats()) if return_router_stats else outputs
 
     def get_config(self) -> dict[str, Any]:
-        names = ("d_ff", "activation", "jitter_noise", "expert_dropout_rate", "load_balancing_loss_weight",
-                 "router_z_loss_weight", "router_dtype", "init_scale", "dispatch", "output_dim")
-        router = keras.saving.serialize_keras_object(self.router)
-        router.pop("build_config", None)  # this layer builds it
-        return {**super().get_config(), **dataclasses.asdict(self.grouping),
-                **{name: getattr(self, name) for name in names}, "router": router}
+        return {**super().get_config(), "router": config_of_part(self.router)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SwitchFeedForward":
         router = keras.saving.deserialize_keras_object(config["router"])
         # Layers saved by 0.1.0 may have another init_scale than their router. Only initial values depended on it.
         return cls(**{**config, "router": router, "init_scale": router.init_scale})
+
+
+def config_of_part(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Serializes a layer that the layer it is part of builds."""
+    config = keras.saving.serialize_keras_object(layer)
+    config.pop("build_config", None)
+    return config
 
 
 def _is_zero(count):

@@ -72,7 +72,7 @@ def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenCh
     num_experts, capacity = options.num_experts, options.capacity
     rounds = min(rounds, num_experts)
     _, ranked = ops.top_k(scores.selection, rounds)
-    waiting = ops.ones_like(ranked[..., 0], dtype="bool") if scores.is_real is None else scores.is_real
+    waiting = scores.is_real
     num_groups, num_tokens = ops.shape(waiting)
     taken = ops.zeros((num_groups, num_experts), "int32")
     expert_index = ops.zeros((num_groups, num_tokens), "int32")
@@ -110,18 +110,18 @@ def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
     return switch(scores, options)
 
 
-def balanced(logits: Tensor, is_real: Tensor | None = None) -> Tensor:
+def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
     """Adds a price per expert to the logits so that the tokens' softmaxes give all experts the same total.
 
     Args:
         logits: <float32>[group, tokens, expert], finite.
-        is_real: <bool>[group, tokens], False at padding. None means no padding.
+        is_real: <bool>[group, tokens], False at padding.
 
     Returns:
         <float32>[group, tokens, expert], without a gradient.
     """
     logits = ops.stop_gradient(logits)
-    absent = 0.0 if is_real is None else -1e9 * ops.cast(ops.logical_not(is_real[..., None]), logits.dtype)
+    absent = -1e9 * ops.cast(ops.logical_not(is_real[..., None]), logits.dtype)
     price = ops.zeros_like(logits[:, :1, :])
     for _ in range(SINKHORN_ITERATIONS):
         per_token = ops.log_softmax(logits + price, axis=-1) + absent
@@ -138,8 +138,7 @@ def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
     """
     # [group, tokens, expert] -> [group, expert, tokens]
     wanted = ops.softmax(ops.transpose(scores.selection, (0, 2, 1)), axis=1)
-    if scores.is_real is not None:
-        wanted = ops.where(scores.is_real[:, None, :], wanted, -1.0)
+    wanted = ops.where(scores.is_real[:, None, :], wanted, -1.0)
     capacity, num_tokens = options.capacity, ops.shape(wanted)[-1]
     is_known = isinstance(capacity, int) and isinstance(num_tokens, int)
     preference, token_index = ops.top_k(wanted, (min if is_known else ops.minimum)(capacity, num_tokens))

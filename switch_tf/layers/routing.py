@@ -1,5 +1,6 @@
 """The router: scores experts for tokens, applies a policy and measures the result."""
 
+import functools
 from typing import Any
 
 import keras
@@ -9,11 +10,11 @@ from switch_tf import checks, losses, partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.choices import ROUTER_DTYPES, check_choice
 from switch_tf.configs.semantics import rules_of
-from switch_tf.layers import dropout, masks, slots
+from switch_tf.layers import masks, slots
+from switch_tf.layers.basic import Layer, drop, kernel_initializer
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
-from switch_tf.layers.feed_forward import kernel_initializer
 from switch_tf.metrics import Mean, RouterStats
-from switch_tf.ops import dtypes, indexing, products, random
+from switch_tf.ops import dtypes, indexing, products
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
@@ -23,7 +24,7 @@ NO_PREFERENCE = -1e9
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class Router(keras.layers.Layer):
+class Router(Layer):
     """Assigns experts, slots and gates to tokens.
 
     Computes jitter, logits, softmax, choice and losses in `router_dtype` from a float32 kernel (selective precision,
@@ -72,25 +73,23 @@ class Router(keras.layers.Layer):
                  router_dtype: str = "float32", init_scale: float = 0.1, semantics: str = "switch_tf", **kwargs: Any):
         super().__init__(**kwargs)
         self._policy = policies.resolve(policy, second_expert_policy, second_expert_threshold)
-        self.num_experts = checks.integer("num_experts", num_experts, at_least=1)
+        self._keep(checks.integer, 1, num_experts=num_experts)
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration)
         check_choice("router_dtype", router_dtype, ROUTER_DTYPES)
         self._rules = rules_of(semantics)
-        self.jitter_noise = checks.number("jitter_noise", jitter_noise, "in [0, 1)")
-        self.second_place_loss_weight = checks.number("second_place_loss_weight", second_place_loss_weight,
-                                                      "0 or above")
-        self.init_scale = checks.number("init_scale", init_scale, "above 0")
+        self._keep(checks.number, "in [0, 1)", jitter_noise=jitter_noise)
+        self._keep(checks.number, "0 or above", second_place_loss_weight=second_place_loss_weight)
+        self._keep(checks.number, "above 0", init_scale=init_scale)
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
                           f"choices, such as 'top2', not {self._policy.name!r}.")
-        self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
-        self.policy = policy
-        self.exploration = exploration
-        self.second_expert_policy = second_expert_policy
-        self.second_expert_threshold = checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
-        self.router_dtype = router_dtype
-        self.semantics = semantics
+        self._keep(checks.optional, checks.integer, 1, num_selected_experts=num_selected_experts)
+        self._keep(checks.number, "in (0, 1)", second_expert_threshold=second_expert_threshold)
+        self.policy, self.second_expert_policy, self.exploration = policy, second_expert_policy, exploration
+        self.router_dtype, self.semantics = router_dtype, semantics
         self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
+        # Whether `load_balancing_loss` is a losses.Balance, for `models.stack.join`.
+        self.reports_balance = False
 
     @property
     def experts_choose(self) -> bool:
@@ -120,8 +119,9 @@ class Router(keras.layers.Layer):
         if token_ids is not None:
             token_ids = indexing.as_ids(token_ids)
             checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
-        if self._policy.needs_token_ids and token_ids is None:
-            raise Refusal(f"The {self._policy.name} policy needs token_ids (<int32>, one for each token); pass "
+        policy = self._policy
+        if policy.needs_token_ids and token_ids is None:
+            raise Refusal(f"The {policy.name} policy needs token_ids (<int32>, one for each token); pass "
                           "them to the layer.")
         if 0 in inputs.shape[:2]:
             raise Refusal(f"inputs must hold at least one group of at least one token, not the shape "
@@ -130,9 +130,23 @@ class Router(keras.layers.Layer):
         is_present = masks.padding_mask(inputs, is_present, name="is_present")
         if self._rules.routes_padding:
             is_real = is_present
-        logits = self._logits(inputs, training) if self._policy.has_kernel else None
-        scores = self._scores(logits, is_real, token_ids, training)
-        decisions = self._policy.function(scores, self._options(expert_capacity, training))
+        if is_real is None:
+            is_real = ops.ones(ops.shape(inputs)[:2], "bool")
+        logits = selection = probs = None
+        if policy.has_kernel:
+            logits = self._logits(inputs, training)
+            probs = ops.softmax(logits, axis=-1)
+            selection = ops.stop_gradient(dtypes.widen(logits))
+            selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE,
+                                 -NO_PREFERENCE)
+            if training and self.exploration == "sample":
+                draws = self._draw("sample", ops.shape(selection))
+                selection = selection + _gumbel(ops.cast(draws, selection.dtype))
+        scores = Scores(selection, probs, is_real, token_ids)
+        uniform = functools.partial(self._draw, "second_expert") if training else None
+        decisions = policy.function(scores, Options(
+            self.num_experts, expert_capacity, policy.count(self.num_selected_experts), self._rules.normalizes_gates,
+            training, policy, uniform, self._read_state()))
         if logits is None:
             # Without scores, each token's expert has probability 1.
             probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
@@ -143,36 +157,14 @@ class Router(keras.layers.Layer):
         """Computes logits: <any float>[group, tokens, d_model] -> <router dtype>[group, tokens, expert]."""
         x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
-            noise = random.uniform(random.layer_seed(self, "jitter"), ops.shape(inputs))
+            noise = self._draw("jitter", ops.shape(inputs))
             # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
             noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
-            noise = random.uniform(random.layer_seed(self, "input_dropout"), ops.shape(inputs))
-            x = dropout.masked(x, dropout.mask(noise, INPUT_DROPOUT_RATE, x.dtype))
+            x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
         logits = products.product("gsm,me->gse", x, self.kernel)
         return partitioning.constrain(logits, ("group", None, "router_expert"))
-
-    def _scores(self, logits, is_real, token_ids, training):
-        """Returns Scores from <router dtype>[group, tokens, expert] logits. None for a policy without a kernel."""
-        if logits is None:
-            return Scores(None, None, is_real, token_ids)
-        probs = ops.softmax(logits, axis=-1)
-        selection = ops.stop_gradient(dtypes.widen(logits))
-        selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE, -NO_PREFERENCE)
-        if training and self.exploration == "sample":
-            selection = selection + _gumbel(random.layer_seed(self, "sample"), selection)
-        return Scores(selection, probs, is_real, token_ids)
-
-    def _options(self, capacity, training):
-        """Returns the policy's Options."""
-
-        def uniform(shape):
-            return random.uniform(random.layer_seed(self, "second_expert"), shape)
-
-        return Options(self.num_experts, capacity, self._policy.count(self.num_selected_experts),
-                       self._rules.normalizes_gates, training, self._policy, uniform if training else None,
-                       self._read_state())
 
     @property
     def has_state(self) -> bool:
@@ -197,21 +189,26 @@ class Router(keras.layers.Layer):
     def _stats(self, scores, logits, decisions):
         """Returns RouterStats over real tokens. `scores.probs` is never None here."""
         probs = dtypes.widen(scores.probs)
-        real = ops.ones_like(probs[..., 0]) if scores.is_real is None else ops.cast(scores.is_real, probs.dtype)
+        real = ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
-        preferred = slots.first_choice(scores) if self._policy.counts_preference else None
-        counts = decisions.counts(scores.is_real, preferred, probs.dtype)
+        chosen = None
+        if not self.experts_choose:
+            chosen = slots.top_experts(scores, 1) if self._policy.counts_preference else decisions.expert_index
+        expert_load, num_filled, num_served = decisions.counts(scores.is_real, chosen, probs.dtype)
         num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, probs.dtype)
-        no_loss = Mean(ops.zeros_like(num_real), num_real)
+        balance_loss = no_loss = Mean(ops.zeros_like(num_real), num_real)
+        if not self._policy.is_balanced:
+            balance = losses.balance(scores.probs, chosen, scores.is_real, self.semantics,
+                                     self.second_place_loss_weight)
+            balance_loss = balance if self.reports_balance else balance.mean
         return RouterStats(
-            expert_load=counts.load,
-            fraction_tokens_dropped=Mean(num_real - counts.num_served, num_real),
+            expert_load=expert_load,
+            fraction_tokens_dropped=Mean(num_real - num_served, num_real),
             router_entropy=Mean(ops.sum(entropy * real), num_real),
             router_confidence=Mean(ops.sum(ops.max(probs, axis=-1) * real), num_real),
-            expert_usage=Mean(counts.num_filled, num_slots),
-            load_balancing_loss=(no_loss if self._policy.is_balanced else
-                                 self._loss_of(self._balance(scores, decisions, preferred))),
+            expert_usage=Mean(num_filled, num_slots),
+            load_balancing_loss=balance_loss,
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
 
     def symbolic_stats(self) -> RouterStats:
@@ -223,39 +220,18 @@ class Router(keras.layers.Layer):
         return RouterStats(**{name: mean(self.num_experts) if name == "expert_load" else mean()
                               for name in RouterStats._fields})
 
-    def _balance(self, scores, decisions, preferred):
-        """Returns losses.Balance. `preferred`: <int32>[group, tokens], counted instead of the choices, or None."""
-        chosen = decisions.expert_index if preferred is None else preferred
-        first = losses.balance(scores.probs, chosen, scores.is_real, self.semantics)
-        if not self.second_place_loss_weight:
-            return first
-        return losses.with_second_place(
-            first, self.second_place_loss_weight, scores.probs, chosen, scores.is_real, self.semantics)
-
-    def _loss_of(self, balance):
-        """Returns the load-balancing loss for the statistics, from a losses.Balance."""
-        return balance.mean
-
     def get_config(self) -> dict[str, Any]:
-        names = ("num_experts", "num_selected_experts", "exploration", "jitter_noise", "second_expert_policy",
-                 "second_expert_threshold", "second_place_loss_weight", "router_dtype", "init_scale", "semantics")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names},
-                "policy": policies.to_config(self.policy)}
+        return {**super().get_config(), "policy": policies.to_config(self.policy)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Router":
         return cls(**{**config, "policy": policies.from_config(config["policy"])})
 
 
-def _gumbel(seed, logits):
-    """Draws Gumbel noise of the shape and dtype of `logits`.
+def _gumbel(draws):
+    """Turns uniform draws into Gumbel noise.
 
     The argmax of logits plus noise is a sample from their softmax. The top k are a sample without replacement.
-
-    Args:
-        seed: <uint32> scalar.
-        logits: <float32>[group, tokens, expert].
     """
     # A draw of 0 becomes half the generator's step, so both logarithms are finite. The largest draw is 1 - 2^-24.
-    draws = ops.cast(random.uniform(seed, ops.shape(logits)), logits.dtype)
     return -ops.log(-ops.log(ops.maximum(draws, 2.0**-25)))

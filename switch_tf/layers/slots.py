@@ -10,15 +10,13 @@ from switch_tf.ops import dtypes, indexing
 from switch_tf.partitioning.tensors import Tensor
 
 
-def first_choice(scores: Scores) -> Tensor:
-    """Returns each token's preferred expert before capacity, <int32>[group, tokens]. Ties go to the lowest index."""
-    return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")
-
-
 def top_experts(scores: Scores, count: int) -> Tensor:
-    """Returns the `count` best experts of each token, best first: <int32>[group, tokens, choice]."""
+    """Returns the `count` best experts of each token, best first: <int32>[group, tokens, choice].
+
+    Ties go to the lowest index.
+    """
     if count == 1:
-        return first_choice(scores)[..., None]
+        return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")[..., None]
     return ops.cast(ops.top_k(scores.selection, count)[1], "int32")
 
 
@@ -47,18 +45,21 @@ def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor
         gates = probabilities(scores, expert_index)
         if expert_index.shape[-1] > 1 and options.is_normalized:
             gates = gates / (ops.sum(gates, axis=-1, keepdims=True) + 1e-9)
-    if scores.is_real is None:
-        routed = ops.ones_like(expert_index, dtype="bool")
-    else:
-        routed = ops.broadcast_to(scores.is_real[..., None], ops.shape(expert_index))
+    routed = ops.broadcast_to(scores.is_real[..., None], ops.shape(expert_index))
     if is_wanted is not None:
         routed = ops.logical_and(routed, is_wanted(gates))
-    if order is None:
-        slot = _slots(expert_index, routed, options)
-    else:
+    asked = expert_index
+    if order is not None:
         order = order[..., None]
-        slot = _slots(ops.take_along_axis(expert_index, order, axis=1), ops.take_along_axis(routed, order, axis=1),
-                      options)
+        asked, routed = (ops.take_along_axis(x, order, axis=1) for x in (asked, routed))
+    num_groups, num_tokens, num_choices = ops.shape(asked)
+    # [group, tokens, choice] -> [group, choice * tokens]
+    in_line = ops.where(routed, asked, options.num_experts)
+    in_line = ops.reshape(ops.transpose(in_line, (0, 2, 1)), (num_groups, num_choices * num_tokens))
+    place, _ = positions(in_line, options.num_experts)
+    place = ops.transpose(ops.reshape(place, (num_groups, num_choices, num_tokens)), (0, 2, 1))
+    slot = ops.where(ops.logical_and(routed, place < options.capacity), place, options.capacity)
+    if order is not None:
         slot = ops.take_along_axis(slot, ops.argsort(order, axis=1), axis=1)
     return token_choices(options, expert_index, slot, gates)
 
@@ -67,25 +68,6 @@ def token_choices(options: Options, expert_index: Tensor, slot: Tensor, gates: T
     """Returns TokenChoices of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 without a slot."""
     gates = ops.where(slot < options.capacity, gates, 0.0)
     return TokenChoices(expert_index, slot, gates, options.num_experts, options.capacity)
-
-
-def _slots(expert_index, routed, options):
-    """Returns slots in the order of tokens, `options.capacity` for dropped choices.
-
-    Args:
-        expert_index: <int32>[group, tokens, choice].
-        routed: <bool>[group, tokens, choice].
-
-    Returns:
-        <int32>[group, tokens, choice]
-    """
-    num_groups, num_tokens, num_choices = ops.shape(expert_index)
-    # [group, tokens, choice] -> [group, choice * tokens]
-    in_line = ops.where(routed, expert_index, options.num_experts)
-    in_line = ops.reshape(ops.transpose(in_line, (0, 2, 1)), (num_groups, num_choices * num_tokens))
-    place, _ = positions(in_line, options.num_experts)
-    place = ops.transpose(ops.reshape(place, (num_groups, num_choices, num_tokens)), (0, 2, 1))
-    return ops.where(ops.logical_and(routed, place < options.capacity), place, options.capacity)
 
 
 def positions(in_line: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:

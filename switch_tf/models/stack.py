@@ -1,4 +1,4 @@
-"""T5's encoder and decoder stacks."""
+"""T5's encoder and decoder stacks, and their layers."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -7,22 +7,231 @@ from typing import Any, TypeAlias
 import keras
 from keras import ops
 
-from switch_tf import partitioning
+from switch_tf import losses, partitioning
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.layers import Dropout, RMSNorm, Router
+from switch_tf.layers import (
+    Dropout,
+    FeedForward,
+    MultiHeadAttention,
+    RelativePositionBias,
+    RMSNorm,
+    Router,
+    SwitchFeedForward,
+    SwitchSelfAttention,
+)
 from switch_tf.layers.attention import VALUE_CACHE_AXES
-from switch_tf.layers.shapes import KeepsShape
-from switch_tf.metrics import RouterStats
-from switch_tf.models.joining import join
-from switch_tf.models.transformer_layer import LayerCache, TransformerLayer, relative_position_bias
-from switch_tf.ops import forms
-from switch_tf.ops.dot_product_attention import cut
+from switch_tf.layers.basic import KeepsShape
+from switch_tf.metrics import Mean, RouterStats
+from switch_tf.ops import dtypes, forms, indexing
+from switch_tf.ops.dot_product_attention import PositionBias, cut
 from switch_tf.partitioning.tensors import Shape, Tensor
 
+LayerCache: TypeAlias = tuple[Tensor, ...]
 Cache: TypeAlias = tuple[LayerCache, ...]
 
 
-class Stack(KeepsShape, keras.layers.Layer):
+def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kwargs: Any) -> SwitchFeedForward:
+    """Returns the Switch layer described by a SwitchConfig."""
+
+    def fields(*names):
+        return {name: getattr(config, name) for name in names}
+
+    policy, num_selected_experts = config.routing(is_decoder)
+    has_second_place = config.num_choices(is_decoder) > 1
+    router = Router(
+        config.num_experts, num_selected_experts, policy, dtype=dtype, name="router",
+        second_place_loss_weight=config.second_place_loss_weight if has_second_place else 0.0, **fields(
+            "exploration", "jitter_noise", "second_expert_policy", "second_expert_threshold", "router_dtype",
+            "init_scale", "semantics"))
+    router.reports_balance = config.rules.joins_layers
+    return SwitchFeedForward(config.num_experts, config.expert_width, router=router, dtype=dtype, **kwargs, **fields(
+        "activation", "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor",
+        "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight", "router_z_loss_weight",
+        "init_scale", "semantics", "expert_capacity", "dispatch"))
+
+
+def _relative_position_bias(config, is_decoder, dtype):
+    return RelativePositionBias(
+        config.num_heads, config.relative_attention_num_buckets, config.relative_attention_max_distance,
+        is_bidirectional=not is_decoder, dtype=dtype, name="relpos_bias")
+
+
+class _Parts(KeepsShape):
+    """Layer made of layers alone, which it builds in the order of their attributes."""
+
+    def build(self, input_shape: Shape) -> None:
+        for layer in self._flatten_layers(include_self=False, recursive=False):
+            layer.build(input_shape)
+
+
+class TransformerLayer(_Parts):
+    """One pre-norm layer of the encoder or decoder: self-attention, cross-attention in decoders, and feed-forward or
+    experts.
+
+    `relpos_bias` is the layer's own RelativePositionBias, which the stack calls, or None if layers share one.
+
+    Args:
+        config: SwitchConfig.
+        is_decoder: bool. Whether the layer has cross-attention.
+        is_sparse: bool. Whether the sublayers in `config.expert_sublayers` have experts.
+
+    Call arguments:
+        hidden: <compute dtype>[batch, length, d_model].
+        is_real: <bool>[batch, length], False at padding.
+        attention_mask: <bool>[batch, 1, length or 1, length], for self-attention.
+        position_bias: <float32>[1, heads, length, length], or its blocks by `cut`.
+        encoded: <compute dtype>[batch, encoder length, d_model]. The encoder's outputs, for decoders.
+        encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
+        token_ids: <int32>[batch, length], for hash routing.
+
+    Returns: `(hidden, router_stats)`, the latter a tuple with the RouterStats of the layer's routers in the order
+        queries, keys and values, feed-forward.
+    """
+
+    def __init__(self, config: SwitchConfig, is_decoder: bool, is_sparse: bool, **kwargs: Any):
+        # Keras' autocast would round the float32 position bias. This layer has no weights of its own to cast.
+        super().__init__(autocast=False, **kwargs)
+        self.is_decoder = is_decoder
+        self.zeroes_padding = is_decoder and config.rules.masks_decoder_inputs
+        self.is_sparse = is_sparse
+        self.has_attention_experts = is_sparse and config.has_attention_experts
+        self.has_feed_forward_experts = is_sparse and config.has_feed_forward_experts
+        self.has_extra_mlp = is_sparse and config.extra_mlp
+        policy = self.dtype_policy
+        norm = functools.partial(RMSNorm, config.layer_norm_epsilon, dtype=policy)
+        attention = functools.partial(MultiHeadAttention, config.num_heads, config.d_kv, config.dropout_rate,
+                                      config.attention_init_scale, dtype=policy)
+        dense = functools.partial(FeedForward, config.d_ff, config.activation, config.dropout_rate, config.init_scale,
+                                  dtype=policy)
+        experts = functools.partial(switch_feed_forward, config, is_decoder)
+        dropout = functools.partial(Dropout, config.dropout_rate, broadcast_axis=1, dtype=policy)
+
+        self.relpos_bias = (_relative_position_bias(config, is_decoder, policy) if config.relative_attention_per_layer
+                            else None)
+        self.pre_attention_layer_norm = norm(
+            name="pre_self_attention_layer_norm" if is_decoder else "pre_attention_layer_norm")
+        name = "self_attention" if is_decoder else "attention"
+        if self.has_attention_experts:
+            expert_dtype = policy if config.attention_expert_dtype == "auto" else dtypes.wide_dtype(
+                policy.compute_dtype, config.attention_expert_dtype)
+            projection = functools.partial(experts, expert_dtype, output_dim=config.num_heads * config.d_kv)
+            self.attention = SwitchSelfAttention(
+                projection(name="query_experts"), projection(name="key_value_experts"), config.num_heads, config.d_kv,
+                config.dropout_rate, config.attention_init_scale, dtype=policy, name=name)
+        else:
+            self.attention = attention(name=name)
+        self.attention_dropout = dropout(name="post_attention_dropout")
+        if is_decoder:
+            self.pre_cross_attention_layer_norm = norm(name="pre_cross_attention_layer_norm")
+            self.cross_attention = attention(name="encoder_decoder_attention")
+            self.cross_attention_dropout = dropout(name="post_cross_attention_dropout")
+        self.pre_mlp_layer_norm = norm(name="pre_mlp_layer_norm")
+        self.mlp = experts(policy, name="mlp") if self.has_feed_forward_experts else dense(name="mlp")
+        self.mlp_dropout = dropout(name="post_mlp_dropout")
+        if self.has_extra_mlp:
+            self.pre_extra_mlp_layer_norm = norm(name="pre_extra_mlp_layer_norm")
+            self.extra_mlp = dense(name="extra_mlp")
+            self.extra_mlp_dropout = dropout(name="post_extra_mlp_dropout")
+
+    # A method, because Keras would name weights in a file after a property.
+    def list_expert_layers(self) -> tuple[SwitchFeedForward, ...]:
+        """Returns the layers of experts, in the order of their statistics."""
+        attention = self.attention.expert_layers if self.has_attention_experts else ()
+        return attention + ((self.mlp,) if self.has_feed_forward_experts else ())
+
+    def call(self, hidden: Tensor, is_real: Tensor, attention_mask: Tensor, position_bias: PositionBias,
+             encoded: Tensor | None = None, encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
+        x = self.pre_attention_layer_norm(hidden)
+        if self.zeroes_padding:  # which a query without a target attends to
+            x = x * ops.cast(is_real, x.dtype)[..., None]
+        options = {"attention_mask": attention_mask, "position_bias": position_bias, "training": training}
+        if self.has_attention_experts:
+            x, router_stats = self.attention.forward(x, padding_mask=is_real, token_ids=token_ids, **options)
+        else:
+            x, router_stats = self.attention(x, **options), ()
+        hidden = hidden + self.attention_dropout(x, training=training)
+        if self.is_decoder:
+            x = self.pre_cross_attention_layer_norm(hidden)
+            x = self.cross_attention(x, inputs_kv=encoded, attention_mask=encoder_decoder_mask, training=training)
+            hidden = hidden + self.cross_attention_dropout(x, training=training)
+        hidden, mlp_stats = self._feed_forward(hidden, is_real, token_ids, training)
+        return hidden, router_stats + mlp_stats
+
+    def _feed_forward(self, hidden, is_real, token_ids, training):
+        """Applies the feed-forward sublayers and returns the hidden states and a tuple of RouterStats."""
+        router_stats = ()
+        x = self.pre_mlp_layer_norm(hidden)
+        if self.has_feed_forward_experts:
+            x, stats = self.mlp.forward(x, padding_mask=is_real, token_ids=token_ids, training=training)
+            router_stats = (stats,)
+        else:
+            x = self.mlp(x, training=training)
+        hidden = hidden + self.mlp_dropout(x, training=training)
+        if self.has_extra_mlp:
+            x = self.extra_mlp(self.pre_extra_mlp_layer_norm(hidden), training=training)
+            hidden = hidden + self.extra_mlp_dropout(x, training=training)
+        return partitioning.constrain(hidden, ("batch", "length", "embed")), router_stats
+
+    # Incremental decoding.
+
+    def init_cache(self, batch: int | Tensor, max_length: int) -> LayerCache:
+        """Returns an empty self-attention cache, zeros with room for `max_length` tokens."""
+        sizes = {"batch": batch, "heads": self.attention.num_heads, "length": max_length, "kv": self.attention.d_kv}
+        return tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
+                     for axes, dtype in self.attention.cache_spec)
+
+    def decode_step(self, hidden: Tensor, is_real: Tensor, cache: LayerCache, position: Tensor,
+                    cross_cache: LayerCache, attention_mask: Tensor, encoder_decoder_mask: Tensor,
+                    position_bias: Tensor, token_ids: Tensor) -> tuple[Tensor, LayerCache]:
+        """Runs the layer on the next token of each sequence.
+
+        Args:
+            hidden: <compute dtype>[batch, 1, d_model].
+            is_real: <bool>[batch, 1], False where a sequence has ended.
+            cache: Self-attention cache from `init_cache` or the previous step.
+            position: <int32> scalar. Position of the token.
+            cross_cache: Cross-attention cache of the encoder's outputs.
+            attention_mask, encoder_decoder_mask, position_bias, token_ids: See the class, for one query.
+
+        Returns:
+            `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
+        """
+        x = self.pre_attention_layer_norm(hidden)
+        of_tokens = {"padding_mask": is_real, "token_ids": token_ids} if self.has_attention_experts else {}
+        new = self.attention.compute_cache(x, **of_tokens)
+        cache = tuple(partitioning.constrain(indexing.write(cached, entry, position, axes.index("length")), axes)
+                      for (axes, _), cached, entry in zip(self.attention.cache_spec, cache, new, strict=True))
+        hidden = hidden + self.attention.attend(x, cache, attention_mask, position_bias, **of_tokens)
+        x = self.pre_cross_attention_layer_norm(hidden)
+        hidden = hidden + self.cross_attention.attend(x, cross_cache, encoder_decoder_mask)
+        hidden, _ = self._feed_forward(hidden, is_real, token_ids, training=False)
+        return hidden, cache
+
+
+def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[RouterStats, ...]:
+    """Computes the router losses of a whole stack and splits them evenly between its routers (Hugging Face).
+
+    Tokens of all layers count as tokens of one layer. The fraction of tokens that chose an expert is averaged over
+    layers before it is multiplied by probabilities, so layers can balance one another.
+
+    Args:
+        router_stats: RouterStats of each router of the stack, with `Router.reports_balance`.
+        is_omitted: bool. Whether both losses are 0.
+    """
+    balances: list[Any] = [stats.load_balancing_loss for stats in router_stats]
+    if all(isinstance(balance, losses.Balance) for balance in balances):  # not for policies that balance themselves
+        fraction = sum(balance.fraction for balance in balances) / max(1, len(balances))
+        balances = [balance._replace(fraction=fraction).mean for balance in balances]
+
+    def share(mean):
+        return Mean(ops.zeros_like(mean.total) if is_omitted else mean.total / len(router_stats), mean.weight)
+
+    return tuple(stats._replace(load_balancing_loss=share(balance), router_z_loss=share(stats.router_z_loss))
+                 for stats, balance in zip(router_stats, balances, strict=True))
+
+
+class Stack(_Parts):
     """The layers of an encoder or decoder between embedding and logits, with one shared position bias or one a layer.
 
     Args:
@@ -46,7 +255,7 @@ class Stack(KeepsShape, keras.layers.Layer):
         sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
         self.is_all_sparse = len(sparse_layers) == num_layers
         self.relpos_bias = (None if config.relative_attention_per_layer
-                            else relative_position_bias(config, is_decoder, policy))
+                            else _relative_position_bias(config, is_decoder, policy))
         self.embedding_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="embedding_dropout")
         self.layers: list[keras.layers.Layer] = [
             TransformerLayer(config, is_decoder, index in sparse_layers, dtype=policy, name=f"layers_{index}")
@@ -54,17 +263,6 @@ class Stack(KeepsShape, keras.layers.Layer):
         self.final_norm = RMSNorm(config.layer_norm_epsilon, dtype=policy,
                                   name="decoder_norm" if is_decoder else "encoder_norm")
         self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
-
-    @property
-    def router_layers(self) -> tuple[Router, ...]:
-        """The Routers, in the order of their statistics."""
-        return tuple(router for layer in self.layers for router in layer.router_layers)
-
-    def build(self, input_shape: Shape) -> None:
-        if self.relpos_bias is not None:
-            self.relpos_bias.build(input_shape)
-        for layer in (self.embedding_dropout, *self.layers, self.final_norm, self.final_dropout):
-            layer.build(input_shape)
 
     def call(self, embedded: Tensor, is_real: Tensor, attention_mask: Tensor, encoded: Tensor | None = None,
              encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
@@ -98,10 +296,6 @@ class Stack(KeepsShape, keras.layers.Layer):
 
     # Incremental decoding.
 
-    def compute_cross_cache(self, encoded: Tensor) -> Cache:
-        """Caches each layer's cross-attention to <compute dtype>[batch, encoder length, d_model]."""
-        return tuple(layer.cross_attention.compute_cache(encoded) for layer in self.layers)
-
     def init_cache(self, batch: int | Tensor, max_length: int) -> Cache:
         """Returns an empty self-attention cache for each layer, with room for `max_length` tokens."""
         return tuple(layer.init_cache(batch, max_length) for layer in self.layers)
@@ -116,7 +310,7 @@ class Stack(KeepsShape, keras.layers.Layer):
             is_real: <bool>[batch, 1], False where a sequence has ended.
             cache: Self-attention cache from `init_cache` or the previous step.
             position: <int32> scalar. Position of the token.
-            cross_cache: Cross-attention cache from `compute_cross_cache`.
+            cross_cache: Cached keys and values of the encoder's outputs, for each layer.
             encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
             token_ids: <int32>[batch, 1].
 

@@ -3,40 +3,31 @@
 import collections
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from switch_tf import checks, decoding, losses
+from switch_tf import checks, decoding
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import LogitsDense, Router, TokenEmbedding, masks
-from switch_tf.layers.observing import Observed
+from switch_tf.layers.moe import Routed
 from switch_tf.metrics import RouterStats
-from switch_tf.models.keras_methods import FeaturesModel
 from switch_tf.models.stack import Cache, Stack
-from switch_tf.ops import dtypes, forms, random
+from switch_tf.ops import dtypes, forms, indexing, random
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-
-class CrossCache(NamedTuple):
-    """Cross-attention cache of all decoder layers.
-
-    Attributes:
-        layers: Cached keys and values of each layer.
-        encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
-    """
-
-    layers: Cache
-    encoder_decoder_mask: Tensor
+_IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
+            for feature in ("input_tokens", "segment_ids", "target_tokens"))
+_CONFIG_FIELDS = [field.name for field in dataclasses.fields(SwitchConfig)]
 
 
 @keras.saving.register_keras_serializable("switch_tf")
-class SwitchTransformer(Observed, FeaturesModel):
+class SwitchTransformer(Routed, keras.Model):
     """T5 encoder-decoder, or encoder alone, with experts in some of its layers (arXiv 2101.03961).
 
     `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
@@ -56,12 +47,22 @@ class SwitchTransformer(Observed, FeaturesModel):
     Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of the encoder in a model without decoder.
     """
 
+    _called_with: dict[str, tuple[str, int]] | None = None  # feature name -> (dtype, rank) in the last call
+    # A SavedModel stores every attribute that is a tf.function, and Keras' default signature has float inputs.
+    _default_save_signature = None
+
     def __init__(self, config: SwitchConfig | dict[str, Any], dtype: Any = None, name: str = "switch_transformer",
                  **kwargs: Any):
         with checks.arguments_of_keras():
             super().__init__(dtype=dtype, name=name, **kwargs)
-        self.config = _as_config(config)
-        config, policy = self.config, self.dtype_policy
+        if not isinstance(config, SwitchConfig):
+            if not isinstance(config, dict):
+                raise Refusal("config must be a SwitchConfig, or a dictionary of its fields, not "
+                              f"{checks.shown(config)}.")
+            for field in config:
+                check_choice("A field of a SwitchConfig", field, _CONFIG_FIELDS)
+            config = SwitchConfig(**config)
+        self.config, policy = config, self.dtype_policy
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
         self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
@@ -84,9 +85,8 @@ class SwitchTransformer(Observed, FeaturesModel):
         Raises:
             Refusal: an unknown preset or field, or a value out of range.
         """
-        names = [field.name for field in dataclasses.fields(SwitchConfig)]
         for field in overrides:
-            check_choice("A keyword of from_preset", field, ["dtype", "name", *names])
+            check_choice("A keyword of from_preset", field, ["dtype", "name", *_CONFIG_FIELDS])
         is_preset = checks.text("preset", preset) in shipped_gin.preset_names()
         if not is_preset and pathlib.Path(preset).is_dir():
             raise Refusal(f"{preset!r} is a folder and no preset; for one of Hugging Face's form use "
@@ -100,19 +100,22 @@ class SwitchTransformer(Observed, FeaturesModel):
 
     @property
     def routers(self) -> dict[str, int]:
-        """Number of experts by router name, see `Observed`."""
+        """Number of experts by router name, see `Routed`."""
         return dict.fromkeys(self.config.sparse_layer_names, self.config.num_experts)
 
     @property
     def router_layers(self) -> tuple[Router, ...]:
         """The Routers, in the order of `config.sparse_layer_names`."""
-        return self.encoder.router_layers + (() if self.decoder is None else self.decoder.router_layers)
+        return tuple(experts.router for experts in self._list_expert_layers())
+
+    def _list_expert_layers(self):
+        return [experts for stack in (self.encoder, self.decoder) if stack is not None
+                for layer in stack.layers for experts in layer.list_expert_layers()]
 
     def build(self, input_shape: Any = None) -> None:
-        hidden_shape = (None, None, self.config.d_model)
         for layer in (self.token_embedder, self.encoder, self.decoder, self.logits_dense):
             if layer is not None:
-                layer.build(hidden_shape)
+                layer.build((None, None, self.config.d_model))
 
     def forward(self, features: dict[str, Tensor], training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         """Calls the model without adding losses and returns `(logits, router_stats)`.
@@ -124,26 +127,36 @@ class SwitchTransformer(Observed, FeaturesModel):
     def call(self, features: dict[str, Tensor], training: bool = False, return_router_stats: bool = False) -> Any:
         training = checks.flag("training", training)
         return_router_stats = checks.flag("return_router_stats", return_router_stats)
-        features = self.read_features(features)
+        features = self._read_features(features)
         with random.random_seed(random.fresh_seed() if training else None):
             logits, router_stats = self._run(features, training)
         if return_router_stats:
             return logits, router_stats
-        self.observe(router_stats, training)
-        for router, stats in zip(self.router_layers, router_stats, strict=True):
-            if training:
-                router.update_state(stats.expert_load)
-            self.add_loss(losses.router_loss(stats, self.config.load_balancing_loss_weight,
-                                             self.config.router_z_loss_weight))
+        self.add_router_losses(self._list_expert_layers(), router_stats, training)
         return logits
 
-    def _run(self, features, training):
-        is_real = masks.encoder_is_real(features)
-        hidden, router_stats = self._encode(features, is_real, training)
-        if self.decoder is not None:
-            hidden, decoder_stats = self._decode(features, hidden, is_real, training)
-            router_stats += decoder_stats
-        return self._logits(hidden), router_stats
+    def _read_features(self, features):
+        """Checks the features and returns them, with ids instead of the floats of Keras' symbolic build."""
+        required = self.required_features
+        if not isinstance(features, dict):
+            raise Refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
+                          f"not {checks.shown(features)}.")
+        missing = [name for name in required if name not in features]
+        if missing:
+            names = " and ".join(repr(name) for name in missing)
+            raise Refusal(f"The model needs the feature{'s' * (len(missing) > 1)} {names} (<int32>[batch, "
+                          f"length]); it was given {sorted(features)}. seqio's EncDecFeatureConverter makes all "
+                          "of them.")
+        features = {name: indexing.as_ids(value) if name in _IDS else value for name, value in features.items()}
+        for stack in ("encoder", "decoder"):
+            shape: Any = ()
+            for name in _IDS:
+                if name.startswith(stack) and name in features:
+                    shape = shape or getattr(features[name], "shape", ())  # a value without one is refused below
+                    checks.tensor(name, features[name], "int", shape if len(shape) == 2 else (None, None))
+        self._called_with = {name: (keras.backend.standardize_dtype(value.dtype), len(value.shape))
+                             for name, value in features.items() if value is not None}
+        return features
 
     def _encode(self, features, is_real, training):
         segments = features.get("encoder_segment_ids")
@@ -151,22 +164,28 @@ class SwitchTransformer(Observed, FeaturesModel):
         tokens = features["encoder_input_tokens"]
         return self.encoder(self.token_embedder(tokens), is_real, mask, token_ids=tokens, training=training)
 
-    def _decode(self, features, encoded, encoder_is_real, training):
+    def _run(self, features, training):
+        encoder_is_real = masks.encoder_is_real(features)
+        hidden, router_stats = self._encode(features, encoder_is_real, training)
+        if self.decoder is None:
+            return self._logits(hidden), router_stats
         tokens = features["decoder_input_tokens"]
-        segments = features.get("decoder_segment_ids")
-        encoder_segments = features.get("encoder_segment_ids")
+        segments, encoder_segments = features.get("decoder_segment_ids"), features.get("encoder_segment_ids")
         decoder_segments = ops.ones_like(tokens) if segments is None else segments
         mask = masks.attention_mask(decoder_segments, decoder_segments, is_causal=True)
         if segments is None or encoder_segments is None:
             encoder_decoder_mask = masks.key_mask(encoder_is_real)
         else:
             encoder_decoder_mask = masks.attention_mask(segments, encoder_segments)
-        if self.config.rules.masks_decoder_inputs and "decoder_target_tokens" in features:
+        rules = self.config.rules
+        if rules.masks_decoder_inputs and "decoder_target_tokens" in features:
             # As in Flaxformer, the position after the end of a sequence attends to all positions evenly.
-            has_target = masks.query_mask(ops.not_equal(features["decoder_target_tokens"], 0))
+            has_target = ops.not_equal(features["decoder_target_tokens"], 0)[:, None, :, None]
             mask, encoder_decoder_mask = (ops.logical_and(one, has_target) for one in (mask, encoder_decoder_mask))
-        return self.decoder(self.token_embedder(tokens), masks.decoder_is_real(features, self.config.rules), mask,
-                            encoded, encoder_decoder_mask, token_ids=tokens, training=training)
+        hidden, decoder_stats = self.decoder(
+            self.token_embedder(tokens), masks.decoder_is_real(features, rules), mask, hidden, encoder_decoder_mask,
+            token_ids=tokens, training=training)
+        return self._logits(hidden), router_stats + decoder_stats
 
     def _logits(self, hidden):
         if self.config.scales_logits:
@@ -184,11 +203,10 @@ class SwitchTransformer(Observed, FeaturesModel):
             <compute dtype>[batch, length, d_model], the encoder's last hidden states, as in Hugging Face's
             T5EncoderModel. Values at padding are undefined.
         """
-        if not self.built:
-            self.build()
+        self._ensure_built()
         return self._encode(features, masks.encoder_is_real(features), training=False)[0]
 
-    def prefill(self, features: dict[str, Tensor], max_length: int) -> tuple[CrossCache, Cache]:
+    def prefill(self, features: dict[str, Tensor], max_length: int) -> tuple[tuple[Cache, Tensor], Cache]:
         """Encodes inputs and prepares the caches of `decode_step`.
 
         Args:
@@ -197,15 +215,15 @@ class SwitchTransformer(Observed, FeaturesModel):
 
         Returns:
             `(cross_cache, cache)`: the cross-attention cache, which no step changes, and the empty self-attention
-            cache.
+            cache. The former is a tuple of each layer's cached keys and values, and the mask of the inputs.
         """
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
-        cross_cache = CrossCache(self.decoder.compute_cross_cache(hidden), masks.key_mask(is_real))
-        return cross_cache, self.decoder.init_cache(ops.shape(hidden)[0], max_length)
+        cross_cache = tuple(layer.cross_attention.compute_cache(hidden) for layer in self.decoder.layers)
+        return (cross_cache, masks.key_mask(is_real)), self.decoder.init_cache(ops.shape(hidden)[0], max_length)
 
     def decode_step(self, tokens: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
-                    cross_cache: CrossCache) -> tuple[Tensor, Cache]:
+                    cross_cache: tuple[Cache, Tensor]) -> tuple[Tensor, Cache]:
         """Computes the logits that follow one more token of each sequence.
 
         They equal the logits that `call` returns at `position` for the whole sequence.
@@ -222,7 +240,7 @@ class SwitchTransformer(Observed, FeaturesModel):
         """
         tokens = tokens[:, None]
         hidden, cache = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], cache, position,
-                                                 cross_cache.layers, cross_cache.encoder_decoder_mask, tokens)
+                                                 *cross_cache, tokens)
         return self._logits(hidden)[:, 0], cache
 
     def generate(self, inputs: Any, max_length: int = 64, sampler: str | decoding.Sampler = "greedy",
@@ -248,8 +266,7 @@ class SwitchTransformer(Observed, FeaturesModel):
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
             "end_id", end_id, checks.ids, self.config.vocab_size)
         if key not in self._programs:
-            if not self.built:
-                self.build()
+            self._ensure_built()
             self._programs[key] = forms.compiled(
                 lambda inputs: key[0].ids(self, {"encoder_input_tokens": inputs}, *key[1:]))
         padding = decoding.bucketed_length(inputs.shape[1]) - inputs.shape[1]
@@ -257,39 +274,87 @@ class SwitchTransformer(Observed, FeaturesModel):
 
     def _read_inputs(self, inputs):
         decoding.check_decodes(self.config)
-        if _holds_text(inputs):
-            raise Refusal("inputs must be ids, <int32>[batch, length]; for texts use "
-                          "switch_tf.inference.generate(model, texts, vocabulary).")
         try:
             inputs = np.asarray(ops.convert_to_numpy(inputs))
         except (ValueError, TypeError):
             raise Refusal("inputs must be ids, <int32>[batch, length], with 0 for padding where sequences are "
                           f"shorter, not {checks.shown(inputs)}.") from None
+        if inputs.dtype.kind in "SUO":
+            raise Refusal("inputs must be ids, <int32>[batch, length]; for texts use "
+                          "switch_tf.inference.generate(model, texts, vocabulary).")
         checks.tensor("inputs", inputs, "int" if inputs.size else "number", (None, None))
         if not inputs.size:
             raise Refusal(f"inputs must hold ids, and these are <int>{list(inputs.shape)}: none at all.")
         checks.indices("Ids of inputs", inputs, self.config.vocab_size)
         return inputs.astype("int32")
 
+    # Build before tracing: weights created inside a trace have no values if the trace raises.
+
+    def make_train_function(self, force: bool = False) -> Any:
+        self._ensure_built()
+        return super().make_train_function(force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        self._ensure_built()
+        return super().make_test_function(force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        self._ensure_built()
+        return super().make_predict_function(force)
+
+    def _ensure_built(self):
+        if not self.built:
+            self.build()
+
+    def compute_loss(self, x: Any = None, y: Tensor | None = None, y_pred: Tensor | None = None,
+                     sample_weight: Tensor | None = None, training: bool = True) -> Tensor:
+        """Computes the loss, see `keras.Model.compute_loss`.
+
+        Raises:
+            Refusal: `compile` without a loss, or `fit` without targets. Only the router losses would be left.
+        """
+        if self.loss is None:
+            raise Refusal(
+                "compile was given no loss, so only the routers' losses would be trained; give it one, such as "
+                "loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0).")
+        if y is None:
+            raise Refusal(
+                "The loss needs targets, <int32>[batch, length], as y: model.fit(features, targets), or a dataset of "
+                "(features, targets). They are no part of the features that the model is called with.")
+        return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+    def export(self, filepath: Any, format: str = "tf_saved_model", verbose: bool | None = None,
+               input_signature: list[dict[str, keras.InputSpec]] | None = None, **kwargs: Any) -> Any:
+        """Exports the forward pass for inference, see `keras.Model.export`. `inference.export` exports decoding.
+
+        Args:
+            filepath, format, verbose, **kwargs: See `keras.Model.export`.
+            input_signature: list of one dict from feature names to keras.InputSpec. Defaults to the features of the
+                last call, or the required ones, with ids as <int32>[batch, length] of any size.
+        """
+        self._ensure_built()
+        if input_signature is None:
+            called_with = self._called_with or dict.fromkeys(self.required_features, ("int32", 2))
+            input_signature = [{
+                name: keras.InputSpec(shape=(None,) * rank, dtype="int32" if name in _IDS else dtype, name=name)
+                for name, (dtype, rank) in called_with.items()}]
+        return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints the layers, see `keras.Model.summary`. Builds the model first if needed."""
+        self._ensure_built()
+        return super().summary(*args, **kwargs)
+
+    def count_params(self) -> int:
+        """Returns the number of parameters. Builds the model first if needed."""
+        self._ensure_built()
+        return super().count_params()
+
+    def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
+        """Raises Refusal, because no layer has a quantized form and Keras would silently change nothing."""
+        raise Refusal(
+            f"{type(self).__name__} cannot be quantized: its layers have no quantized form. For weights of half the "
+            'size make the model with dtype="bfloat16".')
+
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "config": dataclasses.asdict(self.config)}
-
-
-def _holds_text(inputs) -> bool:
-    """Returns whether inputs are text, or an array, tensor or list of text."""
-    while isinstance(inputs, list | tuple) and inputs:
-        inputs = inputs[0]
-    dtype = str(getattr(getattr(inputs, "dtype", None), "name", getattr(inputs, "dtype", "")))
-    return isinstance(inputs, str | bytes) or dtype.startswith(("str", "bytes", "object"))
-
-
-def _as_config(config):
-    """Returns a SwitchConfig from a SwitchConfig or a dict of its fields."""
-    if isinstance(config, SwitchConfig):
-        return config
-    names = [field.name for field in dataclasses.fields(SwitchConfig)]
-    if not isinstance(config, dict):
-        raise Refusal(f"config must be a SwitchConfig, or a dictionary of its fields, not {checks.shown(config)}.")
-    for name in config:
-        check_choice("A field of a SwitchConfig", name, names)
-    return SwitchConfig(**config)

@@ -69,11 +69,18 @@ class Adafactor(keras.optimizers.Optimizer):
         gradient = ops.cast(gradient, weight.dtype)
         beta2 = 1 - (ops.cast(self.iterations, weight.dtype) + 1) ** -self.decay_exponent
         # Scalars and small tensors are combined first, because every pass over a weight takes time.
+        squared = ops.square(gradient)
         if factors is None:
-            second_moment = self._average(slots["v"], ops.square(gradient) + self.epsilon, beta2)
+            second_moment = self._average(slots["v"], squared + self.epsilon, beta2)
             update = gradient * ops.rsqrt(second_moment)
         else:
-            update = self._factored_update(gradient, beta2, factors, slots)
+            row_mean = self._average(slots["v_row"], ops.mean(squared, axis=factors.columns) + self.epsilon, beta2)
+            column_mean = self._average(slots["v_col"], ops.mean(squared, axis=factors.rows) + self.epsilon, beta2)
+            # Restore the weight's rank, so that both broadcast against the gradient.
+            row_mean = ops.expand_dims(row_mean, factors.columns)
+            column_mean = ops.expand_dims(column_mean, factors.rows)
+            row_mean = row_mean / ops.mean(row_mean, axis=factors.rows, keepdims=True)
+            update = gradient * ops.rsqrt(row_mean) * ops.rsqrt(column_mean)
 
         stacked = factors.stacked if factors else ()
         within = tuple(dim for dim in range(len(variable.shape)) if dim not in stacked)
@@ -82,16 +89,6 @@ class Adafactor(keras.optimizers.Optimizer):
             step_size = step_size * ops.maximum(self.minimum_scale, _root_mean_square(weight, within))
         step_size = step_size / ops.maximum(1.0, _root_mean_square(update, within) / self.clip_threshold)
         self.assign(variable, ops.cast(weight - step_size * update, variable.dtype))
-
-    def _factored_update(self, gradient, beta2, factors, slots):
-        squared = ops.square(gradient)
-        row_mean = self._average(slots["v_row"], ops.mean(squared, axis=factors.columns) + self.epsilon, beta2)
-        column_mean = self._average(slots["v_col"], ops.mean(squared, axis=factors.rows) + self.epsilon, beta2)
-        # Restore the weight's rank, so that both broadcast against the gradient.
-        row_mean = ops.expand_dims(row_mean, factors.columns)
-        column_mean = ops.expand_dims(column_mean, factors.rows)
-        row_mean = row_mean / ops.mean(row_mean, axis=factors.rows, keepdims=True)
-        return gradient * ops.rsqrt(row_mean) * ops.rsqrt(column_mean)
 
     def _average(self, slot, value, beta2):
         average = beta2 * ops.cast(slot, value.dtype) + (1 - beta2) * value

@@ -1,8 +1,11 @@
-"""Dimensions over which Adafactor factors the second moment of a weight."""
+"""Dimensions over which Adafactor factors the second moment of a weight, and the bytes that weights and slots take."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.partitioning.layout import Layout
 
 _ROWS = frozenset(("embed",))
 _COLUMNS = frozenset(("vocab", "heads", "kv", "mlp", "expert_mlp"))
@@ -50,7 +53,34 @@ def slot_dimensions(shape: Sequence[int], factors: Factors | None) -> dict[str, 
             "v_col": tuple(dim for dim in every if dim not in factors.rows)}
 
 
-def num_slot_elements(shape: Sequence[int], axes: Sequence[str | None]) -> int:
-    """Counts the elements of Adafactor's slots for one weight. Arguments as for `factor_dimensions`."""
-    slots = slot_dimensions(shape, factor_dimensions(shape, axes))
-    return sum(math.prod(shape[dim] for dim in dims) for dims in slots.values())
+def stored_bytes(config: SwitchConfig) -> dict[str, int]:
+    """Returns the bytes of float32 weights, of Adafactor's factored slots and, to compare, of Adam's two full slots."""
+    weights, slots = _bytes(config, lambda shape, axes: math.prod(shape))
+    return {"weights": weights, "optimizer": slots, "optimizer_adam": 2 * weights}
+
+
+def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
+    """Returns the bytes of float32 weights and Adafactor's slots that each device stores, and the `mesh`.
+
+    Args:
+        config: Configuration of the model.
+        layout: Layout with a complete mesh.
+
+    Raises:
+        Refusal: The layout cannot split the model.
+    """
+    layout.check_sizes(config.axis_sizes)
+    weights, slots = _bytes(config, lambda shape, axes: math.prod(
+        layout.piece(shape, layout.spec(axes, at_rest=True)) if layout.stores_pieces else shape))
+    return {"weights": weights, "optimizer_slots": slots, "total": weights + slots, "mesh": layout.mesh}
+
+
+def _bytes(config, count):
+    """Returns the bytes of weights and of slots. `count`: function of a shape and axes to the elements to store."""
+    weights = slots = 0
+    for weight in config.weights():
+        weights += 4 * weight.count * count(weight.shape, weight.axes)
+        factors = factor_dimensions(weight.shape, weight.axes)
+        for dims in slot_dimensions(weight.shape, factors).values():
+            slots += 4 * weight.count * count([weight.shape[dim] for dim in dims], [weight.axes[dim] for dim in dims])
+    return weights, slots

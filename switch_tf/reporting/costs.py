@@ -6,7 +6,7 @@ import sys
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints import sizes as checkpoint_sizes
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.optim import memory
+from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal, first_line
 
 # Fields of a configuration by which people know a model.
@@ -38,7 +38,7 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
         "flops_by_part": flops,
         "flops_apart": apart,
         "lengths": {"inputs": inputs_length, "targets": targets_length},
-        "bytes": memory.stored_bytes(config),
+        "bytes": factoring.stored_bytes(config),
     }
 
 

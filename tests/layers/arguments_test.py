@@ -72,7 +72,7 @@ def refusal(call):
      "num_selected_experts must be an integer of at least 1, not True."),
     (ExpertFeedForward, {"num_experts": 2, "d_ff": 0}, "d_ff must be an integer of at least 1, not 0."),
     (ExpertFeedForward, {"num_experts": 2, "d_ff": 1, "dropout_rate": NAN},
-     "A dropout rate must be a number in [0, 1), not nan."),
+     "dropout_rate must be a number in [0, 1), not nan."),
     (make_switch_attention, {"d_kv": 2.0}, "d_kv must be an integer of at least 1, not 2.0."),
     (make_switch_attention, {"init_scale": NAN}, "init_scale must be a number above 0, not nan."),
     (make_switch_attention, {"query_experts": "query"}, "query_experts must be a SwitchFeedForward, not 'query'."),

@@ -2,14 +2,12 @@
 
 import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.layers import MultiHeadAttention
-from switch_tf.layers.attention import as_cached_keys, as_cached_values, attention_outputs
 from switch_tf.ops import random
 
 
@@ -83,11 +81,13 @@ def test_attending_scores_queries_and_keys_unrounded_and_mixes_in_the_dtype_of_t
     # Scores 257 and 256, which are one number in bfloat16; values 1 and 0: sigmoid(1).
     query, key = tf.constant([[[[1.0]]]]), tf.constant([[[[257.0]], [[256.0]]]])
     value = tf.constant([[[[1.0]], [[0.0]]]], tf.bfloat16)
-    out = partitioning.add_weight(keras.layers.Layer(), "out", (1, 1, 1), ("heads", "kv", "embed"), "ones")
-    for arguments in ((key, value, out, None, None),
-                      (as_cached_keys(key), as_cached_values(value), out, None, None, "bhdk"),
-                      (as_cached_values(key), as_cached_values(value), out, None, None, "bhkd")):
-        outputs = attention_outputs(query, *arguments)
+    layer = MultiHeadAttention(1, 1)
+    layer.out = partitioning.add_weight(layer, "out", (1, 1, 1), ("heads", "kv", "embed"), "ones")
+    cached_value = tf.transpose(value, (0, 2, 1, 3))
+    for arguments in ((key, value, None, None),
+                      (tf.transpose(key, (0, 2, 3, 1)), cached_value, None, None, "bhdk"),
+                      (tf.transpose(key, (0, 2, 1, 3)), cached_value, None, None, "bhkd")):
+        outputs = layer.mix(query, *arguments)
         assert outputs.dtype == tf.bfloat16
         np.testing.assert_allclose(float(outputs[0, 0, 0]), 1 / (1 + math.exp(-1)), rtol=2**-8)
 

@@ -196,7 +196,7 @@ def test_auto_leaves_out_empty_slots_where_that_is_worth_a_product_for_each_expe
 def test_an_unknown_way_names_the_nearest():
     message = r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"
     with pytest.raises(ValueError, match=message):
-        dispatch.create(made_up(0, *CASES[0]), "einsun")
+        SwitchFeedForward(2, 4, dispatch="einsun")
 
 
 def test_experts_that_choose_may_have_outputs_of_another_width():

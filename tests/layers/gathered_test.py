@@ -7,7 +7,7 @@ from keras import ops
 
 from switch_tf.configs import policies
 from switch_tf.layers import ExpertFeedForward, Router, dispatch
-from switch_tf.layers.dispatch.gathered import gathered_feed_forward
+from switch_tf.layers.decisions import TokenChoices
 
 NUM_EXPERTS, D_MODEL, D_FF = 5, 6, 8
 RANDOM = np.random.default_rng(0)
@@ -43,7 +43,10 @@ def test_each_row_by_hand_also_of_another_width_and_in_bfloat16():
         experts = make_experts(output_dim=3, dtype=dtype)
         wi, wo = (ops.convert_to_numpy(kernel).astype("float64") for kernel in (experts.input_kernels[0], experts.wo))
         expected = [np.maximum(row @ wi[expert], 0) @ wo[expert] for row, expert in zip(rows, index, strict=True)]
-        found = gathered_feed_forward(experts, ops.cast(rows, experts.compute_dtype), index)
+        # The only group's four tokens, each with one choice.
+        slots = np.zeros((1, 4, 1), "int32")
+        decisions = TokenChoices(index[None, :, None], slots, np.ones((1, 4, 1), "float32"), NUM_EXPERTS, 1)
+        found = dispatch.Gathered(decisions).compute(experts, ops.cast(rows, experts.compute_dtype), training=False)
         assert found.shape == (4, 3) and keras.backend.standardize_dtype(found.dtype) == experts.compute_dtype
         np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=rounding, atol=rounding)
 

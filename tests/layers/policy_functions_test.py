@@ -15,7 +15,7 @@ def scores(*odds, is_real=None):
     """Scores of one group of tokens: logits are the logarithms of the odds, probabilities their shares."""
     odds = np.array([odds], "float32")
     return Scores(tf.math.log(odds), tf.constant(odds / odds.sum(-1, keepdims=True)),
-                  None if is_real is None else tf.constant(np.array([is_real], bool)))
+                  tf.constant(np.array([is_real or [True] * odds.shape[1]], bool)))
 
 
 def decide(name, scores, capacity, rounds=None, **options):
@@ -113,7 +113,7 @@ def test_the_gradient_of_a_normalised_gate_is_that_of_the_share():
     logits = tf.math.log([[[5.0, 4.0, 1.0]]])
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        decisions = decide("top_n", Scores(logits, ops.softmax(logits)), 1, num_choices=2)
+        decisions = decide("top_n", Scores(logits, ops.softmax(logits), tf.ones((1, 1), tf.bool)), 1, num_choices=2)
         gate = decisions.gate[0, 0, 0]
     # g = a / (a + b): d g / d logits = (g (1 - g), -g (1 - g), 0) with g = 5/9
     np.testing.assert_allclose(tape.gradient(gate, logits), [[[20 / 81, -20 / 81, 0]]], atol=1e-6)
@@ -140,7 +140,7 @@ def test_prices_are_the_same_for_all_tokens_and_have_no_gradient():
     logits = tf.constant(np.random.RandomState(0).randn(1, 6, 3).astype("float32"))
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        balanced = policy_functions.balanced(logits)
+        balanced = policy_functions.balanced(logits, tf.ones((1, 6), tf.bool))
     price = np.asarray(balanced - logits)[0]
     np.testing.assert_allclose(price, np.repeat(price[:1], 6, axis=0), atol=1e-5)
     assert tape.gradient(balanced, logits) is None
@@ -157,7 +157,8 @@ def test_a_group_of_padding_has_finite_preferences():
 
 def test_token_ids_wrap_around_the_experts_and_gates_are_1():
     decisions = policy_functions.hashed(
-        Scores(None, None, None, token_ids=tf.constant([[0, 1, 2, 3, 31999]])), Options(num_experts=3, capacity=5))
+        Scores(None, None, tf.ones((1, 5), tf.bool), tf.constant([[0, 1, 2, 3, 31999]])),
+        Options(num_experts=3, capacity=5))
     # 31999 = 3 * 10666 + 1
     assert of_one_group(decisions.expert_index[..., 0]) == [0, 1, 2, 0, 1]
     assert of_one_group(decisions.slot[..., 0]) == [0, 0, 0, 1, 1]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf.layers import RelativePositionBias
-from switch_tf.layers.position_bias import relative_position_bucket
+from switch_tf.layers.attention import relative_position_bucket
 
 
 def naive_bias(table, query_length, key_length, is_bidirectional, num_buckets, max_distance):

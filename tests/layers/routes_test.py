@@ -7,7 +7,7 @@ from keras import ops
 
 from switch_tf import context
 from switch_tf.configs import policies
-from switch_tf.layers import Router, SwitchFeedForward, routes
+from switch_tf.layers import Router, SwitchFeedForward
 from switch_tf.ops import forms
 
 BATCH, LENGTH, D_MODEL, D_FF, NUM_EXPERTS = 3, 7, 6, 10, 4
@@ -34,7 +34,8 @@ def batch():
 def test_outputs_are_the_experts_outputs_times_the_recorded_gates(policy, options):
     layer = make(policy, **options)
     inputs, is_real, token_ids = batch()
-    with routes.recorded() as found:
+    found = []
+    with context.within(routes=found):
         outputs = ops.convert_to_numpy(layer(inputs, padding_mask=is_real, token_ids=token_ids))
     (route,) = found
     gates = ops.convert_to_numpy(route.gates)
@@ -50,12 +51,13 @@ def test_outputs_are_the_experts_outputs_times_the_recorded_gates(policy, option
 def test_nothing_is_recorded_outside_of_the_scope_and_scopes_nest():
     layer = make("switch")
     inputs, *_ = batch()
-    with routes.recorded() as outer:
-        with routes.recorded() as inner:
+    outer, inner = [], []
+    with context.within(routes=outer):
+        with context.within(routes=inner):
             layer(inputs)
         layer(inputs)
     layer(inputs)
-    assert (len(outer), len(inner)) == (1, 1) and not routes.are_recorded()
+    assert (len(outer), len(inner)) == (1, 1)
 
 
 @pytest.mark.parametrize("policy", ["switch", "expert_choice"])
@@ -64,7 +66,8 @@ def test_a_program_of_any_size_records_the_same(policy):
     inputs, *_ = batch()
 
     def gates(ids):
-        with context.within(no_drop=True), routes.recorded() as found:
+        found = []
+        with context.within(no_drop=True, routes=found):
             layer(ops.cast(ids, "float32")[..., None] * ops.ones(D_MODEL))
         return found[0].gates
 

@@ -108,10 +108,9 @@ def test_tokens_and_groups_draw_for_themselves_and_steps_anew():
 # The generator's 2^24 numbers, the largest of which is 1 - 2^-24, come up in every large batch.
 
 
-def test_the_noise_is_finite_for_every_number_that_can_be_drawn(monkeypatch):
+def test_the_noise_is_finite_for_every_number_that_can_be_drawn():
     extremes = tf.constant([0.0, 2.0**-24, 0.5, 1 - 2.0**-23, 1 - 2.0**-24])
-    monkeypatch.setattr(random, "uniform", lambda seed, shape: extremes)
-    noise = np.asarray(routing._gumbel(0, extremes))
+    noise = np.asarray(routing._gumbel(extremes))
     assert np.isfinite(noise).all()
     assert (np.diff(noise) > 0).all()
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig
-from switch_tf.models.transformer_layer import TransformerLayer
+from switch_tf.models.stack import TransformerLayer
 
 TINY = {"vocab_size": 8, "d_model": 4, "d_ff": 6, "d_kv": 2, "num_heads": 2, "dropout_rate": 0.0, "num_experts": 1,
         "layer_norm_epsilon": 1e-12, "extra_mlp": True}

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from switch_tf.losses import Balance
 from switch_tf.metrics import Mean, RouterStats
-from switch_tf.models.joining import join
+from switch_tf.models.stack import join
 
 
 def stats(balance, z_loss):

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from switch_tf import SwitchConfig
 from switch_tf.layers import Dropout, FeedForward, SwitchFeedForward
-from switch_tf.models.stack import Stack
-from switch_tf.models.transformer_layer import TransformerLayer, switch_feed_forward
+from switch_tf.models.stack import Stack, TransformerLayer, switch_feed_forward
 from switch_tf.ops import random
 
 SMALL = {"vocab_size": 8, "d_model": 4, "d_ff": 6, "d_kv": 2, "num_heads": 2, "dropout_rate": 0.0}

@@ -115,8 +115,10 @@ def test_slots_are_factored_and_carry_the_axes_they_keep():
     slots = [(tuple(slot.shape), slot.logical_axes) for slots in optimizer._slots for slot in slots.values()]
     assert slots == [((8, 16), ("expert", "embed")), ((8, 32), ("expert", "expert_mlp")),
                      ((16, 8), ("embed", "router_expert")), ((16,), ("embed",))]
-    counted = sum(factoring.num_slot_elements(weight.shape, weight.logical_axes) for weight in (wi, router, scale))
-    assert counted == sum(np.prod(shape) for shape, _ in slots)
+    counted = [[weight.shape[dim] for dim in dims] for weight in (wi, router, scale)
+               for dims in factoring.slot_dimensions(
+                   weight.shape, factoring.factor_dimensions(weight.shape, weight.logical_axes)).values()]
+    assert counted == [list(shape) for shape, _ in slots]
     # nothing but these, the step and the learning rate: no full-size second slot as in Keras' Adafactor
     assert len(optimizer.variables) == len(slots) + 2
 

@@ -12,7 +12,7 @@ from tensorflow.experimental import dtensor
 from switch_tf import SwitchConfig, SwitchTransformer, partitioning
 from switch_tf.ops import random
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.optim.memory import bytes_per_device
+from switch_tf.optim.factoring import bytes_per_device
 from switch_tf.partitioning.backends.dtensor import DTensorPartitioner
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.variables import Unfolding, pack, stored, unfolding

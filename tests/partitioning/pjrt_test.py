@@ -17,7 +17,7 @@ from switch_tf.checkpoints import bundles, tensors
 from switch_tf.configs.run import StepSettings
 from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.optim.memory import bytes_per_device
+from switch_tf.optim.factoring import bytes_per_device
 from switch_tf.partitioning import cluster, lowering
 from switch_tf.partitioning.axes import with_axes
 from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_client

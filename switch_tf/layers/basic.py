@@ -1,0 +1,202 @@
+"""The base class of the layers, and T5's norm, dropout, embedding and logits."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from switch_tf import checks, partitioning
+from switch_tf.ops import dtypes, forms, indexing, products, random
+from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.refusals import Refusal
+
+
+class Layer(keras.layers.Layer):
+    """Layer whose config has the arguments of its constructor, which are attributes of the same names."""
+
+    def _keep(self, check: Callable[..., Any], *rule: Any, **arguments: Any) -> None:
+        """Sets attributes to `check(name, value, *rule)`, see `checks`."""
+        for name, value in arguments.items():
+            setattr(self, name, check(name, value, *rule))
+
+    def _draw(self, purpose, shape):
+        """Draws <float32>[shape] uniform numbers in [0, 1), whose first axis is this part of the batch."""
+        return random.uniform(random.layer_seed(self, purpose), tuple(shape))
+
+    def get_config(self) -> dict[str, Any]:
+        # A subclass elsewhere may have other arguments.
+        made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
+        names = list(inspect.signature(made_here.__init__).parameters)[1:-1]  # without self and **kwargs
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+class KeepsShape(Layer):
+    """Layer that keeps its input's shape, which `summary` shows without a call, and Keras' mask."""
+
+    supports_masking = True
+
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
+        """Returns the shape of the outputs, a tuple of int or None."""
+        return tuple(input_shape)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns symbolic outputs by tracing `call`, because inferring a shape alone would skip its checks."""
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)
+
+
+def kernel_initializer(init_scale: float, fan_in: int) -> keras.initializers.Initializer:
+    """Returns a truncated normal with standard deviation sqrt(init_scale / fan_in) before truncation (section 2.4)."""
+    return keras.initializers.TruncatedNormal(stddev=(init_scale / fan_in) ** 0.5)
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class RMSNorm(KeepsShape):
+    """T5's layer norm: RMS norm over the last dimension with a learned scale, in float32.
+
+    Args:
+        epsilon: float. Added to the mean square.
+
+    Call arguments:
+        inputs: <compute dtype>[..., d_model].
+
+    Returns: <compute dtype>, same shape as `inputs`.
+    """
+
+    def __init__(self, epsilon: float = 1e-6, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._keep(checks.number, "above 0", epsilon=epsilon)
+
+    def build(self, input_shape: Shape) -> None:
+        self.scale = partitioning.add_weight(self, "scale", (checks.width(input_shape, rank=None),), ("embed",), "ones")
+
+    def call(self, inputs: Tensor) -> Tensor:
+        checks.tensor("inputs", inputs, "float", (*[None] * (len(inputs.shape) - 1), self.scale.shape[0]))
+        x = dtypes.widen(inputs)
+        inverse_rms = ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + self.epsilon)
+        return ops.cast(x * inverse_rms * partitioning.use(self.scale, x.dtype), inputs.dtype)
+
+
+def drop(x: Tensor, draws: Tensor, rate: float) -> Tensor:
+    """Applies dropout: zeroes elements of `x` and multiplies the others by 1 / (1 - rate).
+
+    Rounds once, to the dtype of `x`: a bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
+
+    Args:
+        x: <any float>[...].
+        draws: <float>[...], uniform in [0, 1).
+        rate: float in [0, 1).
+    """
+    factors = ops.cast(draws >= rate, dtypes.wide_dtype(x.dtype)) * (1 / (1 - rate))
+    return ops.cast(dtypes.widen(x) * factors, x.dtype)
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class Dropout(KeepsShape):
+    """Zeroes elements with probability `rate` in training and scales the others by 1 / (1 - rate).
+
+    Masks do not depend on layout, microbatches or restarts.
+
+    Args:
+        rate: float in [0, 1).
+        broadcast_axis: int, 0 or above, or None. Positions along this axis share one mask. T5 drops a feature for the
+            whole length of a sequence.
+    """
+
+    def __init__(self, rate: float, broadcast_axis: int | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.rate = checks.number("A dropout rate", rate, "in [0, 1)")
+        self._keep(checks.optional, checks.integer, 0, broadcast_axis=broadcast_axis)
+
+    def build(self, input_shape: Shape | None = None) -> None:
+        """Creates no weights. Building sets the layer's path, which seeds its random stream."""
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        checks.tensor("inputs", inputs, "float", [None] * len(inputs.shape))
+        if not checks.flag("training", training) or not self.rate:
+            return inputs
+        shape = list(ops.shape(inputs))
+        if self.broadcast_axis is not None:
+            if self.broadcast_axis >= len(shape):
+                raise Refusal(f"broadcast_axis must be below {len(shape)}, the number of dimensions of the "
+                              f"inputs, not {self.broadcast_axis}.")
+            shape[self.broadcast_axis] = 1
+        return drop(inputs, self._draw("dropout", shape), self.rate)
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class TokenEmbedding(KeepsShape):
+    """Embedding table with initial standard deviation 1 and unscaled outputs, as in T5.
+
+    Args:
+        vocab_size: int. Number of tokens.
+        d_model: int. Width of an embedding.
+
+    Call arguments:
+        token_ids: <int32>[batch, length], each in [0, vocab_size).
+
+    Returns: <compute dtype>[batch, length, d_model].
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._keep(checks.integer, 1, vocab_size=vocab_size, d_model=d_model)
+
+    def build(self, input_shape: Shape | None = None) -> None:
+        self.embedding = partitioning.add_weight(
+            self, "embedding", (self.vocab_size, self.d_model), ("vocab", "embed"),
+            keras.initializers.RandomNormal(stddev=1.0))
+
+    def call(self, token_ids: Tensor) -> Tensor:
+        token_ids = indexing.as_ids(token_ids)
+        checks.tensor("token_ids", token_ids, "int", (None, None))
+        checks.indices("token_ids", forms.known_values(token_ids), self.vocab_size)
+        embedded = indexing.look_up(self.embedding, token_ids, self.compute_dtype)
+        return partitioning.constrain(embedded, ("batch", "length", "embed"))
+
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
+        return (*input_shape[:2], self.d_model)
+
+    def attend(self, hidden: Tensor) -> Tensor:
+        """Returns tied logits: <compute dtype>[batch, length, d_model] -> <float32>[batch, length, vocab]."""
+        return _logits("blm,vm->blv", hidden, self.embedding)
+
+
+def _logits(equation, hidden, variable):
+    # In bfloat16, logits near 32 would be multiples of 1/4, and several would tie for the largest.
+    logits = products.product(equation, hidden, variable, dtypes.wide_dtype(hidden.dtype))
+    return partitioning.constrain(logits, ("batch", "length", "vocab"))
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class LogitsDense(KeepsShape):
+    """Projection to logits with its own weights, as in T5 1.1.
+
+    Args:
+        vocab_size: int. Number of tokens.
+        init_scale: float. The initial variance is init_scale / d_model.
+
+    Call arguments:
+        inputs: <compute dtype>[batch, length, d_model].
+
+    Returns: <float32>[batch, length, vocab_size].
+    """
+
+    def __init__(self, vocab_size: int, init_scale: float = 1.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._keep(checks.integer, 1, vocab_size=vocab_size)
+        self._keep(checks.number, "above 0", init_scale=init_scale)
+
+    def build(self, input_shape: Shape) -> None:
+        d_model = checks.width(input_shape)
+        self.kernel = partitioning.add_weight(
+            self, "kernel", (d_model, self.vocab_size), ("embed", "vocab"),
+            kernel_initializer(self.init_scale, d_model))
+
+    def call(self, inputs: Tensor) -> Tensor:
+        checks.tensor("inputs", inputs, "float", (None, None, self.kernel.shape[0]))
+        return _logits("blm,mv->blv", inputs, self.kernel)
+
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
+        return (*input_shape[:-1], self.vocab_size)

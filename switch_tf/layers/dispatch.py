@@ -1,0 +1,423 @@
+"""Dispatch of tokens to experts and combination of their outputs, in four forms with the same results.
+
+* `Einsum` multiplies by one-hot masks, as GShard (arXiv 2006.16668, section 3.1). TPU partitioners turn each product
+  into one all-to-all. Its cost grows with tokens times slots.
+* `Index` gathers rows. Cost and memory grow with tokens.
+* `Ragged` gathers rows without empty slots. It is fastest for few experts on CPU.
+* `Gathered` looks up the kernels of each row, to decode a few sequences with static shapes.
+
+`ExpertChoiceEinsum` and `ExpertChoiceIndex` are the forms for experts that choose tokens: a token may be in many slots.
+"""
+
+import abc
+from typing import Any
+
+import keras
+from keras import ops
+
+from switch_tf import context, partitioning
+from switch_tf.layers.basic import drop
+from switch_tf.layers.decisions import ExpertChoices, TokenChoices
+from switch_tf.layers.feed_forward import ExpertFeedForward
+from switch_tf.ops import dtypes, forms, products, random
+from switch_tf.partitioning.tensors import Tensor
+from switch_tf.refusals import Refusal
+
+# Axes of the slot buffers: on the devices of the groups, on those of the experts, and as experts read them.
+AT_GROUPS = (None, "group", "capacity", "expert_embed")
+AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
+READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
+# Overhead of one product per expert, in rows (docs/benchmarks.md).
+ROWS_PER_PRODUCT = 40
+# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding.loop` compiles by XLA.
+GATHERED_ROWS = 16
+
+
+class Dispatcher(abc.ABC):
+    """Moves tokens to the experts of their routing decisions and sums the gated outputs.
+
+    `dispatch` and `combine` are pure functions of their arguments and of the decisions. Between them, `compute` applies
+    the experts.
+
+    Shapes:
+        tokens: <compute dtype>[group, tokens, d_model].
+        buffers: <compute dtype>[expert, group, capacity, d_model], one row per slot, zeros in empty slots. Or
+            <compute dtype>[row, d_model] for a form without buffers, which overrides `compute`.
+        outputs: <compute dtype>, the shape of the buffers with last dimension output_dim.
+        combined: <float32>[group, tokens, output_dim], zeros for dropped tokens.
+
+    Args:
+        decisions: `decisions.TokenChoices`, or `decisions.ExpertChoices` for the forms named after them.
+    """
+
+    def __init__(self, decisions: TokenChoices | ExpertChoices):
+        self.decisions: Any = decisions  # each form knows which of the two it gets
+
+    @abc.abstractmethod
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        """Moves rows to experts: tokens -> buffers."""
+
+    def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
+        """Applies an ExpertFeedForward: buffers -> outputs.
+
+        An all-to-all moves buffers from groups to experts, and another one back. If `expert_embed` is split, devices
+        that share experts send a part of every row each, as in Mesh TensorFlow and T5X, instead of the same rows.
+        """
+        for axes in (AT_GROUPS, AT_EXPERTS, READ_BY_EXPERTS):
+            buffers = partitioning.constrain(buffers, axes)
+        outputs = experts(buffers, training=training)
+        for axes in (AT_EXPERTS, AT_GROUPS):
+            outputs = partitioning.constrain(outputs, axes)
+        return outputs
+
+    @abc.abstractmethod
+    def combine(self, outputs: Tensor) -> Tensor:
+        """Sums gated outputs by token: outputs -> combined."""
+
+    def run(self, experts: ExpertFeedForward, tokens: Tensor, training: bool) -> Tensor:
+        """Dispatches, applies an ExpertFeedForward and combines: tokens -> combined."""
+        # `aot` attributes time by these scopes.
+        with keras.name_scope("dispatch"):
+            buffers = self.dispatch(tokens)
+        outputs = self.compute(experts, buffers, training)
+        with keras.name_scope("combine"):
+            return self.combine(outputs)
+
+
+def _gated(outputs, gate):
+    """Multiplies <compute dtype> outputs by <float32> gates in float32. Shapes broadcast."""
+    outputs = dtypes.widen(outputs)
+    return outputs * ops.cast(gate, outputs.dtype)
+
+
+def _sum_choices(outputs, gate):
+    """Sums each token's gated outputs: [token * choice, width], <float32>[group, tokens, choice] -> combined."""
+    num_choices = gate.shape[-1]
+    outputs = ops.reshape(outputs, (*ops.shape(gate)[:2], num_choices, outputs.shape[-1]))
+    outputs = _gated(outputs, ops.expand_dims(gate, -1))
+    return ops.squeeze(outputs, 2) if num_choices == 1 else ops.sum(outputs, axis=2)
+
+
+def _with_gradient(forward, backward, rows):
+    @ops.custom_gradient
+    def move(rows):
+        def gradient(*args, upstream=None):
+            (upstream,) = args if upstream is None else (upstream,)
+            return backward(upstream)
+
+        return forward(rows), gradient
+
+    return move(rows)
+
+
+def _read_or_zero(rows, index):
+    """Gathers rows. The index one past the last row reads zeros."""
+    return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
+
+
+def _read(rows, index):
+    return ops.take(rows, index, axis=0)
+
+
+class Einsum(Dispatcher):
+    """Dispatches TokenChoices by products with masks."""
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        mask = sum(self._mask(choice, tokens.dtype) for choice in range(self.decisions.slot.shape[-1]))
+        return ops.einsum("gsec,gsm->egcm", mask, tokens)
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        combined = 0.0
+        for choice in range(self.decisions.slot.shape[-1]):
+            rows = ops.einsum("gsec,egcm->gsm", self._mask(choice, outputs.dtype), outputs)
+            combined = combined + _gated(rows, self.decisions.gate[:, :, choice:choice + 1])
+        return combined
+
+    def _mask(self, choice, dtype):
+        """Returns 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
+        expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
+        # A dropped token's slot is `capacity`, so its one-hot row is zero.
+        slot = ops.one_hot(self.decisions.slot[:, :, choice], self.decisions.capacity, dtype=dtype)
+        mask = ops.expand_dims(expert, -1) * ops.expand_dims(slot, -2)
+        return partitioning.constrain(mask, ("group", None, None, "capacity"))
+
+
+class Index(Dispatcher):
+    """Dispatches TokenChoices by gathers in both directions.
+
+    The maps between choices and rows are inverse on the kept choices, so the gradient of a gather by one is a gather by
+    the other: no rows are scattered.
+    """
+
+    read = staticmethod(_read_or_zero)
+
+    def __init__(self, decisions: TokenChoices):
+        super().__init__(decisions)
+        num_groups = ops.shape(decisions.slot)[0]
+        group = ops.reshape(ops.arange(num_groups, dtype="int32"), (-1, 1, 1))
+        self._map_rows(decisions.expert_index * num_groups + group, num_groups)
+
+    def _map_rows(self, buffer, num_groups):
+        """Maps each choice to a row. `buffer`: <int32>[group, tokens, choice], expert * groups + group."""
+        num_experts, capacity = self.decisions.num_experts, self.decisions.capacity
+        self._buffer_shape = (num_experts, num_groups, capacity)
+        self._fill_rows(buffer * capacity + self.decisions.slot, num_experts * num_groups * capacity)
+
+    def _fill_rows(self, row, num_rows):
+        """Computes `row_of_choice`, <int32>[token, choice], and `choice_of_row`, <int32>[row].
+
+        A choice without a row has `num_rows`, and an empty row the number of choices.
+        """
+        num_groups, group_tokens, num_choices = ops.shape(row)
+        all_choices = num_groups * group_tokens * num_choices
+        row = ops.where(self.decisions.is_filled, row, num_rows)
+        # The only scatter, of integers: the number of the choice that fills each row, counted from 1.
+        filled = ops.scatter(ops.reshape(row, (-1, 1)), ops.arange(1, all_choices + 1, dtype="int32"),
+                             (num_rows + 1,))[:num_rows]
+        self._choice_of_row = ops.where(filled > 0, filled - 1, all_choices)
+        self._row_of_choice = ops.reshape(row, (-1, num_choices))
+
+    def _move(self, rows, there, back):
+        """Sums rows read at each index in `there`. The gradient sums upstream rows read at each index in `back`."""
+        return _with_gradient(lambda rows: sum(self.read(rows, index) for index in there),
+                              lambda upstream: sum(self.read(upstream, index) for index in back), rows)
+
+    def _fill(self, tokens):
+        """Copies tokens to rows: [group, tokens, d_model] -> [row, d_model]."""
+        num_choices = self._row_of_choice.shape[-1]
+        return self._move(ops.reshape(tokens, (-1, tokens.shape[-1])), [self._choice_of_row // num_choices],
+                          [self._row_of_choice[:, choice] for choice in range(num_choices)])
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        return ops.reshape(self._fill(tokens), (*self._buffer_shape, tokens.shape[-1]))
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        rows = ops.reshape(outputs, (-1, outputs.shape[-1]))
+        rows = self._move(rows, [ops.reshape(self._row_of_choice, (-1,))], [self._choice_of_row])
+        return _sum_choices(rows, self.decisions.gate)
+
+
+class Ragged(Index):
+    """Dispatches TokenChoices by gathers to rows sorted by expert.
+
+    The number of rows per expert depends on values, so XLA cannot compile it. Buffers are rows,
+    [group * tokens * choice + 1, d_model]. The last one is always empty: choices without a row read its zeros. Other
+    empty rows are never read, and their contents are arbitrary.
+    """
+
+    read = staticmethod(_read)
+
+    def _map_rows(self, buffer, num_groups):
+        if "ragged" not in forms.suited_dispatches():
+            raise Refusal("dispatch='ragged' needs shapes that depend on values, as TensorFlow has them on CPU "
+                          "without XLA; elsewhere use dispatch='index'.")
+        decisions, num_experts = self.decisions, self.decisions.num_experts
+        _, group_tokens, num_choices = ops.shape(buffer)
+        lengths = ops.segment_sum(ops.reshape(ops.cast(decisions.is_filled, "int32"), (-1,)),
+                                  ops.reshape(buffer, (-1,)), num_segments=num_experts * num_groups)
+        starts = ops.cumsum(lengths) - lengths
+        self._fill_rows(ops.take(starts, buffer) + decisions.slot, num_groups * group_tokens * num_choices)
+        # One more row, which is empty. Empty rows may hold anything, so any valid index does.
+        self._choice_of_row = ops.append(self._choice_of_row, 0) % ops.size(self._row_of_choice)
+        # Rows of each expert, <int32>[expert], and the group and place of each row, see `dropout_draws`.
+        self._lengths = ops.sum(ops.reshape(lengths, (num_experts, num_groups)), axis=1)
+        group = ops.take(random.batch_positions(num_groups), buffer % num_groups)
+        self._group = ops.take(group, self._choice_of_row)
+        self._place = ops.take(decisions.slot * num_experts + decisions.expert_index, self._choice_of_row)
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        return self._fill(tokens)
+
+    def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
+        """Applies each expert to its rows. Returns zeros in empty rows.
+
+        At inference, experts without rows are skipped if there are fewer rows than experts or the number of rows is
+        unknown.
+        """
+        with keras.name_scope(experts.name):
+            num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
+            if not training and num_rows is None:
+                outputs = [self._compute_in_a_loop(experts, buffers)]
+            else:
+                if not training and isinstance(num_rows, int) and num_rows < num_experts:
+                    # One of the rows is empty. top_k is stable: it returns experts with rows first, in their order.
+                    busy = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
+                    lengths = ops.take(lengths, busy)
+                    *input_kernels, wo = (_slices(kernel, busy, buffers.dtype)
+                                          for kernel in (*experts.input_kernels, experts.wo))
+                else:
+                    *input_kernels, wo = (ops.unstack(partitioning.use(kernel, buffers.dtype), num_experts)
+                                          for kernel in (*experts.input_kernels, experts.wo))
+                hidden = [experts.activate([ops.matmul(part, wi) for wi in kernels])
+                          for part, *kernels in zip(_split(buffers, lengths), *input_kernels, strict=True)]
+                if training and experts.dropout_rate:
+                    draws = _split(experts.dropout_draws(self._group[:, None], self._place[:, None]), lengths)
+                    hidden = [drop(part, draw, experts.dropout_rate) for part, draw in zip(hidden, draws, strict=True)]
+                outputs = [ops.matmul(part, kernel) for part, kernel in zip(hidden, wo, strict=True)]
+            num_empty = ops.shape(buffers)[0] - ops.sum(self._lengths)
+            return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
+
+    def _compute_in_a_loop(self, experts, rows):
+        """Applies experts in a loop, one turn per expert with rows, for an unknown number of rows."""
+        lengths = self._lengths
+        busy = ops.nonzero(lengths > 0)[0]
+        starts = ops.cumsum(lengths) - lengths
+
+        def turn(index, outputs):
+            expert = busy[index][None]
+            start, length = ops.take(starts, expert)[0], ops.take(lengths, expert)[0]
+            part = ops.slice(rows, (start, 0), (length, rows.shape[-1]))
+            hidden = experts.activate([ops.matmul(part, *_slices(wi, expert, rows.dtype))
+                                       for wi in experts.input_kernels])
+            part = ops.matmul(hidden, *_slices(experts.wo, expert, rows.dtype))
+            return index + 1, ops.concatenate([outputs, part], axis=0)
+
+        first = ops.convert_to_tensor(0, "int32"), ops.zeros((0 * ops.sum(lengths), experts.wo.shape[-1]), rows.dtype)
+        return ops.while_loop(lambda index, _: index < ops.size(busy), turn, first)[1]
+
+
+def _slices(kernel, indices, dtype):
+    """Returns kernels by index, a list of [d_model, d_ff]. TensorFlow slices whole entries without a copy."""
+    value = ops.convert_to_tensor(kernel)
+    return [ops.cast(ops.squeeze(ops.slice(value, (index, 0, 0), (1, *kernel.shape[1:])), 0), dtype)
+            for index in ops.unstack(indices, indices.shape[0])]
+
+
+def _split(rows, lengths):
+    """Splits rows by length: [row, width], <int32>[piece] lengths -> list of [length, width]."""
+    count = lengths.shape[0]
+
+    @ops.custom_gradient
+    def split(rows):
+        ends = ops.cumsum(lengths)
+        pieces = [ops.slice(rows, (ends[i] - lengths[i], 0), (lengths[i], rows.shape[-1])) for i in range(count)]
+
+        def gradient(*upstream):
+            # Without it, each slice's gradient would be a tensor of all rows.
+            num_left = ops.shape(rows)[0] - ends[-1]
+            return ops.concatenate([*upstream, ops.zeros((num_left, rows.shape[-1]), rows.dtype)], axis=0)
+
+        return pieces, gradient
+
+    return split(rows)
+
+
+class Gathered(Dispatcher):
+    """Computes each choice of TokenChoices as a row of its own, to predict a few tokens with static shapes.
+
+    No rows are moved: each one, of [group * tokens * choice, d_model], looks up the kernels of its expert.
+    """
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        num_choices = self.decisions.slot.shape[-1]
+        return ops.reshape(ops.repeat(tokens, num_choices, axis=1), (-1, tokens.shape[-1]))
+
+    def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
+        if training:
+            raise Refusal("Kernels are gathered for prediction alone; train with dispatch='index' or 'einsum'.")
+        expert_index = ops.reshape(self.decisions.expert_index, (-1,))
+
+        def times(rows, kernels):
+            return products.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
+                                      lambda part: _read(part, expert_index))
+
+        with keras.name_scope(experts.name):
+            return times(experts.activate([times(buffers, wi) for wi in experts.input_kernels]), experts.wo)
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        return _sum_choices(outputs, self.decisions.gate)
+
+
+class ExpertChoiceEinsum(Dispatcher):
+    """Dispatches ExpertChoices by products with masks."""
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        return ops.einsum("gsec,gsm->egcm", self._mask(tokens.dtype), tokens)
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        outputs = _gated(outputs, self.decisions.gate_of_slot)
+        return ops.einsum("gsec,egcm->gsm", self._mask(outputs.dtype), outputs)
+
+    def _mask(self, dtype):
+        """Returns 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
+        # The index of an empty slot is `num_tokens`, so its one-hot row is zero.
+        mask = ops.one_hot(self.decisions.token_index, self.decisions.num_tokens, axis=1, dtype=dtype)
+        return partitioning.constrain(mask, ("group", None, None, "capacity"))
+
+
+class ExpertChoiceIndex(Dispatcher):
+    """Dispatches ExpertChoices by a gather, and combines by a segment sum. Each is the other's gradient."""
+
+    def __init__(self, decisions: ExpertChoices):
+        super().__init__(decisions)
+        num_groups, num_tokens = ops.shape(decisions.token_index)[0], decisions.num_tokens
+        group = ops.arange(num_groups, dtype="int32")[:, None, None]
+        self._all_tokens = num_groups * num_tokens
+        # The token of each slot over all groups, <int32>[expert, group, capacity]. Empty slots have their number.
+        token = ops.where(decisions.token_index < num_tokens, decisions.token_index + group * num_tokens,
+                          self._all_tokens)
+        self._token = ops.transpose(token, (1, 0, 2))
+        self._index = ops.reshape(self._token, (-1,))
+
+    def _read(self, rows):
+        return _read_or_zero(rows, self._index)
+
+    def _sum(self, rows):
+        # In float32: a token may be in a slot of every expert.
+        summed = ops.segment_sum(dtypes.widen(rows), self._index, num_segments=self._all_tokens + 1)
+        return ops.cast(summed[:self._all_tokens], rows.dtype)
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        width = tokens.shape[-1]
+        rows = _with_gradient(self._read, self._sum, ops.reshape(tokens, (-1, width)))
+        return ops.reshape(rows, (*ops.shape(self._token), width))
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        outputs = _gated(outputs, self.decisions.gate_of_slot)
+        width = outputs.shape[-1]
+        summed = _with_gradient(self._sum, self._read, ops.reshape(outputs, (-1, width)))
+        return ops.reshape(summed, (-1, self.decisions.num_tokens, width))
+
+
+def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> Dispatcher:
+    """Returns the dispatcher for a router's decisions.
+
+    Args:
+        decisions: TokenChoices or ExpertChoices.
+        dispatch: "einsum", "index", "ragged" (for TokenChoices only), or "auto" for the fastest one.
+
+    Raises:
+        Refusal: The form does not fit the decisions or the device.
+    """
+    name = fastest(decisions) if dispatch == "auto" else dispatch
+    named: dict[str, type[Dispatcher]] = {"einsum": Einsum, "index": Index, "ragged": Ragged, "gathered": Gathered}
+    if isinstance(decisions, ExpertChoices):
+        named = {"einsum": ExpertChoiceEinsum, "index": ExpertChoiceIndex}
+        if name == "ragged":
+            raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "
+                          "use 'index' or 'auto'.")
+    return named[name](decisions)
+
+
+def fastest(decisions: TokenChoices | ExpertChoices) -> str:
+    """Returns the name of the fastest dispatch of the decisions on the current device."""
+    first, *others = forms.suited_dispatches()
+    if isinstance(decisions, ExpertChoices):
+        # No slots are empty, so leaving them out gains nothing.
+        return next(name for name in (first, *others) if name != "ragged")
+    num_groups, num_tokens, num_choices = decisions.slot.shape
+    no_drop = context.current().no_drop
+    if first != "ragged":
+        # A decoding step of a few sequences: buffers would have a row for every expert and sequence.
+        is_step = no_drop and num_tokens == 1 and isinstance(num_groups, int)
+        is_gathered = is_step and num_groups * num_choices <= GATHERED_ROWS and not partitioning.is_partitioned()
+        return "gathered" if is_gathered else first
+    if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
+        # Without drops, nearly all slots are empty.
+        return "ragged" if no_drop else others[0]
+    num_rows = num_groups * num_tokens * num_choices
+    # A decoding step, or fewer choices than experts: most slots are empty, and reading kernels takes most of the time.
+    # Otherwise a row for each slot is compared with the overhead of products.
+    is_ragged = num_tokens == 1 or num_rows < decisions.num_experts or (
+        num_rows + decisions.num_experts * ROWS_PER_PRODUCT < decisions.num_experts * num_groups * decisions.capacity)
+    return "ragged" if is_ragged else others[0]
