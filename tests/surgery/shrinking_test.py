@@ -52,7 +52,7 @@ def test_copies_of_an_expert_merge_into_it(fresh_model):
             weights[2] = weights[0]
             kernel.assign(weights)
     use = dict.fromkeys(ROUTERS, np.full(4, 0.25))
-    groups = shrinking._groups(model, 3, use, is_merged=True)
+    groups = shrinking.groups_of(model, 3, use, is_merged=True)
     assert groups == dict.fromkeys(ROUTERS, [[0, 2], [1], [3]])
     np.testing.assert_array_equal(_layer(shrinking.shrink(model, groups, use)).experts.wo.numpy(),
                                   _layer(model).experts.wo.numpy()[[0, 1, 3]])
@@ -67,7 +67,7 @@ def test_one_expert_is_left(sparse):
 def test_experts_of_attention_shrink_too(fresh_model):
     model = fresh_model(expert_sublayers="feed_forward_and_attention")
     use = dict.fromkeys(model.config.sparse_layer_names, np.array([0.4, 0.3, 0.2, 0.1]))
-    smaller = shrinking.shrink(model, shrinking._groups(model, 2, use, is_merged=False), use)
+    smaller = shrinking.shrink(model, shrinking.groups_of(model, 2, use, is_merged=False), use)
     assert len(use) == 6
     np.testing.assert_array_equal(smaller.encoder.layers[1].attention.query_experts.experts.wo.numpy(),
                                   model.encoder.layers[1].attention.query_experts.experts.wo.numpy()[:2])
