@@ -135,7 +135,7 @@ class LiveTeacher:
             return name, record.get(name)
         vocabulary = source_vocabulary.find(path)
         if vocabulary.name is None and vocabulary.content is None:
-            return "pieces", None
+            return "vocabulary", None
         with tempfile.TemporaryDirectory() as folder:
             file = vocabulary.name
             if file is None:

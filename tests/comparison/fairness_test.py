@@ -17,13 +17,13 @@ def test_work_of_a_token_by_hand():
     encoder = 8 * 2 * (4 * 256 + 2 * 512)
     decoder = 4 * 2 * (4 * 256 + 2 * 256 + 2 * 512) + 8 * 2 * 2 * 256
     found = fairness.work(config(), LENGTHS)
-    assert found.flops_per_token == 2 * (encoder + decoder) / 12
-    assert found.router_flops_share == 0 and found.capacity_padding_share == 0
+    assert found["flops_per_token"] == 2 * (encoder + decoder) / 12
+    assert found["router_flops_share"] == 0 and found["capacity_padding_share"] == 0
     sparse = fairness.work(config(num_experts=4, train_capacity_factor=1.25), LENGTHS)
     router = 2 * (8 + 4) * 16 * 4  # one layer of each stack
-    assert sparse.flops_per_token == pytest.approx((2 * (encoder + decoder) + router) / 12)
-    assert sparse.router_flops_share == pytest.approx(router / (2 * (encoder + decoder) + router))
-    assert sparse.capacity_padding_share == pytest.approx(0.25 * 2 * 2 * 512 * 12 / (sparse.flops_per_token * 12))
+    assert sparse["flops_per_token"] == pytest.approx((2 * (encoder + decoder) + router) / 12)
+    assert sparse["router_flops_share"] == pytest.approx(router / (2 * (encoder + decoder) + router))
+    assert sparse["capacity_padding_share"] == pytest.approx(0.25 * 2 * 2 * 512 * 12 / (sparse["flops_per_token"] * 12))
 
 
 def test_the_baseline_is_the_first_dense_one_or_the_first():
