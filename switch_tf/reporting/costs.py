@@ -113,6 +113,6 @@ def describe(result: dict) -> str:
 def _short(value, unit):
     """Returns "1571.3B" for 1571327875360 parameters, "1.6 TFLOP", "5.7 TiB"."""
     for size, prefix in _PREFIXES[unit]:
-        if value >= size:
-            return f"{value / size:.{2 if size == 1e9 and prefix == 'B' and value < 1e10 else 1}f}{prefix}{unit}"
+        if value >= size or size == 1:
+            return f"{value / size:.{2 if not unit and 1e9 <= value < 1e10 else 1}f}{prefix}{unit}"
     return ""
