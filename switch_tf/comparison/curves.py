@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from switch_tf.checkpoints import folders
+from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import figures, report
 from switch_tf.storage import json_lines, places
@@ -104,7 +105,7 @@ def _configuration(folder):
             raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "
                           "can be compared.")
         try:
-            config = fairness.config_of(record)
+            config = SwitchConfig(**continuation.model_fields(record))
             for name, is_right in _NEEDED.items():
                 if not is_right(record.get(name)):
                     raise ValueError(f"{name} is missing or damaged")

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from switch_tf.checkpoints import continuation
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
@@ -86,10 +85,9 @@ def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work
                           f"them by d_ff, or allow it with Comparison.unequal_work=[{name!r}].")
 
 
-def work_over_baseline(records: dict[str, dict]) -> dict[str, float]:
+def work_over_baseline(configs: dict[str, Any], task_feature_lengths: dict) -> dict[str, float]:
     """Returns the work of each variant per token divided by the baseline's, minus 1, without routers."""
-    reference, flops = _work_without_router({name: config_of(record) for name, record in records.items()},
-                                            next(iter(records.values()))["TASK_FEATURE_LENGTHS"])
+    reference, flops = _work_without_router(configs, task_feature_lengths)
     return {name: value / flops[reference] - 1 for name, value in flops.items()}
 
 
@@ -139,17 +137,18 @@ def _by_importance(names: Iterable[str]) -> list[str]:
         (place for place, start in enumerate(_ORDER) if name.startswith(start)), len(_ORDER)))
 
 
-def remarks(records: dict[str, dict]) -> list[str]:
+def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) -> list[str]:
     """Returns a sentence for each difference to the baseline that may matter, the most important first.
 
     The order is work, model, data, learning rate, batch, steps.
 
     Args:
         records: dict, name of a variant -> `continuation.record` of its run.
+        shares: From `work_over_baseline`.
+        reference: Name of the baseline.
     """
-    reference = baseline({name: config_of(record) for name, record in records.items()})
     lines = [f"{name} does {_amount(share)} work for a token than {reference}, without the router."
-             for name, share in work_over_baseline(records).items() if abs(share) > _TOLERANCE]
+             for name, share in shares.items() if abs(share) > _TOLERANCE]
     wanted = _with_effect(records[reference])
     for name, record in records.items():
         other = _with_effect(record)
@@ -192,8 +191,3 @@ def without_seed(record: dict) -> dict:
     """Returns a record without the seed and the runs of that seed it builds on: the same for all runs of a variant."""
     return {name: value for name, value in record.items()
             if name not in ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")}
-
-
-def config_of(record: dict) -> SwitchConfig:
-    """Returns the SwitchConfig of a checkpoint's record."""
-    return SwitchConfig(**continuation.model_fields(record))

@@ -34,8 +34,10 @@ def compare(curves: list[Curves]) -> dict:
     of_names = by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})
     records = {name: runs[0].record for name, runs in of_names.items()}
-    baseline = fairness.baseline({name: runs[0].config for name, runs in of_names.items()})
-    references, shares = of_names[baseline], fairness.work_over_baseline(records)
+    configs = {name: runs[0].config for name, runs in of_names.items()}
+    baseline, shares = fairness.baseline(configs), fairness.work_over_baseline(
+        configs, curves[0].record["TASK_FEATURE_LENGTHS"])
+    references = of_names[baseline]
     paired = {name: pairs(runs, references) for name, runs in of_names.items()}
     tests = _tests({name: runs for name, runs in paired.items() if name != baseline})
     step_time = _median([time for run in references for time in run.step_times.values()])
@@ -48,7 +50,7 @@ def compare(curves: list[Curves]) -> dict:
                      f"mean of the last {' or '.join(map(str, counts))} evaluations",
         "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
         "work": fairness.sentence_about_work(shares, baseline),
-        "not_equal": [*fairness.remarks(records), *(
+        "not_equal": [*fairness.remarks(records, shares, baseline), *(
             f"{reference.name} was last evaluated at step {reference.steps[-1]} and {run.name}, seed {run.seed}, at "
             f"step {run.steps[-1]}." for runs in paired.values() for run, reference in runs
             if run.steps[-1] != reference.steps[-1])],
