@@ -86,26 +86,23 @@ def target(paired: Pairs, share: float) -> dict:
         dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`. Speed-ups are medians, or None if the loss
         is not reached.
     """
-    indices = [max(0, round(share * len(reference.steps)) - 1) for _, reference in paired]
-    speedups = [_speedup(run, reference, index) for (run, reference), index in zip(paired, indices, strict=True)]
+    losses = [reference.losses[max(0, round(share * len(reference.steps)) - 1)] for _, reference in paired]
+    speedups = [_speedup(run, reference, loss) for (run, reference), loss in zip(paired, losses, strict=True)]
     # The lower one of two is the median, so that a seed without a speed-up counts.
     in_steps, in_time = (sorted(values, key=lambda value: value or 0.0)[(len(paired) - 1) // 2]
                          for values in zip(*speedups, strict=True))
-    return {"share_of_baseline": share, "loss": _median([
-        reference.losses[index] for (_, reference), index in zip(paired, indices, strict=True)]),
-        "speedup_steps": in_steps, "speedup_time": in_time}
+    return {"share_of_baseline": share, "loss": _median(losses), "speedup_steps": in_steps, "speedup_time": in_time}
 
 
-def _speedup(run, reference, index):
-    """Returns the speed-up of a run, in steps and in time, to the loss of another one at evaluation `index`.
+def _speedup(run, reference, loss):
+    """Returns the speed-up of a run over another one, in steps and in time, to a loss of the other one.
 
     It is below 1 if the run is later, and None if it does not reach the loss.
     """
-    reached = np.flatnonzero(run.losses <= reference.losses[index])
-    first = np.flatnonzero(reference.losses <= reference.losses[index])[0]
+    reached = np.flatnonzero(run.losses <= loss)
     if not len(reached):
         return None, None
-    at = reached[0]
+    at, first = reached[0], np.flatnonzero(reference.losses <= loss)[0]
     return float(reference.steps[first] / run.steps[at]), float(reference.seconds[first] / run.seconds[at])
 
 
@@ -120,7 +117,7 @@ def _variant(paired, step_time):
                                for run, reference in paired])
     seeds = []
     for run, reference in paired:
-        in_steps, in_time = _speedup(run, reference, -1)
+        in_steps, in_time = _speedup(run, reference, reference.losses[-1])
         seeds.append({
             "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
             "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), "speedup_steps": in_steps,

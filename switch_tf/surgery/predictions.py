@@ -196,7 +196,8 @@ class PredictionStore:
             raise Refusal(f"TEACHER_PREDICTIONS: {folder} has no predictions yet; the `switch-tf cache --teacher` that "
                           "began it goes on.")
         # Rows are compared when a shard is first opened, because those of a seed are read shard by shard.
-        local_rows = functools.cache(lambda number: _local_rows(folder, number, shards[number][1]))
+        checksums = {number: checksum for number, (_, checksum) in shards.items()}
+        local_rows = functools.cache(lambda number: _local_rows(folder, number, checksums[number]))
         self._reader = functools.lru_cache(_OPEN_SHARDS)(
             lambda number: array_record_module.ArrayRecordReader(local_rows(number), _READER_OPTIONS))
 
