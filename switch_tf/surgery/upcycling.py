@@ -10,13 +10,7 @@ import numpy as np
 from switch_tf import partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import (
-    conversion_identity,
-    converting,
-    formats,
-    own_writing,
-    source_vocabulary,
-)
+from switch_tf.conversion import conversion_identity, converting, formats, own_writing, source_vocabulary
 from switch_tf.conversion.formats import Extras, Format
 from switch_tf.conversion.linked_weights import read_model
 from switch_tf.conversion.weight_source import WeightSource, of_model, variables_of, weights_of
