@@ -12,7 +12,7 @@ from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
 from switch_tf.inference import saved_runs
 from switch_tf.partitioning import backends
 from switch_tf.refusals import Refusal
-from switch_tf.reporting import origin
+from switch_tf.reporting import summaries
 from switch_tf.storage import places
 from switch_tf.training import processes
 from switch_tf.training.train_step import check_division
@@ -74,7 +74,7 @@ def make_trainer(described: Experiment, initial_weights: Any = None,
     trainer = Trainer(described.make_model(), described.make_optimizer(), run, described.settings,
                       described.partitioner, initial_weights, described.activation_dtype,
                       described.make_objective())
-    return trainer, origin.comments(words, trainer.model.config) + described.as_gin().text()
+    return trainer, summaries.origin(words, trainer.model.config) + described.as_gin().text()
 
 
 def train(described: Experiment) -> dict:

@@ -12,7 +12,7 @@ from switch_tf.conversion import stated_config
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
-from switch_tf.surgery import compatibility, sources
+from switch_tf.surgery import sources
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.surgery import shrinking
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal("--from must be a run folder or one of its checkpoints, because the use of experts is measured "
                       f"on the task of the run; {str(source)!r} is neither.")
     checkpoint = sources.checkpoint_in(source, SWITCH_TF)
-    compatibility.with_fewer_experts(stated_config.recorded(checkpoint), arguments.num_experts)
+    sources.with_fewer_experts(stated_config.recorded(checkpoint), arguments.num_experts)
     checks.new_folder(output)
     with lock.held(output):
         described = trained_run.load(arguments, folder, on_one_device=True)

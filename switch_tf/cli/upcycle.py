@@ -11,11 +11,11 @@ from switch_tf.conversion.converting import check_optimizer, locate
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.installation import quiet
 from switch_tf.storage import lock, places
-from switch_tf.surgery import compatibility, sources
+from switch_tf.surgery import sources
 from switch_tf.surgery.kernels import Changes
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.surgery import upcycled_checkpoint
+    from switch_tf.surgery import upcycling
 
 EXAMPLES = r"""
 switch-tf upcycle --from runs/dense --gin_file=gin/models/switch_tiny.gin --output sparse
@@ -62,10 +62,10 @@ def run(arguments: argparse.Namespace) -> dict:
     config = gin_files.read_model(arguments)[0]
     source = sources.checkpoint_in(source, source_format)
     dense = stated_config.find(source, source_format)
-    compatibility.check(compatibility.dense_twin(config) if dense is None else dense, config)
+    sources.check_compatible(sources.dense_twin(config) if dense is None else dense, config)
     with lock.held(output):
         quiet.import_tensorflow()
-        result, text = upcycled_checkpoint.upcycle_checkpoint(source, source_format, output, config, changes,
+        result, text = upcycling.upcycle_checkpoint(source, source_format, output, config, changes,
                                                               arguments.with_optimizer)
     print(text, file=arguments.stream)
     return result

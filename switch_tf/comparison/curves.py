@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from switch_tf.checkpoints import folders
+from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import figures, report
 from switch_tf.storage import json_lines, places
@@ -40,7 +41,8 @@ class Curves:
     `steps`: Steps of evaluations, without the one before the first step.
     `losses`: Smoothed losses of the mixture.
     `values`: Name of any other value of evaluations -> (steps, values), not smoothed.
-    `seconds`, `tokens`: Training time and tokens from the start to each of `steps`.
+    `seconds`, `tokens`, `flops`: Training time, tokens, and FLOPs of products with weights, from the start to each of
+        `steps`. A backward pass counts twice a forward pass.
     `step_times`: Logged step -> seconds per step before it.
     """
 
@@ -55,6 +57,7 @@ class Curves:
     values: dict[str, tuple[list[int], list[float]]]
     seconds: np.ndarray
     tokens: np.ndarray
+    flops: np.ndarray
     step_times: dict[int, float]
 
     @property
@@ -62,22 +65,12 @@ class Curves:
         """Name of the loss in metrics.jsonl."""
         return f"eval/{self.record['MIXTURE_OR_TASK_NAME']}/loss"
 
-    @property
-    def flops(self) -> np.ndarray:
-        """FLOPs up to each of `steps`, of products with weights. A backward pass counts twice a forward pass."""
-        lengths = self.record["TASK_FEATURE_LENGTHS"]
-        targets = 0 if self.config.is_encoder_only else lengths["targets"]
-        return 3.0 * self.steps * self.record["BATCH_SIZE"] * self.config.flops_per_sequence(lengths["inputs"], targets)
-
 
 def read(folder: str | pathlib.Path, name: str) -> Curves:
-    """Reads a run folder, finished or not.
-
-    Raises:
-        Refusal: it is not a run folder, has no checkpoint or no loss yet, or a loss is not finite.
+    """Reads a run folder, finished or not. Refuses one without a checkpoint or a loss, and a loss that is not finite.
     """
     folder = places.at(folder)
-    checkpoint, record = _record(folder)
+    checkpoint, record, config = _configuration(folder)
     records = report.read_metrics(folder)
     loss_name = f"eval/{record['MIXTURE_OR_TASK_NAME']}/loss"
     after_start = [entry for entry in records if entry["step"] > 0]
@@ -90,11 +83,37 @@ def read(folder: str | pathlib.Path, name: str) -> Curves:
         raise Refusal(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
                       "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
     names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
-    times, seconds, tokens = _times(records)
-    return Curves(name, record["SEED"], folder, checkpoint, record, fairness.config_of(record), np.array(steps),
-                  smoothed(losses),
+    of_times = "train/seconds_per_step", "train/tokens_per_second"
+    timed = [entry for entry in records if all(entry.get(name) is not None for name in of_times)]
+    (logged, per_step), (_, per_second) = (figures.series(timed, name) for name in of_times)
+    seconds = np.diff([0, *logged]) * np.array(per_step)  # of training, without evaluations
+    seconds, tokens = (np.interp(steps, [0, *logged], [0.0, *np.cumsum(values)])
+                       for values in (seconds, seconds * np.array(per_second)))
+    lengths = record["TASK_FEATURE_LENGTHS"]
+    flops = config.flops_per_sequence(lengths["inputs"], 0 if config.is_encoder_only else lengths["targets"])
+    return Curves(name, record["SEED"], folder, checkpoint, record, config, np.array(steps), smoothed(losses),
                   {key: figures.series(records, key) for key in sorted(names) if not key.endswith("/unigram_loss")},
-                  np.interp(steps, *seconds), np.interp(steps, *tokens), times)
+                  seconds, tokens, 3.0 * np.array(steps) * record["BATCH_SIZE"] * flops,
+                  dict(zip(logged, per_step, strict=True)))
+
+
+def _configuration(folder):
+    """Returns the identity, record and SwitchConfig of the newest checkpoint."""
+    for path, description in folders.described(RunFolder.checkpoints_of(folder)):
+        record = description["configuration"]
+        if not record:
+            raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "
+                          "can be compared.")
+        try:
+            config = SwitchConfig(**continuation.model_fields(record))
+            for name, is_right in _NEEDED.items():
+                if not is_right(record.get(name)):
+                    raise ValueError(f"{name} is missing or damaged")
+        except (ValueError, TypeError) as error:
+            raise Refusal(f"The configuration in {path / 'checkpoint.json'} cannot be read: {first_line(error)}. Leave "
+                          "the run out of the comparison, or copy its folder again.") from error
+        return folders.identity(description), record, config
+    raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
 
 
 def of_tasks(run: Curves) -> dict[str, Curves]:
@@ -109,12 +128,12 @@ def of_tasks(run: Curves) -> dict[str, Curves]:
 
 def told_apart(runs: list[Curves]) -> list[Curves]:
     """Returns runs with unique names: those that share a name and differ in more than the seed get their path."""
-    def others(run):
-        return [other for other in runs if other.name == run.name]
+    def is_seed(run):
+        others = [other for other in runs if other.name == run.name and other is not run]
+        return all(other.seed != run.seed and fairness.without_seed(other.record) == fairness.without_seed(run.record)
+                   for other in others)
 
-    return [run if all(fairness.without_seed(other.record) == fairness.without_seed(run.record) and
-                       (other is run or other.seed != run.seed) for other in others(run))
-            else dataclasses.replace(run, name=str(run.folder)) for run in runs]
+    return [run if is_seed(run) else dataclasses.replace(run, name=str(run.folder)) for run in runs]
 
 
 def smoothed(losses: Sequence[float]) -> np.ndarray:
@@ -124,38 +143,3 @@ def smoothed(losses: Sequence[float]) -> np.ndarray:
     """
     losses = [float(loss) for loss in losses]
     return np.array([statistics.mean(losses[max(0, end - SMOOTHING):end]) for end in range(1, len(losses) + 1)])
-
-
-def _record(folder):
-    for path, description in folders.described(RunFolder.checkpoints_of(folder)):
-        record = description["configuration"]
-        if not record:
-            raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "
-                          "can be compared.")
-        _check_record(record, path)
-        return folders.identity(description), record
-    raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
-
-
-def _check_record(record, path):
-    """Raises a Refusal if a field that a comparison needs is missing or damaged."""
-    try:
-        fairness.config_of(record)
-        for name, is_right in _NEEDED.items():
-            if not is_right(record.get(name)):
-                raise ValueError(f"{name} is missing or damaged")
-    except (ValueError, TypeError) as error:
-        raise Refusal(f"The configuration in {path / 'checkpoint.json'} cannot be read: {first_line(error)}. Leave "
-                      "the run out of the comparison, or copy its folder again.") from error
-
-
-def _times(records):
-    """Returns seconds per step by logged step, and (steps, sums) of seconds and of tokens, without evaluations."""
-    names = ("train/seconds_per_step", "train/tokens_per_second")
-    timed = [record for record in records if all(record.get(name) is not None for name in names)]
-    (steps, per_step), (_, per_second) = (figures.series(timed, name) for name in names)
-    lengths = np.diff([0, *steps])
-    seconds = np.cumsum(lengths * np.array(per_step))
-    tokens = np.cumsum(lengths * np.array(per_step) * np.array(per_second))
-    at = [0, *steps]
-    return dict(zip(steps, per_step, strict=True)), (at, [0.0, *seconds]), (at, [0.0, *tokens])

@@ -71,18 +71,13 @@ class Comparison:
             names = getattr(self, field)
             if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
                 raise Refusal(f"Comparison.{field} must be a list of names, not {checks.shown(names)}.")
-        for field in ("unequal_work", "trained_first"):
-            for name in getattr(self, field):
+            for name in () if field == "may_differ" else names:
                 if name not in self.variants:
                     raise Refusal(f"Comparison.{field} names {name!r}, and the variants are "
                                   f"{', '.join(self.variants)}.")
         if len(set(self.trained_first)) >= len(self.variants):
             raise Refusal("Comparison.trained_first names every variant; leave out those that are trained afterwards.")
-        self._check_folders()
-
-    def _check_folders(self):
-        """Refuses "{name}" where no variant of that name is trained before."""
-        for variant, words in self.variants.items():
+        for variant, words in self.variants.items():  # "{name}" needs a variant of that name that is trained before
             for name in {name for word in words for name in _FOLDER.findall(word)} & self.variants.keys():
                 if name not in self.trained_first or variant in self.trained_first:
                     raise Refusal(f"Comparison.variants[{variant!r}] needs the run folder of {name!r}, so {name!r} has "
@@ -94,17 +89,13 @@ class Comparison:
 
     def words(self, variant: str, seed: int, bindings: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         """Returns the gin files and bindings of a run. The `bindings` of the command line come last."""
-        variant_files, variant_bindings = _parted(self.variants[variant])
+        own = list(self.variants[variant])
         for name in self.trained_first:
             folder = str(self.folder(name, seed))
-            variant_bindings = [binding.replace(f"{{{name}}}", folder) for binding in variant_bindings]
-        files, common_bindings = _parted(self.common)
-        driven = [f"MODEL_DIR={str(self.folder(variant, seed))!r}", f"SEED={seed}"]
-        return variant_files + files, [*common_bindings, *variant_bindings, *bindings, *driven]
-
-
-def _parted(words):
-    return [word for word in words if word.endswith(".gin")], [word for word in words if not word.endswith(".gin")]
+            own = [word if word.endswith(".gin") else word.replace(f"{{{name}}}", folder) for word in own]
+        files = [word for word in (*own, *self.common) if word.endswith(".gin")]
+        bound = [word for word in (*self.common, *own) if not word.endswith(".gin")]
+        return files, [*bound, *bindings, f"MODEL_DIR={str(self.folder(variant, seed))!r}", f"SEED={seed}"]
 
 
 def check_words(name: str, words: Any) -> None:

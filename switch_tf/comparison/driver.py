@@ -1,21 +1,36 @@
-"""The training of a comparison: one seed after another, the variants of a seed in turns."""
+"""The training of a comparison: one seed after another, the variants of a seed a few steps each in turn.
+
+So a busy machine slows all alike, and all variants train on the same batches.
+"""
 
 import contextlib
+import hashlib
+import json
+import pathlib
+import sys
+import time
 from collections.abc import Callable
-from typing import NamedTuple
+
+from tqdm import tqdm
 
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
-from switch_tf.comparison import fairness, turns
+from switch_tf.comparison import fairness
 from switch_tf.comparison.description import Comparison, naming
-from switch_tf.comparison.progress import Progress
-from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.storage import places
+from switch_tf.refusals import Refusal
+from switch_tf.reporting import summaries
+from switch_tf.storage import json_lines, places
+from switch_tf.storage.whole_file import writing
 from switch_tf.training.stopping import Stopping
+
+# Steps at the beginning of a turn that are not timed.
+_UNTIMED = 2
 
 
 def train(comparison: Comparison, make_trainer: Callable) -> bool:
     """Trains every variant and seed to its last step, or until a signal or a notice asks to stop.
+
+    The variants of `trained_first` are trained before the others of a seed.
 
     Args:
         comparison: Variants and seeds.
@@ -24,54 +39,208 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
 
     Returns:
         Whether all variants reached their last step.
-
-    Raises:
-        Refusal: The variants are not comparable, or one of them failed because of a mistake of the user.
     """
-    with contextlib.closing(Progress()) as progress:
-        return all(_train_seed(comparison, seed, make_trainer, progress) for seed in comparison.seeds)
-
-
-class _Described(NamedTuple):
-    """The parts of a variant that comparability depends on, without the variables that its trainer holds."""
-
-    record: dict
-    config: SwitchConfig
-
-
-def _train_seed(comparison, seed, make_trainer, progress):
-    """Trains the variants of a seed, those of `trained_first` before the others."""
-    described = {}
     others = [name for name in comparison.variants if name not in comparison.trained_first]
-    for names in (list(comparison.trained_first), others):
-        if names and not _train_together(comparison, names, seed, make_trainer, progress, described):
-            return False
+    with contextlib.closing(Progress()) as progress:
+        for seed in comparison.seeds:
+            records, configs = {}, {}  # of all variants, without the variables that their trainers hold
+            for names in filter(None, (list(comparison.trained_first), others)):
+                if not _train_together(comparison, names, seed, make_trainer, progress, records, configs):
+                    return False
     return True
 
 
-def _train_together(comparison, names, seed, make_trainer, progress, described):
+def _train_together(comparison, names, seed, make_trainer, progress, records, configs):
     with contextlib.ExitStack() as stack:
         trainers, configurations = {}, {}
         for name in names:
             with naming(name):
                 trainers[name], configurations[name] = make_trainer(name, seed, stack)
-            described[name] = _Described(trainers[name].configuration, trainers[name].model.config)
-        fairness.check_records({name: of.record for name, of in described.items()}, comparison.may_differ)
-        fairness.check_work({name: of.config for name, of in described.items()},
-                            trainers[name].run.task_feature_lengths, comparison.unequal_work)
-        num_steps = sum(trainer.run.train_steps for trainer in trainers.values())
+            records[name], configs[name] = trainers[name].configuration, trainers[name].model.config
+        runs = [trainer.run for trainer in trainers.values()]
+        fairness.check_records(records, comparison.may_differ)
+        fairness.check_work(configs, runs[0].task_feature_lengths, comparison.unequal_work)
+        num_steps = sum(run.train_steps for run in runs)
         # The steps of variants that are made later are taken for as many.
         progress.begin(num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))
-        if all(_is_done(trainer.run) for trainer in trainers.values()):
-            progress.skip(num_steps)
+        saved = [folders.steps(RunFolder.checkpoints_of(run.model_dir)) for run in runs]
+        if all(steps and steps[-1] >= run.train_steps for steps, run in zip(saved, runs, strict=True)):
+            progress.advance(num_steps, is_trained=False)
             subject = "all variants" if len(names) == len(comparison.variants) else " and ".join(names)
             progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")
             return True
         stopping = stack.enter_context(Stopping(progress.say))
         batches_file = places.at(comparison.model_dir) / f"batches_{seed}.jsonl"
-        return turns.train(trainers, configurations, progress, batches_file, comparison.turn, stopping)
+        return take_turns(trainers, configurations, progress, batches_file, comparison.turn, stopping)
 
 
-def _is_done(run):
-    saved = folders.steps(RunFolder.checkpoints_of(run.model_dir))
-    return bool(saved) and saved[-1] >= run.train_steps
+def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: str | pathlib.Path,
+               turn: int, stopping: Stopping) -> bool:
+    """Trains variants of a seed from their newest checkpoints to the last step.
+
+    Args:
+        trainers: dict, variant -> Trainer that was not started.
+        configurations: dict, variant -> text of its operative configuration.
+        progress: Progress of the comparison.
+        batches_file: Path of the hashes of all batches, see `SameBatches`.
+        turn: int. Number of steps of a turn.
+        stopping: Stopping.
+
+    Returns:
+        Whether all variants reached their last step. Otherwise all are saved at their current steps. If a mistake of
+        the user, such as a Divergence, ends a variant, the others are saved, and the Refusal names it.
+    """
+    with contextlib.ExitStack() as stack:
+        train_steps = {name: trainer.run.train_steps for name, trainer in trainers.items()}
+        trainings = {name: stack.enter_context(trainer.start(
+            configurations[name], _OfVariant(progress, name, train_steps[name])))
+            for name, trainer in trainers.items()}
+        stopping.watch([*trainings.values()])
+        batches = SameBatches(batches_file)
+        while due := next_turn({name: training.state.step for name, training in trainings.items()}, train_steps, turn):
+            name, end = due
+            training = trainings[name]
+            try:
+                with naming(name):
+                    training.advance(end, lambda: stopping.reason, _UNTIMED,
+                                     lambda step, features, name=name: batches.look(name, step, features))
+            except Exception:
+                others = [trainings[other] for other in trainings.keys() - {name}]
+                for other in others:
+                    other.save()
+                for other in others:
+                    other.finish()
+                raise
+            batches.write()
+            if training.state.step < end:
+                break
+        if due:  # before any of them writes its report
+            for training in trainings.values():
+                training.save()
+        for training in trainings.values():
+            training.finish()
+        return due is None
+
+
+def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> tuple[str, int] | None:
+    """Returns the next variant and the step to train it to, None when all are done.
+
+    Variants that are behind come first. Otherwise the order rotates.
+
+    Args:
+        steps: dict, variant -> its current step.
+        train_steps: dict, variant -> its last step.
+        turn: int. Number of steps of a turn, which ends at a multiple of it.
+    """
+    behind = [name for name in steps if steps[name] < train_steps[name]]
+    if not behind:
+        return None
+    index = min(steps[name] for name in behind) // turn
+    first = index % len(steps)
+    names = [*steps][first:] + [*steps][:first]
+    name = next(name for name in names if name in behind and steps[name] // turn == index)
+    return name, min((index + 1) * turn, train_steps[name])
+
+
+class Progress:
+    """A progress bar of all runs on standard error."""
+
+    def __init__(self):
+        self._num_steps = None
+        self._done = 0
+        self._trained = 0  # by this process
+        self._started = time.perf_counter()
+
+    def begin(self, num_steps: int) -> None:
+        """Shows the bar, for the number of steps of all runs, unless it is shown already."""
+        if self._num_steps is None:
+            self._num_steps = num_steps
+            self._bar = tqdm(total=num_steps, unit="step", file=sys.stderr, disable=None, dynamic_ncols=True)
+
+    def advance(self, steps: int, is_trained: bool = True) -> None:
+        """Counts steps, of which other processes may have trained some before."""
+        self._done += steps
+        self._trained += steps * is_trained
+        self._bar.update(steps)
+
+    def say(self, text: str) -> None:
+        tqdm.write(text, file=sys.stderr)
+
+    def remaining_seconds(self) -> float:
+        """Estimates the time until all runs are done, with evaluations and compilations."""
+        elapsed = time.perf_counter() - self._started
+        return (self._num_steps - self._done) * elapsed / max(1, self._trained)
+
+    def close(self) -> None:
+        if self._num_steps is not None:
+            self._bar.close()
+
+
+class _OfVariant(summaries.Progress):
+    """Progress of a run within a comparison: lines with the name of its variant, and the bar of all runs."""
+
+    def __init__(self, whole: Progress, name: str, last_step: int):
+        self._whole, self._name, self._last_step = whole, name, last_step
+
+    def advance(self, steps: int) -> None:
+        self._whole.advance(steps)
+
+    def resume(self, step: int) -> None:
+        self._whole.advance(step, is_trained=False)
+
+    def glance(self, step: int, loss: float) -> None:
+        pass  # the bar of the comparison moves
+
+    def say(self, text: str) -> None:
+        self._whole.say(f"{self._name}: {text}")
+
+    def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
+        return self._whole.remaining_seconds()
+
+    def close(self) -> None:
+        pass  # the bar belongs to the comparison
+
+
+class SameBatches:
+    """Hashes of the batches of a seed. The first variant at a step records the hash, and the others are compared.
+
+    A run that continues after a kill is compared with its earlier batches, too.
+
+    Args:
+        path: Path of a file of JSON lines, which may have hashes already.
+    """
+
+    def __init__(self, path: str | pathlib.Path):
+        self._path, self._new = places.at(path), []
+        self._known = {record["step"]: record for _, record in json_lines.read(
+            self._path, lambda record: json_lines.is_step(record.get("step")) and {"variant", "hash"} <= record.keys())}
+
+    def look(self, variant: str, step: int, batches: dict) -> None:
+        """Compares or records the batches after `step` of a variant, and refuses one that another was not given.
+
+        Args:
+            variant: str. Name of the variant.
+            step: int.
+            batches: dict of <int32>[steps, batch, length].
+        """
+        arrays = [(name.encode(), batches[name].numpy()) for name in sorted(batches)]
+        for index in range(len(arrays[0][1])):
+            digest = hashlib.blake2b(digest_size=8)
+            for name, array in arrays:
+                digest.update(name)
+                digest.update(array[index].tobytes())
+            record = {"step": step + index, "variant": variant, "hash": digest.hexdigest()}
+            known = self._known.setdefault(step + index, record)
+            if known is record:
+                self._new.append(record)
+            elif known["hash"] != record["hash"]:
+                raise Refusal(f"The batch after step {step + index} of {variant!r} is not the one that "
+                              f"{known['variant']!r} was given, so they cannot be compared: the data, or the order in "
+                              "which they are read, changed. Start anew in another folder.")
+
+    def write(self) -> None:
+        """Appends new hashes to the file."""
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            json_lines.append_text(self._path, "".join(json.dumps(record) + "\n" for record in self._new))
+        self._new.clear()

@@ -1,10 +1,8 @@
-"""Checks that runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
+"""Whether runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from switch_tf.checkpoints import continuation
-from switch_tf.comparison import differences
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
@@ -15,28 +13,37 @@ _TOLERANCE = 0.02
 _FREE = ("SwitchConfig.", "SwitchTransformer.", "SEED")
 # Names that must agree for two losses to be comparable.
 _OF_LOSSES = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "Run.eval_batches", "held-out data", "vocabulary")
+# Names ordered by how much they can explain of a difference between two losses.
+_ORDER = ("SwitchConfig.", "SwitchTransformer.", "INITIAL_CHECKPOINT", "MIXTURE_OR_TASK_NAME", "training data",
+          "held-out data", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack", "Run.cache_parts", "optimizer",
+          "learning rate", "BATCH_SIZE", "TRAIN_STEPS", "StepSettings.", "Run.eval_batches", "Run.", "EVAL_PERIOD")
+# Names without effect on the model and its held-out losses.
+_WITHOUT_EFFECT = frozenset((
+    "SEED", "LOG_PERIOD", "CHECKPOINT_PERIOD", "Run.keep_checkpoints", "Run.keep_every", "Run.unigram_batches",
+    "Run.shown_examples", "Run.best_metric", "Run.eval_each_task", "StepSettings.steps_per_call",
+    "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # the table has a column for the last
+# Fields of SwitchConfig without effect in a model without experts.
+_OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
+    "expert_d_ff", "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices",
+    "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor", "min_expert_capacity",
+    "routing_policy", "decoder_routing_policy", "allow_non_causal_decoder", "num_selected_experts", "exploration",
+    "jitter_noise", "second_expert_policy", "second_expert_threshold", "second_place_loss_weight",
+    "expert_dropout_rate", "router_dtype", "load_balancing_loss_weight", "router_z_loss_weight", "expert_sublayers",
+    "attention_expert_dtype", "expert_capacity", "semantics"))
 
 
-class Work(NamedTuple):
-    """FLOPs of a forward pass per token, averaged over a sequence of the run's lengths.
+def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:
+    """Returns the work of a configuration's forward pass, averaged over a sequence of "inputs" and "targets".
 
-    `flops_per_token`: FLOPs of products with weights, router included, see `SwitchConfig.flops_per_sequence`.
-    `router_flops_share`: Share of the router in them.
-    `capacity_padding_share`: Additional FLOPs of experts for empty slots, divided by `flops_per_token`.
+    `flops_per_token` are FLOPs of products with weights, router included, see `SwitchConfig.flops_per_sequence`;
+    `router_flops_share` is the share of the router in them, and `capacity_padding_share` stands for additional FLOPs of
+    experts for empty slots, divided by `flops_per_token`.
     """
-
-    flops_per_token: float
-    router_flops_share: float
-    capacity_padding_share: float
-
-
-def work(config: SwitchConfig, task_feature_lengths: dict) -> Work:
-    """Returns the work of a configuration's model for the lengths of "inputs" and "targets" in tokens."""
     inputs = task_feature_lengths["inputs"]
     targets = 0 if config.is_encoder_only else task_feature_lengths["targets"]
-    flops = config.flops_per_sequence(inputs, targets)
-    parts = config.flops_by_part(inputs, targets)
-    return Work(flops / (inputs + targets), parts["router"] / flops, parts["capacity_padding"] / flops)
+    flops, parts = config.flops_per_sequence(inputs, targets), config.flops_by_part(inputs, targets)
+    return {"flops_per_token": flops / (inputs + targets), "router_flops_share": parts["router"] / flops,
+            "capacity_padding_share": parts["capacity_padding"] / flops}
 
 
 def baseline(configs: dict[str, Any]) -> str:
@@ -45,111 +52,133 @@ def baseline(configs: dict[str, Any]) -> str:
 
 
 def check_run(run: Run) -> None:
-    """Checks that a Run trains to its last step and has held-out losses.
-
-    Raises:
-        Refusal: names the macro of gin/runs to set.
-    """
+    """Refuses a Run that does not train to its last step, or has no held-out losses."""
     if run.patience:
         raise Refusal(f"a comparison trains all variants to the last step; leave PATIENCE at 0, not {run.patience}.")
     if not run.eval_period:
         raise Refusal("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
 
 
+def _work_without_router(configs, task_feature_lengths):
+    """Returns the name of the baseline, and the FLOPs per token of each configuration without its router."""
+    flops = {}
+    for name, config in configs.items():
+        cost = work(config, task_feature_lengths)
+        flops[name] = cost["flops_per_token"] * (1 - cost["router_flops_share"])
+    return baseline(configs), flops
+
+
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work: Sequence[str] = ()) -> None:
-    """Checks that the work of all variants per token, without the router, is the baseline's.
+    """Refuses a variant with other work per token, without the router, than the baseline's.
 
     Args:
         configs: dict, name of a variant -> SwitchConfig.
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         unequal_work: Names of variants that may differ.
-
-    Raises:
-        Refusal: names the variant, with both numbers.
     """
-    reference = baseline(configs)
-    wanted = _without_router(work(configs[reference], task_feature_lengths))
-    for name, config in configs.items():
-        flops = _without_router(work(config, task_feature_lengths))
-        if abs(flops / wanted - 1) > _TOLERANCE and name not in unequal_work:
-            raise Refusal(f"{name!r} does {flops:,.0f} FLOPs a token without its router and {reference!r} does "
-                          f"{wanted:,.0f}, {flops / wanted - 1:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
+    reference, flops = _work_without_router(configs, task_feature_lengths)
+    for name, value in flops.items():
+        share = value / flops[reference] - 1
+        if abs(share) > _TOLERANCE and name not in unequal_work:
+            raise Refusal(f"{name!r} does {value:,.0f} FLOPs a token without its router and {reference!r} does "
+                          f"{flops[reference]:,.0f}, {share:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
                           f"them by d_ff, or allow it with Comparison.unequal_work=[{name!r}].")
 
 
-def _without_router(cost):
-    return cost.flops_per_token * (1 - cost.router_flops_share)
+def work_over_baseline(configs: dict[str, Any], task_feature_lengths: dict) -> dict[str, float]:
+    """Returns the work of each variant per token divided by the baseline's, minus 1, without routers."""
+    reference, flops = _work_without_router(configs, task_feature_lengths)
+    return {name: value / flops[reference] - 1 for name, value in flops.items()}
 
 
 def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> None:
-    """Checks that the runs of variants differ in model, optimizer and seed alone.
+    """Refuses the first entry, other than of model, optimizer and seed, that differs between variants.
 
     Args:
         records: dict, name of a variant -> `continuation.record` of its run.
         may_differ: Names of a record that may differ.
-
-    Raises:
-        Refusal: names the entry that differs, with both values.
     """
-    (first, wanted), *others = records.items()
+    wanted = next(iter(records.values()))
     for key in may_differ:
         if key not in _compared(wanted):
             raise Refusal(f"Comparison.may_differ names {key!r}; what may differ are "
                           f"{', '.join(_compared(wanted))}.{nearest(key, _compared(wanted))}")
-    for name, record in others:
-        for key in _differences(wanted, record):
-            if key not in may_differ:
-                raise Refusal(f"{key} is {wanted[key]!r} in {first!r} and {record[key]!r} in {name!r}; a comparison "
-                              f"needs the same, or Comparison.may_differ=[{key!r}].")
+    for key, first, value, name, other in _differences(records):
+        if key not in may_differ:
+            raise Refusal(f"{key} is {value!r} in {first!r} and {other!r} in {name!r}; a comparison needs the same, or "
+                          f"Comparison.may_differ=[{key!r}].")
 
 
 def check_losses(records: dict[str, dict]) -> None:
-    """Checks that held-out losses of runs are of the same tokens.
+    """Refuses runs whose held-out losses are not of the same tokens."""
+    for key, first, value, name, other in _differences(records):
+        if key in _OF_LOSSES:
+            raise Refusal(f"{key} is {value!r} in {first} and {other!r} in {name}, so their losses are not of the same "
+                          "tokens and cannot be compared.")
 
-    Raises:
-        Refusal: names the entry that differs, with both values.
-    """
+
+def _compared(record):
+    """Returns the names of a record that variants share."""
+    return [name for name in record if not name.startswith((*_FREE, f"{record['optimizer']}.")) and name != "optimizer"]
+
+
+def _differences(records):
+    """Yields the name, and both runs with their values, of each difference to the first run in what variants share."""
     (first, wanted), *others = records.items()
     for name, record in others:
-        for key in _differences(wanted, record):
-            if key in _OF_LOSSES:
-                raise Refusal(f"{key} is {wanted[key]!r} in {first} and {record[key]!r} in {name}, so their losses "
-                              "are not of the same tokens and cannot be compared.")
+        for key in _by_importance(_compared(wanted)):
+            if key in record and record[key] != wanted[key]:
+                yield key, first, wanted[key], name, record[key]
 
 
-def remarks(records: dict[str, dict]) -> list[str]:
+def _by_importance(names: Iterable[str]) -> list[str]:
+    """Sorts names of a record: the model's first, periods last."""
+    return sorted(names, key=lambda name: next(
+        (place for place, start in enumerate(_ORDER) if name.startswith(start)), len(_ORDER)))
+
+
+def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) -> list[str]:
     """Returns a sentence for each difference to the baseline that may matter, the most important first.
 
     The order is work, model, data, learning rate, batch, steps.
 
     Args:
         records: dict, name of a variant -> `continuation.record` of its run.
+        shares: From `work_over_baseline`.
+        reference: Name of the baseline.
     """
-    reference = baseline({name: config_of(record) for name, record in records.items()})
-    lines = []
-    for name, share in work_over_baseline(records).items():
-        if abs(share) > _TOLERANCE:
-            lines.append(f"{name} does {abs(share):.1%} {'more' if share > 0 else 'less'} work for a token than "
-                         f"{reference}, without the router.")
+    lines = [f"{name} does {_amount(share)} work for a token than {reference}, without the router."
+             for name, share in shares.items() if abs(share) > _TOLERANCE]
+    wanted = _with_effect(records[reference])
     for name, record in records.items():
-        if name != reference:
-            lines += differences.sentences(reference, records[reference], name, record)
+        other = _with_effect(record)
+        for key in _by_importance(wanted):
+            if key not in other or other[key] == wanted[key]:
+                continue
+            if isinstance(wanted[key], dict) and key != "TASK_FEATURE_LENGTHS":
+                file, *more = [file for file in sorted({*wanted[key], *other[key]})
+                               if wanted[key].get(file) != other[key].get(file)]
+                lines.append(f"{key} differ between {reference} and {name}: {file}"
+                             + (f" and {len(more)} more." if more else "."))
+            else:
+                lines.append(f"{key} is {wanted[key]} in {reference} and {other[key]} in {name}.")
     return lines
 
 
-def work_over_baseline(records: dict[str, dict]) -> dict[str, float]:
-    """Returns the work of each variant per token divided by the baseline's, minus 1, without routers."""
-    configs = {name: config_of(record) for name, record in records.items()}
-    reference = baseline(configs)
-    lengths = records[reference]["TASK_FEATURE_LENGTHS"]
-    wanted = _without_router(work(configs[reference], lengths))
-    return {name: _without_router(work(config, lengths)) / wanted - 1 for name, config in configs.items()}
+def _with_effect(record):
+    """Removes entries without effect, and gives learning rates of all optimizers the same name."""
+    left_out = _WITHOUT_EFFECT | (frozenset() if record.get("SwitchConfig.num_experts") else _OF_EXPERTS)
+    return {name.replace(f"{record['optimizer']}.learning_rate", "learning rate"): value
+            for name, value in record.items() if name not in left_out}
+
+
+def _amount(share):
+    return f"{abs(share):.1%} {'more' if share > 0 else 'less'}"
 
 
 def sentence_about_work(shares: dict[str, float], reference: str) -> str:
     """Returns a sentence about the work of variants, from `work_over_baseline`."""
-    unequal = [f"{name} does {abs(share):.1%} {'more' if share > 0 else 'less'}" for name, share in shares.items()
-               if abs(share) > _TOLERANCE]
+    unequal = [f"{name} does {_amount(share)}" for name, share in shares.items() if abs(share) > _TOLERANCE]
     if not unequal:
         return f"All variants do the same work for a token, within {_TOLERANCE:.0%} and without the router."
     equal = [name for name, share in shares.items() if abs(share) <= _TOLERANCE and name != reference]
@@ -162,20 +191,3 @@ def without_seed(record: dict) -> dict:
     """Returns a record without the seed and the runs of that seed it builds on: the same for all runs of a variant."""
     return {name: value for name, value in record.items()
             if name not in ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")}
-
-
-def config_of(record: dict) -> SwitchConfig:
-    """Returns the SwitchConfig of a checkpoint's record."""
-    return SwitchConfig(**continuation.model_fields(record))
-
-
-def _compared(record):
-    """Returns the names of a record that variants share."""
-    kind = record["optimizer"]
-    return [name for name in record if not name.startswith((*_FREE, f"{kind}.")) and name != "optimizer"]
-
-
-def _differences(wanted, record):
-    """Returns the shared names of two records with different values."""
-    return differences.by_importance(
-        name for name in _compared(wanted) if name in record and record[name] != wanted[name])

@@ -3,7 +3,7 @@
 import numpy as np
 from etils import epy
 
-from switch_tf.comparison import distilled, fairness
+from switch_tf.comparison import fairness
 from switch_tf.comparison.curves import SMOOTHING, Curves, of_tasks
 
 with epy.lazy_imports():  # takes a second
@@ -12,6 +12,7 @@ with epy.lazy_imports():  # takes a second
 _ERROR_RATE = 0.05  # of all tests of a comparison together
 # Shares of the baseline's run after which its loss is a target for the others.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
+Pairs = list[tuple[Curves, Curves]]  # runs of a variant, each with the run of the baseline to compare it with
 
 
 def compare(curves: list[Curves]) -> dict:
@@ -20,7 +21,8 @@ def compare(curves: list[Curves]) -> dict:
     The target is the smoothed last loss of the baseline, the mean of its last evaluations. A variant reaches it
     at the first evaluation with a smoothed loss that is not above it, so speed-ups are no finer than the evaluation
     period. Each seed is compared with the same seed of the baseline, or with its first seed if that is missing.
-    Speed-ups are medians over seeds; a seed that does not reach the target counts as the slowest.
+    Speed-ups are medians over seeds; a seed that does not reach the target counts as the slowest. Refuses losses that
+    are not of the same tokens.
 
     Args:
         curves: list of at least two runs. Runs of a variant have the same name.
@@ -28,36 +30,35 @@ def compare(curves: list[Curves]) -> dict:
     Returns:
         dict of `baseline`, `target_loss`, `work` (a sentence), `not_equal` (sentences, the most important first) and
         `variants`, in the order of `curves`.
-
-    Raises:
-        Refusal: losses of the runs are not of the same tokens.
     """
     of_names = by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})
     records = {name: runs[0].record for name, runs in of_names.items()}
-    baseline = fairness.baseline({name: runs[0].config for name, runs in of_names.items()})
-    shares = fairness.work_over_baseline(records)
-    tests = _tests({name: pairs(runs, of_names[baseline]) for name, runs in of_names.items() if name != baseline})
+    configs = {name: runs[0].config for name, runs in of_names.items()}
+    baseline, shares = fairness.baseline(configs), fairness.work_over_baseline(
+        configs, curves[0].record["TASK_FEATURE_LENGTHS"])
+    references = of_names[baseline]
+    paired = {name: pairs(runs, references) for name, runs in of_names.items()}
+    tests = _tests({name: runs for name, runs in paired.items() if name != baseline})
+    step_time = _median([time for run in references for time in run.step_times.values()])
+    counts = sorted({min(SMOOTHING, len(run.losses)) for run in curves})
     return {
         "baseline": baseline,
-        "target_loss": _median([run.losses[-1] for run in of_names[baseline]]),
+        "target_loss": _median([run.losses[-1] for run in references]),
         "loss": curves[0].loss_name,
-        "smoothing": _smoothing(curves),
+        "smoothing": "one evaluation" if counts == [1] else
+                     f"mean of the last {' or '.join(map(str, counts))} evaluations",
         "evaluation_period": int(np.min(np.diff(curves[0].steps, prepend=0))),
         "work": fairness.sentence_about_work(shares, baseline),
-        "not_equal": [*fairness.remarks(records), *_other_ends(of_names, baseline)],
-        "variants": [{**_variant(name, runs, of_names[baseline]), **tests.get(name, _NO_TEST),
+        "not_equal": [*fairness.remarks(records, shares, baseline), *(
+            f"{reference.name} was last evaluated at step {reference.steps[-1]} and {run.name}, seed {run.seed}, at "
+            f"step {run.steps[-1]}." for runs in paired.values() for run, reference in runs
+            if run.steps[-1] != reference.steps[-1])],
+        "variants": [{"name": name, **_variant(runs, step_time),
+                      **tests.get(name, {"p_value": None, "smallest_effect": None}),
                       "work_over_baseline": shares[name],
-                      "distilled": distilled.share_of_gain(pairs(runs, of_names[baseline]), curves)}
-                     for name, runs in of_names.items()],
+                      "distilled": _share_of_gain(runs, curves)} for name, runs in paired.items()],
     }
-
-
-def _other_ends(of_names, baseline):
-    """Returns a sentence for each run that ends at another step than the baseline of its seed."""
-    return [f"{reference.name} was last evaluated at step {reference.steps[-1]} and {run.name}, seed {run.seed}, at "
-            f"step {run.steps[-1]}." for runs in of_names.values() for run, reference in pairs(runs, of_names[baseline])
-            if run.steps[-1] != reference.steps[-1]]
 
 
 def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
@@ -68,53 +69,85 @@ def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
     return runs
 
 
-def speedup(run: Curves, reference: Curves, index: int) -> tuple[float | None, float | None]:
-    """Returns the speed-up of a run, in steps and in time, to the loss of another one at evaluation `index`.
-
-    It is below 1 if the run is later, and None if it does not reach the loss.
-    """
-    reached = np.flatnonzero(run.losses <= reference.losses[index])
-    first = np.flatnonzero(reference.losses <= reference.losses[index])[0]
-    if not len(reached):
-        return None, None
-    at = reached[0]
-    return float(reference.steps[first] / run.steps[at]), float(reference.seconds[first] / run.seconds[at])
-
-
-def pairs(runs: list[Curves], references: list[Curves]) -> list[tuple[Curves, Curves]]:
+def pairs(runs: list[Curves], references: list[Curves]) -> Pairs:
     """Returns each run with the reference of its seed, or with the first one."""
     of_seed = {reference.seed: reference for reference in references}
     return [(run, of_seed.get(run.seed, references[0])) for run in runs]
 
 
-def _variant(name, runs, references):
-    config, record = runs[0].config, runs[0].record
-    work = fairness.work(config, record["TASK_FEATURE_LENGTHS"])
-    paired = pairs(runs, references)
-    ratio = _time_ratio(paired)
-    seeds = [_seed(run, reference) for run, reference in paired]
+def target(paired: Pairs, share: float) -> dict:
+    """Returns the speed-ups of runs to the losses of their references after a share of the evaluations.
+
+    Args:
+        paired: Pairs.
+        share: float in (0, 1].
+
+    Returns:
+        dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`. Speed-ups are medians, or None if the loss
+        is not reached.
+    """
+    losses = [reference.losses[max(0, round(share * len(reference.steps)) - 1)] for _, reference in paired]
+    speedups = [_speedup(run, reference, loss) for (run, reference), loss in zip(paired, losses, strict=True)]
+    # The lower one of two is the median, so that a seed without a speed-up counts.
+    in_steps, in_time = (sorted(values, key=lambda value: value or 0.0)[(len(paired) - 1) // 2]
+                         for values in zip(*speedups, strict=True))
+    return {"share_of_baseline": share, "loss": _median(losses), "speedup_steps": in_steps, "speedup_time": in_time}
+
+
+def _speedup(run, reference, loss):
+    """Returns the speed-up of a run over another one, in steps and in time, to a loss of the other one.
+
+    It is below 1 if the run is later, and None if it does not reach the loss.
+    """
+    reached = np.flatnonzero(run.losses <= loss)
+    if not len(reached):
+        return None, None
+    at, first = reached[0], np.flatnonzero(reference.losses <= loss)[0]
+    return float(reference.steps[first] / run.steps[at]), float(reference.seconds[first] / run.seconds[at])
+
+
+def _variant(paired, step_time):
+    """Returns the cost and quality of a variant. `step_time` is the baseline's, in seconds."""
+    runs = [run for run, _ in paired]
+    config = runs[0].config
+    # Times logged at the same step, which runs in turns took in the same minutes.
+    ratios = [run.step_times[step] / reference.step_times[step] for run, reference in paired
+              for step in run.step_times.keys() & reference.step_times.keys()]
+    ratio = _median(ratios or [_median([*run.step_times.values()]) / _median([*reference.step_times.values()])
+                               for run, reference in paired])
+    seeds = []
+    for run, reference in paired:
+        in_steps, in_time = _speedup(run, reference, reference.losses[-1])
+        seeds.append({
+            "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
+            "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), "speedup_steps": in_steps,
+            "speedup_time": in_time,
+            "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
+                       "flops": run.flops.tolist(), "loss": run.losses.tolist()},
+            "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
+        })
     targets = [target(paired, share) for share in _SHARES]
+    # Each task of the mixture by itself (Figures 7 and 8 of the paper).
+    tasks, of_pairs = {}, [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
+    for name in of_pairs[0][0]:
+        if all(name in found for pair in of_pairs for found in pair):
+            at_end = target([(own[name], other[name]) for own, other in of_pairs], 1.0)
+            tasks[name] = {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
+                           "speedup_steps": at_end["speedup_steps"], "speedup_time": at_end["speedup_time"]}
     return {
-        "name": name,
         "num_experts": config.num_experts,
         "num_parameters": config.num_parameters,
-        "flops_per_token": work.flops_per_token,
-        "router_flops_share": work.router_flops_share,
-        "capacity_padding_share": work.capacity_padding_share,
-        "seconds_per_step": ratio * _median([time for run in references for time in run.step_times.values()]),
+        **fairness.work(config, runs[0].record["TASK_FEATURE_LENGTHS"]),
+        "seconds_per_step": ratio * step_time,
         "step_time_over_dense": ratio,
         "final_loss": _median([run.losses[-1] for run in runs]),
         "loss_over_baseline": float(np.mean([seed["loss_over_baseline"] for seed in seeds])),
         "speedup_steps": targets[-1]["speedup_steps"],
         "speedup_time": targets[-1]["speedup_time"],
         "targets": targets,
-        "tasks": _tasks(paired),
+        "tasks": tasks,
         "seeds": seeds,
     }
-
-
-# Without several seeds of variant and baseline: differences to a single run of the baseline hide its own chance.
-_NO_TEST = {"p_value": None, "smallest_effect": None}
 
 
 def _tests(paired):
@@ -123,10 +156,11 @@ def _tests(paired):
     Seeds share their batches with the baseline, so the mean of their differences is tested against 0 by Student's t. A
     table of several variants makes as many tests. By Holm's method the chance that any of them finds a difference where
     there is none stays at 5 %: the smallest of m p-values is multiplied by m, the next one by m - 1. `smallest_effect`
-    is the mean that would be significant at the place of the variant in that order.
+    is the mean that would be significant at the place of the variant in that order. Variants without several seeds of
+    their own and of the baseline have none: differences to a single run of the baseline hide its own chance.
 
     Args:
-        paired: Name of each variant, without the baseline -> its `pairs`.
+        paired: Name of each variant, without the baseline -> Pairs.
     """
     differences = {name: np.array([run.losses[-1] - reference.losses[-1] for run, reference in runs])
                    for name, runs in paired.items()
@@ -146,75 +180,24 @@ def _tests(paired):
     return tests
 
 
-def _smoothing(curves):
-    """Returns how many evaluations the last losses are means of."""
-    counts = sorted({min(SMOOTHING, len(run.losses)) for run in curves})
-    if counts == [1]:
-        return "one evaluation"
-    return f"mean of the last {' or '.join(map(str, counts))} evaluations"
+def _share_of_gain(paired, curves):
+    """Returns what a distilled variant keeps of its teachers' gain, if these are among the runs; None otherwise.
 
-
-def _seed(run, reference):
-    in_steps, in_time = speedup(run, reference, -1)
-    return {
-        "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
-        "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), "speedup_steps": in_steps,
-        "speedup_time": in_time,
-        "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
-                   "flops": run.flops.tolist(), "loss": run.losses.tolist()},
-        "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
-    }  # fmt: skip
-
-
-def _tasks(paired):
-    """Returns task -> final loss and speed-ups to the baseline's final loss (Figures 7 and 8 of the paper)."""
-    of_pairs = [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
-    names = [name for name in of_pairs[0][0] if all(name in tasks for pair in of_pairs for tasks in pair)]
-    results = {}
-    for name in names:
-        sooner = [speedup(runs[name], references[name], -1) for runs, references in of_pairs]
-        results[name] = {"final_loss": _median([runs[name].losses[-1] for runs, _ in of_pairs]),
-                         "speedup_steps": _median_speedup([steps for steps, _ in sooner]),
-                         "speedup_time": _median_speedup([time for _, time in sooner])}
-    return results
-
-
-def target(paired: list[tuple[Curves, Curves]], share: float) -> dict:
-    """Returns the speed-ups of runs to the losses of their references after a share of the evaluations.
-
-    Args:
-        paired: Pairs of `pairs`.
-        share: float in (0, 1].
-
-    Returns:
-        dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`. Speed-ups are medians, or None if the loss
-        is not reached.
+    The share is that of Tables 6 to 8 of the paper: the mean gain of the variant over the baseline divided by that of
+    the teacher, None if the teacher has none. `shares` are the same by seed, and `compression` is the share of the
+    teacher's parameters that the student lacks.
     """
-    speedups, losses = [], []
-    for run, reference in paired:
-        index = max(0, round(share * len(reference.steps)) - 1)
-        losses.append(reference.losses[index])
-        speedups.append(speedup(run, reference, index))
-    return {"share_of_baseline": share, "loss": _median(losses),
-            "speedup_steps": _median_speedup([steps for steps, _ in speedups]),
-            "speedup_time": _median_speedup([time for _, time in speedups])}
-
-
-def _time_ratio(paired):
-    """Returns the median ratio of step times logged at the same step, which runs in turns took in the same minutes."""
-    ratios = [run.step_times[step] / reference.step_times[step] for run, reference in paired
-              for step in run.step_times.keys() & reference.step_times.keys()]
-    if ratios:
-        return _median(ratios)
-    return _median([_median([*run.step_times.values()]) / _median([*reference.step_times.values()])
-                    for run, reference in paired])
+    of_checkpoint = {run.checkpoint: run for run in curves}
+    teachers = [of_checkpoint.get(run.record.get("Distillation.teacher")) for run, _ in paired]
+    if not all(teachers) or len({teacher.name for teacher in teachers}) > 1:
+        return None
+    gains = [[float(reference.losses[-1] - run.losses[-1]), float(reference.losses[-1] - teacher.losses[-1])]
+             for (run, reference), teacher in zip(paired, teachers, strict=True)]
+    share, *shares = (gain / whole if whole > 0 else None for gain, whole in (
+        [float(np.mean(column)) for column in zip(*gains, strict=True)], *gains))
+    return {"teacher": teachers[0].name, "share": share, "shares": shares,
+            "compression": 1 - paired[0][0].config.num_parameters / teachers[0].config.num_parameters}
 
 
 def _median(values):
     return float(np.median(values))
-
-
-def _median_speedup(values):
-    """Returns the median, the lower one of two, so that a seed without a speed-up counts."""
-    ordered = sorted(values, key=lambda value: value or 0.0)
-    return ordered[(len(ordered) - 1) // 2]

@@ -1,46 +1,52 @@
-"""The run folders that a report compares."""
+"""Reports on run folders: comparison.json, comparison.png, comparison.html, and a table for the terminal."""
 
+import html
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from switch_tf.checkpoints.run_folder import RunFolder
-from switch_tf.comparison import curves
-from switch_tf.comparison.report import table, words, write
+from switch_tf.comparison import curves, figures, results
+from switch_tf.comparison.curves import Curves
+from switch_tf.comparison.figures import times
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.reporting.report import image, page
+from switch_tf.storage import json_lines, places
+from switch_tf.storage.whole_file import write_whole, writing
 
 _SEED = re.compile(r"seed_\d+")
+_WORDS = (
+    "The router's share of the FLOPs stands beside each variant. Capacity padding is what experts compute for empty "
+    "slots, in addition. Losses are cross-entropies of the validation split in nats per token, each averaged over up "
+    "to three evaluations. The speed-up is the number of steps, or seconds, that the baseline needs to the target "
+    "loss, divided by the variant's; a variant that needs more is later. The target loss is the baseline's last one: "
+    "the dashed line, which each curve reaches at its dot. Seconds are those of training steps alone: the first steps "
+    "of each turn, evaluation, checkpoints and compilation do not count. With several seeds, lines are medians and "
+    "bands the whole range.")
+_STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:right;border-bottom:1px solid #ddd}"
+          "th:first-child,td:first-child{text-align:left}")
 
 
 def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
     """Returns (name of the variant, run folder) of each run.
 
     Args:
-        folders: Run folders, and folders of comparisons, which stand for all of their runs.
-
-    Raises:
-        Refusal: There are fewer than two runs, or one of them twice.
+        folders: Run folders, and folders of comparisons, which stand for all of their runs: at least two runs, each
+            once.
     """
     runs = []
     for folder in map(places.at, folders):
         runs_of_comparison = sorted(path.parent for path in folder.glob("*/seed_*/checkpoints"))
-        if RunFolder.checkpoints_of(folder).is_dir() or not runs_of_comparison:
-            runs.append(folder)
-        else:
-            runs += runs_of_comparison
+        runs += [folder] if RunFolder.checkpoints_of(folder).is_dir() or not runs_of_comparison else runs_of_comparison
     if len(runs) < 2:
         raise Refusal("--runs compares at least two run folders; name several, or the folder of a comparison.")
     resolved = [folder.resolve() for folder in runs]
     for folder, place in zip(runs, resolved, strict=True):
         if resolved.count(place) > 1:
             raise Refusal(f"--runs names {str(folder)!r} twice; name each run once.")
-    return [(_variant_of(folder), folder) for folder in runs]
-
-
-def _variant_of(folder):
-    is_seed = _SEED.fullmatch(folder.resolve().name)
-    return (folder.parent if is_seed else folder).resolve().name
+    return [((folder.parent if _SEED.fullmatch(place.name) else folder).resolve().name, folder)
+            for folder, place in zip(runs, resolved, strict=True)]
 
 
 def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
@@ -54,9 +60,6 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
 
     Returns:
         (content of comparison.json, text for people). Without any evaluation the first is {}.
-
-    Raises:
-        Refusal: A run has no evaluation, the runs cannot be compared, or the report cannot be written.
     """
     evaluated = []
     for name, folder in runs:
@@ -67,7 +70,115 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
                 raise
     if not evaluated:
         return {}, "No run was evaluated yet, so there is no report."
-    result = write(output, curves.told_apart(evaluated))
-    folder = places.at(output)
+    result, folder = write(output, curves.told_apart(evaluated)), places.at(output)
     return result, "\n".join([table(result), *words(result), f"Report: {folder / 'comparison.html'}",
                               f"Plot:   {folder / 'comparison.png'}"])
+
+
+def write(folder: str | pathlib.Path, runs: list[Curves]) -> dict:
+    """Writes the three files into a folder and returns the content of comparison.json."""
+    folder = places.at(folder)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    outcome = results.compare(runs)
+    picture = figures.draw(runs, outcome)
+    write_whole(folder / "comparison.json", json_lines.dumps(outcome, indent=1) + "\n")
+    write_whole(folder / "comparison.png", picture)
+    write_whole(folder / "comparison.html", _page(runs, outcome, picture))
+    return outcome
+
+
+def _rows(outcome):
+    """Returns the rows of the table, the head first."""
+    return [("variant", "experts", "parameters", "FLOPs/token", "router", "padding", "s/step", "final loss",
+             "speed-up in steps", "speed-up in time"), *(
+        (variant["name"], str(variant["num_experts"]), f"{variant['num_parameters']:,}",
+         f"{variant['flops_per_token']:,.0f}", f"{variant['router_flops_share']:.1%}",
+         f"{variant['capacity_padding_share']:.1%}",
+         f"{variant['seconds_per_step']:.4f} ({variant['step_time_over_dense']:.2f}x)",
+         f"{variant['final_loss']:.4f}", times(variant["speedup_steps"]), times(variant["speedup_time"]))
+        for variant in outcome["variants"])]
+
+
+def table(outcome: dict) -> str:
+    """Returns the table for a terminal."""
+    rows = _rows(outcome)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join([f"{row[0]:<{widths[0]}}", *(
+        f"{entry:>{width}}" for entry, width in zip(row[1:], widths[1:], strict=True))]) for row in rows)
+
+
+def words(outcome: dict) -> list[str]:
+    """Returns sentences: the target loss, the differences between runs, and the result of each variant."""
+    baseline, period = outcome["baseline"], outcome["evaluation_period"]
+    lines = [f"Target loss: {outcome['target_loss']:.4f}, the last loss of {baseline} ({outcome['smoothing']}); "
+             f"evaluated every {period} steps, so no speed-up is finer than that."]
+    lines += [f"Not equal: {remark}" for remark in outcome["not_equal"]]
+    num_tests = sum(variant["p_value"] is not None for variant in outcome["variants"])
+    for variant in outcome["variants"]:
+        name, in_steps, in_time = variant["name"], variant["speedup_steps"], variant["speedup_time"]
+        if name == baseline:
+            continue
+        lines.append(_difference(variant, baseline, num_tests))
+        if in_steps is None:
+            lines.append(f"{name} does not get there: it ends at {variant['final_loss']:.4f}.")
+        else:
+            sides = ["sooner" if speedup >= 1 else "later" for speedup in (in_steps, in_time)]
+            line = (f"{name} gets there {max(in_steps, 1 / in_steps):.2f} times {sides[0]} in steps and "
+                    f"{max(in_time, 1 / in_time):.2f} times {sides[1] + ' ' if sides[0] != sides[1] else ''}in time")
+            if len(variant["seeds"]) > 1:
+                by_seed = ", ".join(times(seed["speedup_steps"]).replace("x", "") for seed in variant["seeds"])
+                line += f" (the median of {len(variant['seeds'])} seeds: {by_seed} in steps)"
+            lines.append(f"{line}.")
+        if kept := variant["distilled"]:
+            size = f"with {kept['compression']:.0%} fewer parameters"
+            if kept["share"] is None:
+                lines.append(f"{kept['teacher']} is no better than {baseline}, so there is no gain that {name}, "
+                             f"{size}, could keep.")
+                continue
+            by_seed = ", ".join("none to keep" if share is None else f"{share:.0%}" for share in kept["shares"])
+            amount = f"{kept['share']:.0%}" if kept["share"] > 0 else "nothing"
+            lines.append(f"{name} keeps {amount} of the gain of {kept['teacher']} over {baseline} "
+                         + f"({by_seed} by seed) " * (len(kept["shares"]) > 1) + f"{size}.")
+    return lines
+
+
+def _difference(variant, baseline, num_tests):
+    """Returns a sentence about the difference of final losses and its significance."""
+    mean, smallest, num_seeds = variant["loss_over_baseline"], variant["smallest_effect"], len(variant["seeds"])
+    line = (f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}" if mean else
+            f"{variant['name']} ends level with {baseline}")
+    if smallest is None:
+        few = "one seed does" if num_seeds == 1 else f"seeds that {baseline} was not trained with do"
+        return f"{line}; {few} not say how much of that is chance."
+    by_seed = ", ".join(f"{seed['loss_over_baseline']:+.4f}" for seed in variant["seeds"])
+    p_value = variant["p_value"]
+    shown = "< 0.001" if p_value < 0.001 else f"= {p_value:.2g}"
+    holm = f", by Holm's method for {num_tests} variants," if num_tests > 1 else ""
+    return (f"{line} ({by_seed} by seed), which is {'more' if p_value < 0.05 else 'no more'} than chance may do "
+            f"(p {shown}): what {num_seeds} seeds can tell here with 95 % certainty{holm} is {smallest:.4f}.")
+
+
+def _page(runs, outcome, picture):
+    variants = outcome["variants"]
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in words(outcome))
+    targets = [("variant", *(f"{target['loss']:.4f}" for target in variants[0]["targets"])), *(
+        (variant["name"], *(f"{times(target['speedup_steps'])}, {times(target['speedup_time'])}"
+                            for target in variant["targets"])) for variant in variants)]
+    tasks = [("task", "variant", "final loss", "speed-up in steps", "speed-up in time"), *(
+        (task, variant["name"], f"{entry['final_loss']:.4f}", times(entry["speedup_steps"]),
+         times(entry["speedup_time"])) for task in variants[0]["tasks"] for variant in variants
+        if (entry := variant["tasks"].get(task)))]
+    by_task = f"<h2>By task</h2>{_html_table(tasks)}" if len(tasks) > 1 else ""
+    folders = [("variant", "seed", "folder"), *((run.name, run.seed, run.folder) for run in runs)]
+    return page("Dense against sparse", f"<style>{_STYLE}</style>{sentences}{_html_table(_rows(outcome))}"
+                f"{image('curves', picture)}"
+                f"<h2>Speed-up over {html.escape(outcome['baseline'])} to several target losses (in steps, in time)"
+                f"</h2>{_html_table(targets)}<p>{html.escape(outcome['work'])} {_WORDS}</p>{by_task}"
+                f"<h2>Runs</h2>{_html_table(folders)}")
+
+
+def _html_table(rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table of text whose first row is the head."""
+    return "<table>" + "".join("<tr>" + "".join(f"<{tag}>{html.escape(str(entry))}</{tag}>" for entry in row) + "</tr>"
+                               for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)) + "</table>"

@@ -29,10 +29,6 @@ class CheckpointEvaluator:
         split: str, a split of the tasks.
         num_examples: int or None. Largest number of examples of each task with metrics.
         output: pathlib.Path of a folder.
-
-    Raises:
-        Refusal: the task has no such split, no example can be evaluated, `output` cannot be written, or another
-            process writes there.
     """
 
     def __init__(self, described: Experiment, split: str, num_examples: int | None, output: pathlib.Path):
@@ -43,10 +39,8 @@ class CheckpointEvaluator:
         if run.batch_size % num_pieces:
             raise Refusal(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
                           f"not {run.batch_size}.")
-        self.output = output
-        self._split = split
+        self.output, self._split, self._is_chief = output, split, partitioner.is_chief
         self._closing = contextlib.ExitStack()
-        self._is_chief = partitioner.is_chief
         if self._is_chief:
             self._closing.enter_context(lock.held(output))
         self._model = described.make_model()
@@ -57,53 +51,43 @@ class CheckpointEvaluator:
         self._evaluator = split_evaluator.SplitEvaluator(
             self._model, data.description_of_data(run, config, split, 0), described.settings, partitioner,
             objective, num_examples=num_examples)
-        self._events = None
         if self._is_chief:
             for warning in self._evaluator.warnings:
                 print(warning, file=sys.stderr, flush=True)
             with writing(output / split):
                 (output / split).mkdir(parents=True, exist_ok=True)
             self._events = tf.summary.create_file_writer(str(output / split))
+            self._closing.callback(self._events.close)
 
     def close(self) -> None:
         """Closes the TensorBoard file and lets another process write."""
-        if self._events is not None:
-            self._events.close()
         self._closing.close()
 
     def evaluate(self, checkpoint: pathlib.Path) -> dict:
-        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for one checkpoint folder.
-
-        Raises:
-            BrokenCheckpoint, Refusal: it cannot be read, or belongs to another model.
-        """
+        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for one checkpoint folder."""
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
         with tqdm(total=self._evaluator.total_examples, desc=f"Step {step}", unit=" examples", file=sys.stderr,
                   dynamic_ncols=True, disable=None) as bar:
             results = self._evaluator.run(bar.update)
-        tasks = {name: _with_perplexity(result) for name, result in results.items()}
+        tasks = {name: with_perplexity(result) for name, result in results.items()}
         average = split_evaluator.average(results)
         if self._is_chief:
-            self._write_predictions(step, results)
-            self._write_scores(step, split_evaluator.named(tasks, average))
+            folder, values = self.output / self._split, split_evaluator.named(tasks, average)
+            predictions = folders.path_of(folder, step)
+            leftovers.remove_unfinished(predictions)
+            for task, result in results.items():
+                if result.scores is not None:
+                    data.write_records(predictions / f"{task}.jsonl", result.scores.records)
+            json_lines.append(self.output / "scores.jsonl", {"step": step, "split": self._split, **values})
+            with summaries.writing_events(folder), self._events.as_default(step=step):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
+                self._events.flush()
         return {"step": step, "tasks": tasks, "average": average}
 
-    def _write_predictions(self, step, results):
-        predictions = folders.path_of(self.output / self._split, step)
-        leftovers.remove_unfinished(predictions)
-        for task, result in results.items():
-            if result.scores is not None:
-                data.write_records(predictions / f"{task}.jsonl", result.scores.records)
 
-    def _write_scores(self, step, values):
-        json_lines.append(self.output / "scores.jsonl", {"step": step, "split": self._split, **values})
-        with summaries.writing_events(self.output / self._split), self._events.as_default(step=step):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
-            self._events.flush()
-
-
-def _with_perplexity(result):
+def with_perplexity(result: split_evaluator.TaskResult) -> dict[str, float]:
+    """Returns the values of a result; of one without metrics with the perplexity."""
     values = result.values
     return {**values, "perplexity": math.exp(min(values["loss"], 700.0))} if result.scores is None else values
 

@@ -36,15 +36,9 @@ def predict(model: keras.Model, run: Run, partitioner: Partitioner) -> list[Show
         row[:len(ids)] = ids
     program = compile_prediction(model, run.task_feature_lengths["targets"], partitioner, vocabulary.eos_id)
     predictions = program({"encoder_input_tokens": tokens})
-    return [Shown(example["inputs"]["text"], example["targets"]["text"], _text(vocabulary, ids))
+    return [Shown(example["inputs"]["text"], example["targets"]["text"],
+                  data.spell(vocabulary, np.trim_zeros(ids, "b").tolist()))
             for example, ids in zip(examples, predictions, strict=False)]
-
-
-def _text(vocabulary, ids):
-    ids = ids.tolist()
-    while ids and not ids[-1]:
-        ids.pop()
-    return data.spell(vocabulary, ids)
 
 
 def describe(shown: list[Shown]) -> str:
@@ -52,34 +46,24 @@ def describe(shown: list[Shown]) -> str:
     paragraphs = ["Held-out text and what the model fills in: [model | truth]"
                   if any(_SENTINEL.search(example.inputs) for example in shown) else "Held-out examples:"]
     for number, example in enumerate(shown, 1):
-        text = _fill(example) if _SENTINEL.search(example.inputs) else "\n".join([
-            _cut(example.inputs), f"model: {_plain(example.prediction)}", f"truth: {_plain(example.target)}"])
+        inputs, target, prediction = (text.replace("</s>", "").strip() for text in example)
+        text, *rest = _SENTINEL.split(inputs)
+        if rest:
+            guesses, truths = _by_gap(prediction), _by_gap(target)
+            for gap, following in list(zip(rest[::2], rest[1::2], strict=True))[:_MOST_GAPS]:
+                text += f"[{guesses.get(gap, '')} | {truths.get(gap, '')}]{following}"
+            text += "..." if len(rest) > 2 * _MOST_GAPS else ""
+        else:
+            words = inputs.split()
+            text = " ".join(words[:_MOST_WORDS]) + ("..." if len(words) > _MOST_WORDS else "")
+            text += f"\nmodel: {prediction}\ntruth: {target}"
         lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 110)]
         paragraphs.append(f"{number}. " + "\n   ".join(lines))
     return "\n".join(paragraphs)
 
 
-def _fill(example):
-    guesses, truths = _by_gap(example.prediction), _by_gap(example.target)
-    text, *rest = _SENTINEL.split(_plain(example.inputs))
-    for number, following in list(zip(rest[::2], rest[1::2], strict=True))[:_MOST_GAPS]:
-        text += f"[{guesses.get(number, '')} | {truths.get(number, '')}]{following}"
-    return text + ("..." if len(rest) > 2 * _MOST_GAPS else "")
-
-
 def _by_gap(text):
     """Returns the number of each sentinel -> the text after its first occurrence."""
-    _, *rest = _SENTINEL.split(_plain(text))
-    texts = {}
-    for number, following in zip(rest[::2], rest[1::2], strict=True):
-        texts.setdefault(number, following.strip())
-    return texts
-
-
-def _cut(text):
-    words = _plain(text).split()
-    return " ".join(words[:_MOST_WORDS]) + ("..." if len(words) > _MOST_WORDS else "")
-
-
-def _plain(text):
-    return text.replace("</s>", "").strip()
+    _, *rest = _SENTINEL.split(text)
+    gaps = list(zip(rest[::2], rest[1::2], strict=True))
+    return {number: following.strip() for number, following in reversed(gaps)}

@@ -34,16 +34,14 @@ class LossWeights(NamedTuple):
 
     def apply_to(self, measured: Measurements) -> Measurements:
         """Returns the measurements of a part of a batch with these weights, so that the losses of all parts add up."""
-
-        def of_stack(layer, stats):
+        routers = {}
+        for layer, stats in measured.routers.items():
             stack = layer.partition("/")[0]
-            return stats._replace(
+            routers[layer] = stats._replace(
                 load_balancing_loss=Mean(stats.load_balancing_loss.total, self.load_balancing_loss[stack]),
                 router_z_loss=Mean(stats.router_z_loss.total, self.router_z_loss[stack]))
-
-        return measured._replace(
-            loss_terms={name: Mean(term.total, self.targets) for name, term in measured.loss_terms.items()},
-            routers={layer: of_stack(layer, stats) for layer, stats in measured.routers.items()})
+        return measured._replace(routers=routers, loss_terms={
+            name: Mean(term.total, self.targets) for name, term in measured.loss_terms.items()})
 
 
 class Objective:

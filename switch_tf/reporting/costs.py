@@ -13,6 +13,10 @@ from switch_tf.refusals import Refusal, first_line
 _SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",
           "encoder_sparse_step", "decoder_sparse_step", "vocab_size")
 
+# Unit -> the prefixes of its numbers, from which on they are used. Parameters have no unit.
+_PREFIXES = {"B": ((2**40, " Ti"), (2**30, " Gi"), (2**20, " Mi"), (2**10, " Ki"), (1, " ")),
+             "FLOP": ((1e12, " T"), (1e9, " G"), (1e6, " M")), "": ((1e9, "B"), (1e6, "M"))}
+
 
 def sizes(config: SwitchConfig) -> dict[str, int]:
     """Returns the main fields of a configuration; for a dense model, without those of sparse layers."""
@@ -43,36 +47,26 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
 
 
 def of_checkpoint(folder: str | pathlib.Path) -> dict:
-    """Returns the step, parameters and bytes of a checkpoint, and the task, vocabulary and sizes of its run.
+    """Returns the step, parameters and bytes of a checkpoint, and the task, vocabulary and sizes in a `config.json`.
 
     Args:
         folder: Checkpoint folder, or run folder for its newest checkpoint.
-
-    Raises:
-        BrokenCheckpoint: The checkpoint is damaged.
-        Refusal: The folder holds no checkpoint.
     """
     try:
         checkpoint = folders.resolve(folder)
     except Refusal as error:
         raise Refusal(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
                       "folders, or a folder of Hugging Face, which holds config.json.") from error
-    summary = checkpoint_sizes.summary(checkpoint)
-    return {**_of_run(checkpoint.resolve().parent.parent), "checkpoint": str(checkpoint), **summary}
-
-
-def _of_run(folder):
-    """Returns the task, vocabulary and sizes in a run's `config.json`, {} if it has no readable one."""
-    if not run_config.is_in(folder):
-        return {}
-    try:
-        saved = run_config.read(folder)
-    except Refusal as error:  # the checkpoint can be inspected nevertheless
-        print(first_line(error), file=sys.stderr)
-        return {}
-    names = dict.fromkeys(str(vocabulary.get("name")) for vocabulary in saved.vocabularies.values())
-    return {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths, "vocabulary": " and ".join(names),
-            "sizes": sizes(saved.model)}
+    of_run, folder = {}, checkpoint.resolve().parent.parent
+    if run_config.is_in(folder):
+        try:
+            saved = run_config.read(folder)
+            names = dict.fromkeys(str(vocabulary.get("name")) for vocabulary in saved.vocabularies.values())
+            of_run = {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths,
+                      "vocabulary": " and ".join(names), "sizes": sizes(saved.model)}
+        except Refusal as error:  # the checkpoint can be inspected nevertheless
+            print(first_line(error), file=sys.stderr)
+    return {**of_run, "checkpoint": str(checkpoint), **checkpoint_sizes.summary(checkpoint)}
 
 
 def table(configs: dict[str, SwitchConfig]) -> str:
@@ -118,14 +112,7 @@ def describe(result: dict) -> str:
 
 def _short(value, unit):
     """Returns "1571.3B" for 1571327875360 parameters, "1.6 TFLOP", "5.7 TiB"."""
-    if unit == "B":
-        for prefix in ("", "Ki", "Mi", "Gi", "Ti"):
-            if value < 1024 or prefix == "Ti":
-                return f"{value:.1f} {prefix}B"
-            value /= 1024
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if unit and value >= size:
-            return f"{value / size:.1f} {prefix}{unit}"
-    if not unit and value >= 1e9:
-        return f"{value / 1e9:.2f}B" if value < 1e10 else f"{value / 1e9:.1f}B"
-    return f"{value / 1e6:.1f}M" if not unit and value >= 1e6 else ""
+    for size, prefix in _PREFIXES[unit]:
+        if value >= size or size == 1:
+            return f"{value / size:.{2 if not unit and 1e9 <= value < 1e10 else 1}f}{prefix}{unit}"
+    return ""

@@ -63,36 +63,41 @@ def _loss(records):
             curves.append((points, next(others), "o" if len(points[0]) < 50 else None, f"held out, {task}"))
     for (steps, values), color, marker, label in curves:
         axes.plot(steps, values, color=color, marker=marker, label=label)
-    _annotate_initial_loss(axes, [points for points, *_ in curves], levels)
+    # The loss at step 0 is text, because it is twice the later values and would compress the axis.
+    points = [point for (steps, values), *_ in curves for point in zip(steps, values, strict=True)]
+    learnt, start = [value for step, value in points if step], [value for step, value in points if not step]
+    if learnt and start:
+        high = max(learnt + levels)
+        top = high + 0.08 * (high - min(learnt))
+        if max(start) > top:
+            axes.set_ylim(top=top)
+            axes.annotate(f"step 0: {max(start):.2f}", (0, 1), xycoords=("data", "axes fraction"), xytext=(6, -14),
+                          textcoords="offset points", color="tab:orange")
     axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2)  # beside the axes, where it hides no curve
     return figure
 
 
-def _annotate_initial_loss(axes, curves, levels):
-    """Writes the loss at step 0 as text, because it is twice the later values and would compress the axis."""
-    learnt = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step > 0]
-    start = [value for steps, values in curves for step, value in zip(steps, values, strict=True) if step == 0]
-    if not learnt or not start:
-        return
-    high = max(learnt + levels)
-    top = high + 0.08 * (high - min(learnt))
-    if max(start) > top:
-        axes.set_ylim(top=top)
-        axes.annotate(f"step 0: {max(start):.2f}", (0, 1), xycoords=("data", "axes fraction"), xytext=(6, -14),
-                      textcoords="offset points", color="tab:orange")
-
-
 def _panels(records, panels):
     figure, (row,) = _new(4 * len(panels), 3, 1, len(panels))
     for axes, (name, title) in zip(row, panels, strict=True):
-        axes.plot(*series(records, name), color="tab:blue")
-        axes.set(xlabel="step", title=title)
+        _curve(axes, records, name, title)
         axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        _ticks(axes, name)
     return figure
+
+
+def _curve(axes, records, name, title):
+    """Draws the values of a name: shares in per cent, and rates as whole numbers with commas."""
+    axes.plot(*series(records, name), color="tab:blue")
+    axes.set(xlabel="step", title=title)
+    axes.grid(alpha=0.3)
+    if name.endswith(_SHARES):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    elif name.endswith("per_second"):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        axes.ticklabel_format(axis="y", useOffset=False)
 
 
 def _experts(records, layers):
@@ -108,10 +113,7 @@ def _experts(records, layers):
         row[0].set(title=f"{layer}: share of tokens\n({even})", xlabel="step", ylabel="expert")
         figure.colorbar(image, ax=row[0], format=lambda value, _: f"{100 * value:.3g}%")
         for axes, (name, title) in zip(row[1:], _EXPERTS, strict=True):
-            axes.plot(*series(records, names.router(layer, name)), color="tab:blue")
-            axes.set(title=title, xlabel="step")
-            axes.grid(alpha=0.3)
-            _ticks(axes, name)
+            _curve(axes, records, names.router(layer, name), title)
     return figure
 
 
@@ -120,16 +122,6 @@ def _loads(records, layer):
     steps, loads = series(records, names.router(layer, "expert_load"))
     kept = [(step, load) for step, load in zip(steps, loads, strict=True) if len(load) == len(loads[-1])]
     return [step for step, _ in kept], np.transpose(np.asarray([load for _, load in kept], float))
-
-
-def _ticks(axes, name):
-    """Formats shares in per cent, and rates as whole numbers with commas."""
-    if name.endswith(_SHARES):
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
-    elif name.endswith("per_second"):
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    else:
-        axes.ticklabel_format(axis="y", useOffset=False)
 
 
 def png(figure: Any) -> bytes:

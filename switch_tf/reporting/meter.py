@@ -1,18 +1,10 @@
 """Measures the speed of training between two logged steps."""
 
+import collections
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
-
-
-@dataclasses.dataclass
-class _Sums:
-    seconds: float = 0.0
-    steps: int = 0
-    tokens: float = 0.0
-    input_wait: float = 0.0  # seconds
 
 
 class Meter:
@@ -30,8 +22,9 @@ class Meter:
         self._start_over()
 
     def _start_over(self):
-        self._timed, self._untimed = _Sums(), _Sums()
-        self._running = self._timed
+        # Whether steps are timed -> their number, tokens, and seconds, those of waiting for input by themselves, too.
+        self._sums: dict[bool, Any] = {True: collections.Counter(), False: collections.Counter()}
+        self._is_timed = True
 
     def restart(self) -> None:
         """Starts the clock now."""
@@ -46,15 +39,13 @@ class Meter:
             input_wait: float, seconds spent waiting for input.
             is_timed: bool. Untimed steps count only if there are no timed ones.
         """
-        self._running = self._timed if is_timed else self._untimed
-        self._running.steps += num_steps
-        self._running.tokens += num_tokens
-        self._running.input_wait += input_wait
+        self._is_timed = is_timed
+        self._sums[is_timed].update(steps=num_steps, tokens=num_tokens, input_wait=input_wait)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the clock within this scope."""
-        self._running.seconds += time.perf_counter() - self._resumed
+        self._sums[self._is_timed]["seconds"] += time.perf_counter() - self._resumed
         try:
             yield
         finally:
@@ -63,20 +54,21 @@ class Meter:
     @property
     def has_steps(self) -> bool:
         """Whether any step was counted since the last reading."""
-        return self._timed.steps + self._untimed.steps > 0
+        return any(sums["steps"] for sums in self._sums.values())
 
     def read(self) -> dict[str, float]:
         """Returns the speeds since the last reading, and starts over. Called within `paused`.
 
         Without "model_flops_utilization" for a chip of an unknown type.
         """
-        sums = self._timed if self._timed.steps else self._untimed
+        sums = self._sums[self._sums[True]["steps"] > 0]
+        seconds, steps = sums["seconds"], sums["steps"]
         self._start_over()
-        used = self._flops_per_step * sums.steps / sums.seconds
+        used = self._flops_per_step * steps / seconds
         peak = self._peak.flops(used)
         return {
-            "tokens_per_second": sums.tokens / sums.seconds,
-            "seconds_per_step": sums.seconds / sums.steps,
+            "tokens_per_second": sums["tokens"] / seconds,
+            "seconds_per_step": seconds / steps,
             **({} if peak is None else {"model_flops_utilization": used / peak}),
-            "input_wait_fraction": sums.input_wait / sums.seconds,
+            "input_wait_fraction": sums["input_wait"] / seconds,
         }

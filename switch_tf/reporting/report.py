@@ -1,5 +1,6 @@
 """Summarises a finished or interrupted run, and writes `report.html` with curves, explanations and configuration."""
 
+import base64
 import html
 import pathlib
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
-from switch_tf.reporting import figures, names, page
+from switch_tf.reporting import figures, names
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
 
@@ -32,7 +33,9 @@ _EXPLANATIONS = {
 }  # fmt: skip
 # Largest number of records that keep their arrays. The picture has no more columns.
 _MOST_ARRAYS = 400
-_STYLE = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
+_STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:100%}p{max-width:60em}"
+          "pre{background:#f6f6f6;padding:1em;overflow-x:auto}")
+_STYLE_OF_SUMMARY = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 
 def write(folder: str | pathlib.Path) -> None:
@@ -90,40 +93,21 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict]:
     Skips a torn line, or one without a record of a step, with a warning. Arrays, the load of experts, are <float32>. In
     a long run only some hundred records at equal distances keep theirs.
     """
-    records, thinned = [], _Thinned()
-    for _, record in run_folder.records_of(places.at(folder) / "metrics.jsonl"):
-        record = {sys.intern(checks.printable(name)): value for name, value in record.items()}
-        thinned.add(record)
-        records.append(record)
+    records: list[dict] = []
+    kept, every, count = [], 1, 0  # every n-th record keeps its arrays, so that memory does not grow with the run
+    for _, line in run_folder.records_of(places.at(folder) / "metrics.jsonl"):
+        record = {sys.intern(checks.printable(name)): value for name, value in line.items()}
+        loads = {name: np.array(value, np.float32) for name, value in record.items()
+                 if isinstance(value, list) and name.startswith("router/")}
+        records.append({name: value for name, value in record.items() if name not in loads})
+        if loads and count % every == 0:
+            kept.append((records[-1], loads))
+            if len(kept) > _MOST_ARRAYS:
+                kept, every = kept[::2], 2 * every
+        count += bool(loads)
+    for record, loads in kept:
+        record |= loads
     return records
-
-
-class _Thinned:
-    """Keeps the arrays of every n-th record, so that memory does not grow with the run."""
-
-    def __init__(self):
-        self._every, self._count, self._kept = 1, 0, []
-
-    def add(self, record: dict) -> None:
-        """Keeps or drops the arrays of a record. Drops every other kept one when there are too many."""
-        arrays = [name for name, value in record.items() if isinstance(value, list) and name.startswith("router/")]
-        if not arrays:
-            return
-        if self._count % self._every == 0:
-            record |= {name: np.array(record[name], np.float32) for name in arrays}
-            self._kept.append((record, arrays))
-        else:
-            _drop(record, arrays)
-        self._count += 1
-        if len(self._kept) > _MOST_ARRAYS:
-            for dropped in self._kept[1::2]:
-                _drop(*dropped)
-            self._kept, self._every = self._kept[::2], 2 * self._every
-
-
-def _drop(record, names):
-    for name in names:
-        del record[name]
 
 
 def _page(folder, summary, pictures):
@@ -134,15 +118,13 @@ def _page(folder, summary, pictures):
         elif isinstance(value, float):
             value = f"{value:,.0f}" if name.endswith("per_second") else f"{value:.4f}"
         rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>")
-    images = "".join(f"<h2>{title}</h2>{page.image(title, png)}<p>{_EXPLANATIONS[title]}</p>"
+    images = "".join(f"<h2>{title}</h2>{image(title, png)}<p>{_EXPLANATIONS[title]}</p>"
                      for title, png in pictures.items())
-    return page.page(f"switch_tf run {folder.name}",
-                     f"<style>{_STYLE}</style><table>{''.join(rows)}</table>{images}{_configuration(folder)}")
-
-
-def _configuration(folder):
-    path = folder / run_folder.CONFIGURATION
-    return f"<h2>Configuration</h2><pre>{html.escape(path.read_text(errors='replace'))}</pre>" if path.is_file() else ""
+    path, configuration = folder / run_folder.CONFIGURATION, ""
+    if path.is_file():
+        configuration = f"<h2>Configuration</h2><pre>{html.escape(path.read_text(errors='replace'))}</pre>"
+    return page(f"switch_tf run {folder.name}",
+                f"<style>{_STYLE_OF_SUMMARY}</style><table>{''.join(rows)}</table>{images}{configuration}")
 
 
 def describe_summary(summary: dict) -> str:
@@ -157,3 +139,20 @@ def describe_summary(summary: dict) -> str:
     if "train/tokens_per_second" in summary:
         lines.append(f"{summary['train/tokens_per_second']:,.0f} tokens/s (median)")
     return "\n".join([*lines, f"Report: {summary['report']}", f"Plot:   {summary['plot']}"])
+
+
+def page(title: str, body: str) -> str:
+    """Returns an HTML page.
+
+    Args:
+        title: str, plain text.
+        body: str, HTML.
+    """
+    title = html.escape(title)
+    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
+            f"<h1>{title}</h1>{body}</html>\n")
+
+
+def image(text: str, png: bytes) -> str:
+    """Returns the HTML of an embedded PNG image with an alternative text."""
+    return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'

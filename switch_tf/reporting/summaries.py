@@ -1,29 +1,50 @@
 """Reports a run: metrics.jsonl, TensorBoard, and progress on the terminal."""
 
 import contextlib
+import datetime
 import math
 import pathlib
+import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from switch_tf.checkpoints.run_folder import RunFolder
+import switch_tf
+from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.metrics import Mean, RouterStats, StepMeasurements
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import names
-from switch_tf.reporting.events import Events
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import writing
 
+_BUCKETS = 30  # of a histogram
+
+
+def origin(words: Sequence[str], config: SwitchConfig) -> str:
+    """Returns the comments at the head of a run's configuration: the command, the time and the versions.
+
+    Args:
+        words: Arguments of `switch-tf`.
+        config: Configuration of the model.
+    """
+    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    return (f"# {shlex.join(['switch-tf', *words])}\n"
+            f"# {now}, switch_tf {switch_tf.__version__}, TensorFlow {tf.__version__}, Keras {keras.__version__}\n"
+            f"# {config.num_parameters:,} parameters\n\n")
+
 
 def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict[str, Any]:
     """Returns the values to log for some training steps: means, and router losses summed over sparse layers.
+
+    The load of a router is a list over experts, and its `dead_experts` counts the zeros there.
 
     Args:
         measured: StepMeasurements, on the host.
@@ -35,24 +56,17 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
     for name in ("load_balancing_loss", "router_z_loss"):
         values[name] = sum(_divide(getattr(stats, name)) for stats in batch.routers.values())
     values |= {"loss": _divide(measured.loss), "gradient_norm": _divide(measured.gradient_norm), **others}
-    return {**{f"train/{name}": value for name, value in values.items()}, **_router_values(batch.routers)}
+    logged = {f"train/{name}": value for name, value in values.items()}
+    for layer, stats in batch.routers.items():
+        logged |= {names.router(layer, name): _divide(mean) for name, mean in stats._asdict().items()}
+        logged[names.router(layer, "dead_experts")] = logged[names.router(layer, "expert_load")].count(0)
+    return logged
 
 
 def shown(values: dict[str, float]) -> str:
     """Returns the values of an evaluation as a line of text."""
     shares = names.shares(values)
     return "  ".join(f"{name} {names.shown(value, name in shares)}" for name, value in values.items())
-
-
-def _router_values(routers: dict[str, RouterStats]) -> dict:
-    """Returns each router's statistics. The load is a list over experts, and `dead_experts` counts its zeros."""
-    values = {}
-    for layer, stats in routers.items():
-        for name, mean in stats._asdict().items():
-            values[names.router(layer, name)] = _divide(mean)
-        load = values[names.router(layer, "expert_load")]
-        values[names.router(layer, "dead_experts")] = load.count(0)
-    return values
 
 
 def _utilization(share):
@@ -76,10 +90,15 @@ def writing_events(folder: str | pathlib.Path) -> Iterator[None]:
 
 
 class Writer:
-    """Appends each logged step to metrics.jsonl and to TensorBoard's files.
+    """Appends each logged step to metrics.jsonl and to TensorBoard's files, which hold the configuration, too.
 
     On a disk a step is in metrics.jsonl at once. In a bucket both are there within a minute, and before a checkpoint
     that comes after them.
+
+    For TensorBoard training values go to the folder `events/train` and evaluations to `events/eval`, without the first
+    part of their names, so that equal tags share a chart: "train/loss" and "eval/<mixture>/loss" both become "loss".
+    Tasks of a mixture keep their name: "<task>/loss". An array, such as the load of a layer's experts, becomes one
+    histogram.
 
     Args:
         folder: RunFolder.
@@ -88,36 +107,54 @@ class Writer:
     def __init__(self, folder: RunFolder):
         self._path = folder.metrics
         self._mirror = None if places.is_local(folder.path) else Mirror(folder.path)
+        self._events = (self._mirror.local if self._mirror else folder.path) / "events"
+        self._writers: dict[str, Any] = {}
         with writing(self._path):
             lines = self._mirror.fetch(self._path.name) if self._mirror else self._path
             self._lines = open(lines, "a")  # noqa: SIM115  open for the whole run
-        with writing_events(folder.path / "events"):
-            self._events = Events(folder, (self._mirror.local if self._mirror else folder.path) / "events")
 
     def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
         """Writes the values of a step.
 
         Args:
             step: int.
-            values: logged name -> number or list of numbers.
+            values: logged name -> number or list of numbers. In an evaluation the whole mixture comes first.
             declared: logged name -> whether a lower value is better, for metrics that declare it.
-
-        Raises:
-            Refusal: metrics.jsonl cannot be written.
         """
-        declared = {"lower_is_better": declared} if declared else {}
+        # Three digits of arrays: a line holds the load of thousands of experts, which is far noisier.
+        rounded = {name: [float(f"{entry:.3g}") for entry in value] if isinstance(value, list) else value
+                   for name, value in values.items()}
         with writing(self._path):
-            self._lines.write(json_lines.dumps({"step": step, **_rounded(values), **declared}) + "\n")
+            self._lines.write(json_lines.dumps({"step": step, **rounded, **(
+                {"lower_is_better": declared} if declared else {})}) + "\n")
             self._lines.flush()
+        mixture = next((name.split("/")[1] for name in values if name.startswith("eval/") and name.count("/") > 1), "")
         with writing_events(self._path.with_name("events")):
-            self._events.write(step, values)
+            for name, value in values.items():
+                kind = "eval" if name.startswith("eval/") else "train"
+                tag = name.removeprefix(f"{kind}/").removeprefix(f"{mixture}/" if kind == "eval" else "")
+                with self._writer(kind, step).as_default(step=step):
+                    if isinstance(value, list):
+                        array = np.asarray(value, np.float32)
+                        tf.summary.histogram(tag, array[np.isfinite(array)], buckets=_BUCKETS)
+                        continue
+                    tf.summary.scalar(tag, value)
+                    if kind == "eval" and tag.split("/")[-1] == "loss":
+                        # The held-out loss is the cross-entropy alone, and training has both.
+                        tf.summary.scalar(tag.removesuffix("loss") + "cross_entropy", value)
+
+    def _writer(self, kind, step):
+        if kind not in self._writers:
+            self._writers[kind] = tf.summary.create_file_writer(str(self._events / kind))
+            configuration = self._path.with_name(CONFIGURATION)
+            if kind == "train" and configuration.exists():
+                with self._writers[kind].as_default(step=step):
+                    text = configuration.read_text()
+                    tf.summary.text("configuration", "\n".join(f"    {line}" for line in text.splitlines()))
+        return self._writers[kind]
 
     def flush(self) -> None:
-        """Brings everything that was written into the run folder.
-
-        Raises:
-            Refusal: a file cannot be written.
-        """
+        """Brings everything that was written into the run folder."""
         if self._mirror:
             with writing(self._path):
                 self._mirror.flush()
@@ -126,16 +163,11 @@ class Writer:
         with writing(self._path):
             self._lines.close()
         with writing_events(self._path.with_name("events")):
-            self._events.close()
+            for writer in self._writers.values():
+                writer.close()
         if self._mirror:
             with writing(self._path):
                 self._mirror.close()
-
-
-def _rounded(values):
-    """Rounds arrays to three digits. A line holds the load of thousands of experts, which is far noisier."""
-    return {name: [float(f"{entry:.3g}") for entry in value] if isinstance(value, list) else value
-            for name, value in values.items()}
 
 
 class NoWriter:
@@ -147,8 +179,7 @@ class NoWriter:
     def flush(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+    close = flush
 
 
 _QUIET_SECONDS = 15.0  # longest time without a line while a run trains

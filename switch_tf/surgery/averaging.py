@@ -9,20 +9,10 @@ from switch_tf.checkpoints import folders
 from switch_tf.conversion import own, own_writing, portions, source_vocabulary
 from switch_tf.conversion.converting import start_from
 from switch_tf.conversion.weight_source import WeightSource
-from switch_tf.surgery import sources
 
 
 def open_mean(checkpoints: list[pathlib.Path]) -> WeightSource:
-    """Returns the mean of the weights of checkpoints of one model.
-
-    Args:
-        checkpoints: Checkpoint folders.
-
-    Raises:
-        BrokenCheckpoint: A checkpoint is damaged.
-        Refusal: The checkpoints are of different models.
-    """
-    sources.check_same(checkpoints)
+    """Returns the mean of the weights of checkpoints that `sources.check_same` accepted."""
     opened = [own.open_switch_tf(checkpoint) for checkpoint in checkpoints]
     weights = opened[-1].weights
 
@@ -40,14 +30,11 @@ def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], outpu
 
     Args:
         run_folder: Run folder, whose vocabulary goes along.
-        checkpoints: Its checkpoint folders, oldest first.
+        checkpoints: Its checkpoint folders, oldest first, of one model.
         output: New or empty folder.
 
     Returns:
         (JSON object, text for people).
-
-    Raises:
-        Refusal: The checkpoints are damaged or of different models, or the folder cannot be written.
     """
     mean, vocabulary = open_mean(checkpoints), source_vocabulary.find(run_folder)
     identity = {"mean of": [folders.identity(folders.describe(checkpoint)) for checkpoint in checkpoints],

@@ -9,8 +9,7 @@ from switch_tf.data.added_features import AddedFeatures
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.metrics import Measurements, RouterStats
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.surgery.live_teacher import LiveTeacher
-from switch_tf.surgery.stored_teacher import StoredTeacher
+from switch_tf.surgery.teachers import LiveTeacher, StoredTeacher
 
 
 class Distillation(Objective):
@@ -34,9 +33,6 @@ class Distillation(Objective):
             expert. Required if experts choose tokens.
         dtype: str or None. Keras dtype policy of a teacher that runs.
         predictions: str or None. Folder of `switch-tf cache --teacher`, to read the teacher's predictions from.
-
-    Raises:
-        Refusal: an argument is out of its range.
     """
 
     def __init__(self, teacher: str, soft_weight: float = 0.25, temperature: float = 1.0,
@@ -44,15 +40,10 @@ class Distillation(Objective):
                  predictions: str | None = None):
         self._soft_weight = checks.number("SOFT_WEIGHT", soft_weight, "in [0, 1]")
         self.temperature = checks.number("TEMPERATURE", temperature, "above 0")
-        self._live = LiveTeacher(teacher, teacher_capacity_factor, dtype)
-        self._teacher = self._live if predictions is None else StoredTeacher(predictions, self.temperature)
+        self.live_teacher = LiveTeacher(teacher, teacher_capacity_factor, dtype)  # not built with `predictions`
+        self._teacher = self.live_teacher if predictions is None else StoredTeacher(predictions, self.temperature)
         self.coefficients = {"cross_entropy": 1 - self._soft_weight, "distillation": self._soft_weight,
                              "teacher_cross_entropy": 0.0, "teacher_unshared": 0.0}
-
-    @property
-    def live_teacher(self) -> LiveTeacher:
-        """The teacher that runs without `predictions`, not built."""
-        return self._live
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
         self._teacher.check(config, configuration)
@@ -71,9 +62,7 @@ class Distillation(Objective):
         return self._teacher.added_features()
 
     def get_config(self) -> dict[str, Any]:
-        return {"teacher": self._teacher.identity, "soft_weight": self._soft_weight, "temperature": self.temperature,
-                "teacher_capacity_factor": self._teacher.capacity_factor, "teacher_dtype": self._teacher.dtype,
-                "top_k": self._teacher.top_k}
+        return {**self._teacher.record(), "soft_weight": self._soft_weight, "temperature": self.temperature}
 
     def for_evaluation(self) -> Objective:
         return Objective()

@@ -18,9 +18,6 @@ class Changes:
         gate_scale: float, factor of the output kernels, against gates that do not sum to one; or "auto", for each
             layer the one that keeps the mean size of its output, see `upcycling.gate_scale`.
         seed: int. Fixes all draws.
-
-    Raises:
-        Refusal: A value is out of range.
     """
 
     noise: float = 0.0
@@ -34,11 +31,6 @@ class Changes:
         if self.gate_scale != "auto":
             checks.fields(self, ("gate_scale",), checks.number, "above 0")
         checks.fields(self, ("seed",), checks.integer, 0)
-
-
-def drawn_units(width: int, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Returns the indices of an expert's hidden units that are drawn anew, the same for all of its kernels."""
-    return generator.choice(width, size=round(share * width), replace=False)
 
 
 def of_expert(dense: np.ndarray, hidden_axis: int, width: int, expert: int, drawn: np.ndarray, spread: float,

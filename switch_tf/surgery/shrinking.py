@@ -2,18 +2,74 @@
 
 import math
 import pathlib
+import warnings
 
 import numpy as np
+from scipy.cluster import hierarchy
+from scipy.spatial import distance
 
+from switch_tf import data
 from switch_tf.checkpoints import sizes, tensors
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
-from switch_tf.conversion.linked_weights import variables_of
+from switch_tf.conversion.weight_source import variables_of
+from switch_tf.evaluation import split_evaluator
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.reporting import progress
-from switch_tf.surgery import compatibility, expert_groups, held_out
-from switch_tf.surgery.expert_groups import Groups
+from switch_tf.surgery import sources
+
+Groups = list[list[int]]  # of experts; a smaller layer has one expert for each
+
+
+def most_used(use: np.ndarray, count: int) -> Groups:
+    """Returns the most used experts, each a group of its own, in ascending order.
+
+    Args:
+        use: <float>[num_experts], share of the tokens. Of equally used experts the first is taken.
+        count: int. Number of groups.
+    """
+    return [[int(expert)] for expert in sorted(np.argsort(-use, kind="stable")[:count])]
+
+
+def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
+    """Joins the most similar experts until as many groups are left.
+
+    Clusters hierarchically with average linkage, as HC-SMoE (arXiv 2410.08589), by the cosine distance of all kernels
+    of an expert, because these are averaged.
+
+    Args:
+        kernels: <float>[num_experts, ...] each.
+        count: int. Number of groups.
+
+    Returns:
+        Groups in the order of their first experts.
+    """
+    products = sum(flat @ flat.T for flat in (kernel.reshape(len(kernel), -1) for kernel in kernels))
+    norms = np.sqrt(np.maximum(np.diag(products), np.finfo(np.float32).tiny))
+    distances = np.clip(1 - products / np.outer(norms, norms), 0, None).astype(np.float64)
+    np.fill_diagonal(distances, 0)
+    tree = hierarchy.linkage(distance.squareform(distances, checks=False), "average")
+    labels = hierarchy.cut_tree(tree, n_clusters=count).ravel()
+    return sorted(np.flatnonzero(labels == label).tolist() for label in np.unique(labels))
+
+
+def groups_of(model: SwitchTransformer, num_experts: int, use: dict[str, np.ndarray],
+              is_merged: bool) -> dict[str, Groups]:
+    """Returns name of a router -> groups of experts. Arguments as for `shrink` and `shrink_checkpoint`."""
+    if not is_merged:
+        return {router: most_used(of_router, num_experts) for router, of_router in use.items()}
+    variables = variables_of(model)
+    return {router: most_similar([variable.numpy().astype(np.float32) for name, variable in variables.items()
+                                  if name.startswith(f"{place}experts/")], num_experts)
+            for router, place in _router_places(model).items()}
+
+
+def _router_places(model):
+    """Returns name of a router -> beginning of the names of its layer's weights."""
+    names = {id(variable): name for name, variable in variables_of(model).items()}
+    return {name: names[id(router.kernel)].removesuffix("router/kernel")
+            for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)}
 
 
 def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, np.ndarray]) -> SwitchTransformer:
@@ -27,7 +83,7 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
         use: Name of a router -> <float>[num_experts], share of the tokens.
     """
     num_experts = len(next(iter(groups.values())))
-    smaller = SwitchTransformer(compatibility.with_fewer_experts(model.config, num_experts), dtype=model.dtype_policy)
+    smaller = SwitchTransformer(sources.with_fewer_experts(model.config, num_experts), dtype=model.dtype_policy)
     smaller.build()
     old, routers = variables_of(model), _router_places(model)
     with progress.bar(4 * smaller.config.num_parameters, "shrinking") as bar:
@@ -35,43 +91,23 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
             weight = old[name].numpy()
             for router, place in routers.items():
                 if name.startswith((f"{place}experts/", f"{place}router/")):
-                    axis = 1 if name == f"{place}router/kernel" else 0
-                    weight = _merged(weight, axis, groups[router], use[router])
+                    axis, parts = 1 if name == f"{place}router/kernel" else 0, []
+                    for group in groups[router]:
+                        shares = use[router][group]
+                        parts.append(np.average(np.take(weight, group, axis).astype(np.float64), axis=axis,
+                                                weights=shares if shares.sum() > 0 else np.ones(len(group))))
+                    weight = np.stack(parts, axis).astype(weight.dtype)
             variable.assign(weight)
             bar.update(4 * math.prod(variable.shape))
     return smaller
 
 
-def _router_places(model):
-    """Returns name of a router -> beginning of the names of its layer's weights."""
-    names = {id(variable): name for name, variable in variables_of(model).items()}
-    return {name: names[id(router.kernel)].removesuffix("router/kernel")
-            for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)}
-
-
-def _merged(weight, axis, groups, use):
-    """Averages entries of a weight along an axis, group by group."""
-    parts = []
-    for group in groups:
-        shares = use[group] if use[group].sum() > 0 else np.ones(len(group))
-        parts.append(np.average(np.take(weight, group, axis).astype(np.float64), axis=axis, weights=shares))
-    return np.stack(parts, axis).astype(weight.dtype)
-
-
-def _groups(model, num_experts, use, is_merged):
-    """Returns name of a router -> groups of experts."""
-    if not is_merged:
-        return {router: expert_groups.most_used(of_router, num_experts) for router, of_router in use.items()}
-    variables = variables_of(model)
-    return {router: expert_groups.most_similar(
-        [variable.numpy().astype(np.float32) for name, variable in variables.items()
-         if name.startswith(f"{place}experts/")], num_experts)
-        for router, place in _router_places(model).items()}
-
-
 def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described: Experiment, num_experts: int,
                       is_merged: bool) -> tuple[dict, str]:
     """Shrinks the model of a checkpoint of a run, and measures the held-out loss before and after.
+
+    Losses are those of at most `Run.eval_batches` validation batches, without dropout or jitter, with the
+    configuration's evaluation capacity factor.
 
     Args:
         checkpoint: Checkpoint folder.
@@ -82,28 +118,41 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
 
     Returns:
         (JSON object, text for people).
-
-    Raises:
-        Refusal: The checkpoint is damaged or of another model, the task has no held-out examples, or the folder cannot
-            be written.
     """
-    sizes.check(described.config, checkpoint)
-    batches = held_out.batches_of(described)
+    run, config = described.run, described.config
+    sizes.check(config, checkpoint)
+    data.check_task(run.mixture_or_task_name)
+    data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+    description = data.description_of_data(run, config, "validation", 0)
+    batches = data.get_dataset(description).take(run.eval_batches).cache()
+
+    def measure(model):
+        """Returns the loss in nats, and name of a router -> share of the tokens that choose each expert first."""
+        step = split_evaluator.compile_evaluation(model, described.settings, described.partitioner)
+        with warnings.catch_warnings(), progress.bar(
+                run.eval_batches, f"evaluating {model.config.num_experts} experts", " batches") as bar:
+            warnings.filterwarnings("ignore", "You are using a softmax over axis")  # by Keras, of a single expert
+            measured = split_evaluator.evaluate(step, batches, description, lambda count: bar.update())
+        loss = measured.loss_terms["cross_entropy"]
+        return float(loss.total / (loss.weight or 1.0)), {
+            router: stats.expert_load.total / (stats.expert_load.weight or 1.0)
+            for router, stats in measured.routers.items()}
+
     model = described.make_model()
     described.partitioner.build(model)
     step = tensors.restore(checkpoint, tensors.state_variables(model))["step"]
-    before = held_out.measure(model, batches, described, f"{model.config.num_experts} experts")
-    groups = _groups(model, num_experts, before.use, is_merged)
-    smaller = shrink(model, groups, before.use)
-    after = held_out.measure(smaller, batches, described, f"{num_experts} experts")
+    before, use = measure(model)
+    groups = groups_of(model, num_experts, use, is_merged)
+    smaller = shrink(model, groups, use)
+    after, _ = measure(smaller)
     vocabulary = source_vocabulary.find(checkpoint)
     own.to_switch_tf(smaller, output, vocabulary.content)
     name, lines = start_from(output, vocabulary)
     result = {"from": str(checkpoint), "step": step, "output": str(output), "method": ("most_used", "merge")[is_merged],
               "num_experts": {"before": model.config.num_experts, "after": num_experts},
               "num_parameters": {"before": model.config.num_parameters, "after": smaller.config.num_parameters},
-              "loss": {"before": before.loss, "after": after.loss},
-              "layers": {router: {"use": before.use[router].tolist(), "groups": groups[router]} for router in groups},
+              "loss": {"before": before, "after": after},
+              "layers": {router: {"use": use[router].tolist(), "groups": groups[router]} for router in groups},
               "vocabulary": name}
     return result, "\n".join([describe(result), *lines])
 

@@ -1,30 +1,32 @@
-"""Checkpoints that models are made from, chosen and compared by their descriptions. Needs no TensorFlow."""
+"""Checkpoints and configurations that models are made from, chosen and compared. Needs no TensorFlow."""
 
+import dataclasses
 from typing import Any
 
+from switch_tf import checks
 from switch_tf.checkpoints import continuation, folders, selection
+from switch_tf.configs import policies
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
 from switch_tf.conversion.formats import Format
 from switch_tf.refusals import Refusal
 
+# Fields of shape or meaning that experts do not change. `scales_logits` is the value of `scale_decoder_outputs`.
+_SAME = ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "num_decoder_layers", "activation",
+         "logits_via_embedding", "scales_logits", "layer_norm_epsilon", "relative_attention_num_buckets",
+         "relative_attention_max_distance", "relative_attention_per_layer")
+_NAMES = {"scales_logits": "scale_decoder_outputs"}
+
 
 def checkpoint_in(source: Any, source_format: Format) -> Any:
-    """Returns the newest checkpoint of a run folder, and any other folder of weights unchanged.
-
-    Raises:
-        Refusal: The run folder has no checkpoint.
-    """
+    """Returns the newest checkpoint of a run folder, and any other folder of weights unchanged."""
     if source_format is not formats.SWITCH_TF or (source / folders.DESCRIPTION).exists():
         return source
     return selection.select_one(source, "last")
 
 
 def newest(run_folder: Any, count: int) -> list[Any]:
-    """Returns the newest checkpoints of a run, oldest first.
-
-    Raises:
-        Refusal: The folder is no run folder, or has too few checkpoints.
-    """
+    """Returns the newest checkpoints of a run, oldest first."""
     if not (run_folder / "checkpoints").is_dir():
         raise Refusal(f"--run must name a run folder, which holds checkpoints; {str(run_folder)!r} does not.")
     found = selection.select(run_folder, "all")
@@ -35,25 +37,64 @@ def newest(run_folder: Any, count: int) -> list[Any]:
 
 
 def check_same(checkpoints: list[Any]) -> None:
-    """Raises Refusal for the first difference between the models of checkpoints.
-
-    Raises:
-        BrokenCheckpoint: A checkpoint is damaged.
-    """
-    first, *others = [(checkpoint, folders.describe(checkpoint)) for checkpoint in checkpoints]
-    for checkpoint, description in others:
-        difference = continuation.model_difference(first[1]["configuration"], description["configuration"])
-        if difference := difference or _shape_difference(first[1]["variables"], description["variables"]):
-            raise Refusal(f"{checkpoint} is of another model than {first[0]}: {difference}. Average checkpoints of one "
+    """Raises Refusal for the first difference between the models of checkpoints."""
+    first, *others = checkpoints
+    wanted = folders.describe(first)
+    for checkpoint in others:
+        description = folders.describe(checkpoint)
+        difference = continuation.model_difference(wanted["configuration"], description["configuration"])
+        old, new = ({path: saved["shape"] for path, saved in one["variables"].items() if path.startswith("model/")}
+                    for one in (wanted, description))
+        for path in old | new:
+            if not difference and old.get(path) != new.get(path):
+                difference = f"{path} was {old.get(path, 'not there')} and is {new.get(path, 'not there')}"
+        if difference:
+            raise Refusal(f"{checkpoint} is of another model than {first}: {difference}. Average checkpoints of one "
                           "model.")
 
 
-def _shape_difference(first, second):
-    """Returns the first weight with another shape in the second of two descriptions, None if there is none."""
-    shapes = [{path: saved["shape"] for path, saved in variables.items() if path.startswith("model/")}
-              for variables in (first, second)]
-    different = [path for path in shapes[0] | shapes[1] if shapes[0].get(path) != shapes[1].get(path)]
-    if not different:
-        return None
-    was, is_ = (one.get(different[0], "not there") for one in shapes)
-    return f"{different[0]} was {was} and is {is_}"
+def dense_twin(config: SwitchConfig) -> SwitchConfig:
+    """Returns a configuration without its experts."""
+    return dataclasses.replace(config, num_experts=0)
+
+
+def check_compatible(dense: SwitchConfig, sparse: SwitchConfig) -> int:
+    """Checks that the weights of a dense model fit into a sparse one. The refusal names the first field that differs.
+
+    Returns:
+        Number of slices that the hidden units of a dense layer are cut into: d_ff over the width of the experts.
+    """
+    if dense.num_experts:
+        raise Refusal(f"--from must be a dense model, with num_experts=0, and its num_experts is {dense.num_experts}; "
+                      "a sparse one is trained further with INITIAL_CHECKPOINT.")
+    if not sparse.sparse_layer_names:
+        raise Refusal(f"The model file must describe a model with sparse layers, and its num_experts is "
+                      f"{sparse.num_experts}; give gin/models/switch_base_8.gin, or another one with experts.")
+    for name in _SAME:
+        values = getattr(dense, name), getattr(sparse, name)
+        if values[0] != values[1]:
+            raise Refusal(f"{_NAMES.get(name, name)} must be the same in both models, and it is {values[0]!r} in "
+                          f"--from and {values[1]!r} in the model file; only experts and routers may differ.")
+    if sparse.expert_sublayers != "feed_forward" or sparse.extra_mlp:
+        field = "extra_mlp" if sparse.extra_mlp else "expert_sublayers"
+        raise Refusal(f"{field} must be {False if sparse.extra_mlp else 'feed_forward'!r}, not "
+                      f"{getattr(sparse, field)!r}: a dense model has no weights for these layers.")
+    width = sparse.expert_width
+    if dense.d_ff % width or sparse.num_experts % (dense.d_ff // width):
+        raise Refusal(f"expert_d_ff must be d_ff / k, for a k that divides d_ff ({dense.d_ff}) and num_experts "
+                      f"({sparse.num_experts}), not {width}; leave it out for experts as wide as the dense layer.")
+    return dense.d_ff // width
+
+
+def with_fewer_experts(config: SwitchConfig, num_experts: int) -> SwitchConfig:
+    """Returns the configuration of a sparse model with fewer experts in each layer."""
+    checks.integer("--num_experts", num_experts, 1)
+    if not config.sparse_layer_names or num_experts >= config.num_experts:
+        raise Refusal(f"--num_experts must be below the experts of a layer of --from, {config.num_experts}, not "
+                      f"{num_experts}.")
+    for name, layers in ((config.routing_policy, config.encoder_sparse_layers),
+                         (config.decoder_policy, config.decoder_sparse_layers)):
+        if layers and not policies.get(name).has_kernel:
+            raise Refusal(f"The {name} policy assigns tokens to experts by number, so its experts cannot be fewer "
+                          "without other tokens for each; shrink a model that learns its routes.")
+    return dataclasses.replace(config, num_experts=num_experts)

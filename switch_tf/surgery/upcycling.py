@@ -2,44 +2,42 @@
 
 import dataclasses
 import functools
+import pathlib
 import zlib
 
 import numpy as np
 
+from switch_tf import partitioning
+from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion import conversion_identity, converting, formats, own_writing, source_vocabulary
+from switch_tf.conversion.formats import Extras, Format
 from switch_tf.conversion.linked_weights import read_model
-from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
+from switch_tf.conversion.weight_source import WeightSource, of_model, variables_of, weights_of
 from switch_tf.layers import grouping
 from switch_tf.models.stack import switch_feed_forward
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.surgery import compatibility, kernels
+from switch_tf.optim.adafactor import Adafactor
+from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
+from switch_tf.surgery import kernels, sources
 from switch_tf.surgery.kernels import Changes
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where a weight of the sparse model comes from.
+def _origin(name, config):
+    """Returns the sparse layer of a weight, such as "encoder/layers_1", and the dense weight that it is made from.
 
-    `layer`: the sparse layer, such as "encoder/layers_1", or None for a weight outside of the experts and routers.
-    `dense`: name of the dense weight, or None for a router.
+    The layer is None outside of experts and routers, and the dense weight is None for a router.
     """
+    layer = next((one for one in config.sparse_layer_names if name.startswith(f"{one}/mlp/")), None)
+    if layer is None:
+        return None, name
+    kind, _, weight = name.removeprefix(f"{layer}/mlp/").partition("/")
+    return layer, f"{layer}/mlp/{weight}" if kind == "experts" else None
 
-    layer: str | None
-    dense: str | None
 
-    @classmethod
-    def of(cls, name: str, config: SwitchConfig) -> "Origin":
-        """Returns that of a weight of the sparse model, such as "encoder/layers_1/mlp/experts/wo"."""
-        layer = next((one for one in config.sparse_layer_names if name.startswith(f"{one}/mlp/")), None)
-        if layer is None:
-            return cls(None, name)
-        kind, _, weight = name.removeprefix(f"{layer}/mlp/").partition("/")
-        return cls(layer, f"{layer}/mlp/{weight}" if kind == "experts" else None)
-
-    @property
-    def hidden_axis(self) -> int:
-        """Axis of the hidden units in a dense kernel of a sparse layer."""
-        return 0 if self.dense is not None and self.dense.endswith("/wo") else 1
+def _hidden_axis(dense):
+    """Returns the axis of the hidden units in a dense kernel, by its name."""
+    return 0 if dense.endswith("/wo") else 1
 
 
 def upcycle(dense: SwitchTransformer, config: SwitchConfig, changes: Changes) -> SwitchTransformer:
@@ -50,20 +48,21 @@ def upcycle(dense: SwitchTransformer, config: SwitchConfig, changes: Changes) ->
 def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -> WeightSource:
     """Returns the weights of a sparse model whose experts are copies of the layers of a dense one.
 
-    Reading some experts takes the memory of these and of one dense kernel.
+    Reading some experts takes the memory of these and of one dense kernel. Draws depend on the seed, the layer, the
+    kernel and the expert alone.
 
     Args:
         dense: Weights of a model without experts.
         config: SwitchConfig of the sparse model, with all else equal. Its routers are drawn.
         changes: Changes.
-
-    Raises:
-        Refusal: The models differ in more than experts and routers.
     """
-    num_slices = compatibility.check(dense.config, config)
+    num_slices, width = sources.check_compatible(dense.config, config), config.expert_width
     weights = weights_of(config)
-    origins = {name: Origin.of(name, config) for name in weights}
+    origins = {name: _origin(name, config) for name in weights}
     order = {name: place for place, name in enumerate(dense.weights)}
+
+    def generator(*place):
+        return np.random.default_rng([changes.seed, zlib.crc32("/".join(map(str, place)).encode())])
 
     @functools.cache
     def scale(layer):
@@ -72,32 +71,24 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
         return gate_scale(gate_sums(WeightSource(config, weights, read), layer), num_slices)
 
     def read(name, rows):
-        origin = origins[name]
-        if origin.layer is None:
+        layer, origin = origins[name]
+        if layer is None:
             return dense.read(name, rows)
-        if origin.dense is None:
-            generator = _generator(changes, origin.layer, "router")
+        if origin is None:
             return kernels.router_kernel(config.d_model, config.num_experts, num_slices, config.init_scale,
-                                         generator)[rows]
+                                         generator(layer, "router"))[rows]
         # Contiguous, because sums of a transposed array, as another format may give, are rounded otherwise.
-        kernel = np.ascontiguousarray(dense.read(origin.dense, slice(None)))
-        experts = _experts(origin, kernel, range(config.num_experts)[rows], config, changes)
-        return experts * np.float32(scale(origin.layer)) if origin.hidden_axis == 0 else experts
+        kernel, axis = np.ascontiguousarray(dense.read(origin, slice(None))), _hidden_axis(origin)
+        spread, made = changes.noise * float(kernel.std()), []
+        for expert in range(config.num_experts)[rows]:
+            drawn = generator(layer, "units", expert).choice(
+                width, size=round(changes.reinitialize * width), replace=False)  # the same in all kernels of the expert
+            made.append(kernels.of_expert(kernel, axis, width, expert, drawn, spread, generator(origin, expert)))
+        return np.stack(made) * np.float32(scale(layer)) if axis == 0 else np.stack(made)
 
     # In the order of the dense model, so that each kernel is near the one that was read before.
-    names = sorted(origins, key=lambda name: order.get(origins[name].dense, -1))
+    names = sorted(origins, key=lambda name: order.get(origins[name][1], -1))
     return WeightSource(config, {name: weights[name] for name in names}, read)
-
-
-def _experts(origin, dense, experts, config, changes):
-    """Returns a kernel of some experts. Draws depend on the seed, the layer, the kernel and the expert alone."""
-    width, spread = config.expert_width, changes.noise * float(dense.std())
-    made = []
-    for expert in experts:
-        drawn = kernels.drawn_units(width, changes.reinitialize, _generator(changes, origin.layer, "units", expert))
-        made.append(kernels.of_expert(dense, origin.hidden_axis, width, expert, drawn, spread,
-                                      _generator(changes, origin.dense, expert)))
-    return np.stack(made)
 
 
 def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
@@ -134,5 +125,107 @@ def gate_scale(sums: np.ndarray, num_slices: int) -> float:
     return float(f"{num_slices / sums.mean():.4g}")
 
 
-def _generator(changes, *place):
-    return np.random.default_rng([changes.seed, zlib.crc32("/".join(map(str, place)).encode())])
+def upcycled_adafactor(dense: SwitchTransformer, optimizer: Adafactor, sparse: SwitchTransformer) -> Adafactor:
+    """Returns an Adafactor of an upcycled model, at the step of the dense model's, with copies of its slots.
+
+    Experts that are narrower than the dense layer have their part of the means over its rows, and all of the means over
+    its hidden units, as if the parts had equal gradients. The slots of the routers are new.
+
+    Args:
+        dense: SwitchTransformer without experts, built.
+        optimizer: Its Adafactor, built.
+        sparse: The upcycled model.
+    """
+    made, config = Adafactor(), sparse.config
+    made.build(sparse.trainable_variables)
+    made.iterations.assign(optimizer.iterations)
+    old = variables_of(dense)
+    for name, variable in variables_of(sparse).items():
+        layer, origin = _origin(name, config)
+        if origin is None:
+            continue
+        kernel, slots = old[origin], made.slots_of(variable)
+        kept = slot_dimensions(kernel.shape, factor_dimensions(kernel.shape, partitioning.axes_of(kernel)))
+        for slot, values in optimizer.slots_of(kernel).items():
+            values = values.numpy()
+            if layer is not None:
+                axis, num_slices = _hidden_axis(origin), config.d_ff // config.expert_width
+                parts = ([values] * num_slices if axis not in kept[slot]
+                         else np.split(values, num_slices, axis=kept[slot].index(axis)))
+                values = np.stack([parts[expert % num_slices] for expert in range(config.num_experts)])
+            slots[slot].assign(values)
+    return made
+
+
+def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: pathlib.Path, config: SwitchConfig,
+                       changes: Changes, with_optimizer: bool = False) -> tuple[dict, str]:
+    """Upcycles the weights of a folder, a portion at a time. After a kill, the same call goes on.
+
+    Args:
+        source: Folder of the dense weights.
+        source_format: Its Format. One that does not describe its model is read as the dense twin of `config`.
+        output: New or empty folder.
+        config, changes: See `open_upcycled`.
+        with_optimizer: Whether Adafactor's state is copied, too. This takes the memory of both models, and begins anew
+            after a kill.
+
+    Returns:
+        (JSON object, text for people).
+    """
+    twin, step, state = None if source_format.describes_model else sources.dense_twin(config), None, ""
+    with source_format.at_hand(source, with_optimizer) as local:
+        dense, vocabulary = source_format.open(local, twin), source_vocabulary.find(source, local)
+        upcycled = open_upcycled(dense, config, changes)
+        if with_optimizer:
+            model, sparse = read_model(dense), read_model(upcycled)
+            optimizer = upcycled_adafactor(model, source_format.read_optimizer(local, model), sparse)
+            own_writing.write(of_model(sparse), output, vocabulary.content, optimizer=optimizer)
+            step = int(optimizer.iterations.numpy())
+            state = f" With the slots of Adafactor at step {step:,}."
+        else:
+            identity = conversion_identity.of(source, source_format, formats.SWITCH_TF, output, config,
+                                              Extras(vocabulary.content)) | dataclasses.asdict(changes)
+            own_writing.write(upcycled, output, vocabulary.content, identity)
+    name, lines = converting.start_from(output, vocabulary, step)
+    slices, layers = dense.config.d_ff // config.expert_width, config.sparse_layer_names
+    sums = {layer: gate_sums(upcycled, layer) for layer in layers}
+    means = {layer: float(values.mean()) for layer, values in sums.items()}
+    scales = {layer: gate_scale(values, slices) for layer, values in sums.items()}
+    made_of = "a copy of the dense layer" if slices == 1 else f"one of {slices} slices of the dense layer"
+    text = (f"{dense.config.num_parameters:,} parameters of {source} ({source_format.name}) became "
+            f"{config.num_parameters:,} in {output}: {len(layers)} sparse layers of {config.num_experts} experts, each "
+            f"{made_of}.{state}")
+    advice = _advice_on_slices(config, slices) or _advice_on_scale(
+        changes.gate_scale, means, scales, is_even=all(np.ptp(values) < 1e-4 for values in sums.values()))
+    return {"from": str(source), "format": source_format.name, "output": str(output),
+            "num_parameters": config.num_parameters, "num_dense_parameters": dense.config.num_parameters,
+            "sparse_layers": list(layers), "num_experts": config.num_experts, "expert_width": config.expert_width,
+            "slices": slices, "step": step, "vocabulary": name, "gate_sums": means, "gate_scales": scales
+            }, "\n".join([text, advice, *lines])
+
+
+def _advice_on_slices(config, num_slices):
+    """Returns a line about tokens that get fewer slices than make up a dense layer, None if they get all."""
+    for is_decoder, layers in enumerate((config.encoder_sparse_layers, config.decoder_sparse_layers)):
+        policy, count = policies.get(config.routing(bool(is_decoder))[0]), config.num_choices(bool(is_decoder))
+        if layers and not policy.experts_choose and count < num_slices:
+            return (f"A token of the {('encoder', 'decoder')[is_decoder]} gets {count} of the {num_slices} slices; "
+                    f"routing_policy='top_n' with num_selected_experts={num_slices} gives it all of them.")
+    return None
+
+
+def _advice_on_scale(scale, sums, scales, is_even):
+    """Returns a line about the size of what sparse layers compute, in comparison with the dense ones."""
+    def shown(values):
+        low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+        return low if low == high else f"{low} to {high}"
+
+    wanted, layers = shown(scales.values()), "layer" if len(scales) == 1 else "layers"
+    kept = "keeps the function of the dense model" if is_even else "keeps the mean size of the layers' outputs"
+    if scale == "auto":
+        return f"--gate_scale=auto was {wanted} and {kept}, as long as no token is dropped."
+    if all(abs(scale / one - 1) < 0.01 for one in scales.values()):
+        return f"--gate_scale={scale:.4g} {kept}, as long as no token is dropped."
+    return (f"The gates of a token add up to {shown(sums.values())} in the sparse {layers}, so these start with "
+            f"{shown([scale / one for one in scales.values()])} of the dense layers' outputs; --gate_scale=auto "
+            f"({wanted}) {kept}.")

@@ -159,7 +159,7 @@ def faked(monkeypatch, tmp_path):
     """Nothing is trained, compiled or started, and devices are as many as a command asks for."""
     from switch_tf import data
     from switch_tf.aot import answers
-    from switch_tf.comparison import turns
+    from switch_tf.comparison import driver
     from switch_tf.evaluation import checkpoint_evaluator
     from switch_tf.inference import saved_runs
     from switch_tf.partitioning.partitioner import Partitioner
@@ -210,7 +210,7 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "examples", lambda description, count: [])
     monkeypatch.setattr(data, "get_dataset", lambda description: tf.data.Dataset.range(1))
     monkeypatch.setattr(Trainer, "start", lambda self, text="", progress=None: Finished())
-    monkeypatch.setattr(turns, "train", lambda *arguments: False)
+    monkeypatch.setattr(driver, "take_turns", lambda *arguments: False)
     monkeypatch.setattr(processes, "_wait", lambda children: 0)
     monkeypatch.setattr(processes.subprocess, "Popen",
                         lambda *arguments, **options: types.SimpleNamespace(stderr=[], poll=lambda: 0))

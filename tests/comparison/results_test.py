@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from switch_tf.comparison import curves, report, results
+from switch_tf.comparison import curves, results, run_folders
 
 FALLING = np.linspace(4.0, 1.0, 31)  # 4.0 at step 10, 0.1 lower at each evaluation
 
@@ -124,7 +124,7 @@ def test_several_variants_are_tested_by_holms_method(read):
     # At 5 % / 3 for the second one of four.
     expected = stats.t.ppf(1 - 0.025 / 3, 2) * np.std(gains["middle"], ddof=1) / 3**0.5
     assert found["middle"]["smallest_effect"] == pytest.approx(expected, rel=1e-3)
-    said = "\n".join(report.words(results.compare(dense + runs)))
+    said = "\n".join(run_folders.words(results.compare(dense + runs)))
     assert "with 95 % certainty, by Holm's method for 4 variants, is" in said
     assert said.count("is more than chance may do") == 2
 
@@ -189,7 +189,7 @@ def _distilled(make_run, ends, students_teacher="teacher"):
             runs.append(curves.read(make_run(f"{name}/seed_{seed}", [loss] * 3, seed=seed, changes=changes), name))
         runs.append(curves.read(teacher, "teacher"))
     outcome = results.compare(curves.told_apart(runs))
-    return {variant["name"]: variant["distilled"] for variant in outcome["variants"]}, report.words(outcome)
+    return {variant["name"]: variant["distilled"] for variant in outcome["variants"]}, run_folders.words(outcome)
 
 
 def test_a_student_keeps_a_share_of_the_gain_of_its_teacher(make_run):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf.comparison.same_batches import SameBatches
+from switch_tf.comparison.driver import SameBatches
 from switch_tf.refusals import Refusal
 
 

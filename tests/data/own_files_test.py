@@ -8,7 +8,7 @@ from switch_tf.data import cache_writing
 from switch_tf.refusals import Refusal
 from switch_tf.storage import whole_file
 from switch_tf.storage.resumable_folder import resumable_folder
-from switch_tf.surgery import prediction_store, prediction_writing
+from switch_tf.surgery import predictions
 
 OTHERS = (".env", ".gitignore", ".cache", ".notes.unfinished")
 REQUEST = {"task_feature_lengths": {"targets": 4}, "top_k": 2, "vocab_size": 16}
@@ -18,11 +18,11 @@ REQUEST = {"task_feature_lengths": {"targets": 4}, "top_k": 2, "vocab_size": 16}
 def test_what_is_hidden_beside_stored_predictions_stays(tmp_path, overwrite):
     for name in (*OTHERS, ".00000.array_record.0123abcd.unfinished"):
         (tmp_path / name).write_text(name)
-    prediction_writing.begin(tmp_path, REQUEST, overwrite)
+    predictions.begin(tmp_path, REQUEST, overwrite)
     (tmp_path / "00007.keys").write_text("of a shard that was not finished")
-    prediction_writing.PredictionWriter(tmp_path)
-    prediction_writing.begin(tmp_path, REQUEST, overwrite)
-    assert {file.name for file in tmp_path.iterdir()} == {*OTHERS, prediction_store.MANIFEST}
+    predictions.PredictionWriter(tmp_path)
+    predictions.begin(tmp_path, REQUEST, overwrite)
+    assert {file.name for file in tmp_path.iterdir()} == {*OTHERS, predictions.MANIFEST}
 
 
 def test_what_is_beside_the_shards_of_a_cache_stays(tmp_path):

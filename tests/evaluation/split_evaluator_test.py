@@ -11,7 +11,7 @@ from t5.evaluation import metrics
 
 from switch_tf import SwitchTransformer, context, data
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import checkpoint_evaluator, split_evaluator, task_metrics
+from switch_tf.evaluation import checkpoint_evaluator, split_evaluator
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import preprocessors, vocabularies
@@ -61,7 +61,9 @@ def _model(config, partitioner):
 def _scores(config, batch_size, partitioner=None):
     partitioner = partitioner or Partitioner()
     description = data.DatasetDescription("all_words", LENGTHS, batch_size, "validation")
-    return task_metrics.TaskMetrics(_model(config, partitioner), description, partitioner).run()
+    evaluator = split_evaluator.SplitEvaluator(_model(config, partitioner), description, StepSettings(), partitioner,
+                                               Objective(), losses_of=())
+    return {name: result.scores for name, result in evaluator.run().items()}
 
 
 def _check_same(found, expected):
@@ -99,7 +101,7 @@ def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metr
     plain = results["words_plain"].values
     assert set(plain) == {"loss", "accuracy"}
     assert 4 < plain["loss"] < 9  # near the logarithm of 384 words
-    perplexity = checkpoint_evaluator._with_perplexity(results["words_plain"])["perplexity"]
+    perplexity = checkpoint_evaluator.with_perplexity(results["words_plain"])["perplexity"]
     assert perplexity == pytest.approx(math.exp(plain["loss"]))
     average = split_evaluator.average(results)
     assert average == pytest.approx((results["words"].values["accuracy"]

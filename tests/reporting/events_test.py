@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf.checkpoints import run_folder
-from switch_tf.reporting.events import Events
+from switch_tf.reporting.summaries import Writer
 
 EVALUATION = {"eval/mix/loss": 3.0, "eval/mix/accuracy": 0.25, "eval/one/loss": 2.0, "eval/average": 71.5}
 
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 def test_training_and_evaluations_have_equal_tags_in_folders_of_their_own(folder):
-    events = Events(folder, folder.path / "events")
+    events = Writer(folder)
     events.write(0, EVALUATION)
     events.write(10, {"train/loss": 4.5, "train/cross_entropy": 4.25, "train/accuracy": 0.5})
     events.close()
@@ -42,7 +42,7 @@ def test_training_and_evaluations_have_equal_tags_in_folders_of_their_own(folder
 
 
 def test_the_load_of_a_layers_experts_is_one_histogram(folder):
-    events = Events(folder, folder.path / "events")
+    events = Writer(folder)
     events.write(1, {"router/encoder/layers_1/expert_load": [0.5, float("nan"), 0.25],
                      "router/encoder/layers_1/x": 1.0})
     events.close()
@@ -57,7 +57,7 @@ def test_the_configuration_is_text_and_an_older_runs_files_stay(folder):
     old.mkdir()
     (old / "events.out.tfevents.1").write_bytes(b"")
     folder.write_configuration("SEED = 1\nBATCH_SIZE = 8\n")
-    events = Events(folder, folder.path / "events")
+    events = Writer(folder)
     for step in (5, 6):
         events.write(step, {"train/loss": 1.0})
     events.close()

@@ -45,7 +45,7 @@ def test_noise_has_the_spread_and_is_another_for_each_expert():
 def test_a_share_of_the_hidden_units_is_drawn_anew_with_the_old_mean_and_spread():
     dense = (5 + 3 * np.random.default_rng(1).standard_normal((400, 20))).astype("float32")
     generator = rng()
-    units = [kernels.drawn_units(20, 0.25, generator) for _ in range(4)]
+    units = [generator.choice(20, size=5, replace=False) for _ in range(4)]
     assert [len(set(of_expert)) for of_expert in units] == [5] * 4
     made = stacked(dense, 1, 20, units, 0.0)
     for expert, of_expert in zip(made, units, strict=True):

@@ -1,4 +1,4 @@
-"""Models with fewer experts: kernels, routers and losses."""
+"""Models with fewer experts: groups by hand, kernels, routers and losses."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_copies_of_an_expert_merge_into_it(fresh_model):
             weights[2] = weights[0]
             kernel.assign(weights)
     use = dict.fromkeys(ROUTERS, np.full(4, 0.25))
-    groups = shrinking._groups(model, 3, use, is_merged=True)
+    groups = shrinking.groups_of(model, 3, use, is_merged=True)
     assert groups == dict.fromkeys(ROUTERS, [[0, 2], [1], [3]])
     np.testing.assert_array_equal(_layer(shrinking.shrink(model, groups, use)).experts.wo.numpy(),
                                   _layer(model).experts.wo.numpy()[[0, 1, 3]])
@@ -67,7 +67,7 @@ def test_one_expert_is_left(sparse):
 def test_experts_of_attention_shrink_too(fresh_model):
     model = fresh_model(expert_sublayers="feed_forward_and_attention")
     use = dict.fromkeys(model.config.sparse_layer_names, np.array([0.4, 0.3, 0.2, 0.1]))
-    smaller = shrinking.shrink(model, shrinking._groups(model, 2, use, is_merged=False), use)
+    smaller = shrinking.shrink(model, shrinking.groups_of(model, 2, use, is_merged=False), use)
     assert len(use) == 6
     np.testing.assert_array_equal(smaller.encoder.layers[1].attention.query_experts.experts.wo.numpy(),
                                   model.encoder.layers[1].attention.query_experts.experts.wo.numpy()[:2])
@@ -81,3 +81,21 @@ def test_the_table_names_losses_and_groups():
     assert text == ("3,000 parameters of run became 2,000 in out.\n"
                     "Held-out loss: 1.0000 with 3 experts a layer, 1.2500 with 2.\n"
                     "  encoder/layers_1  0+2 (75 %), 1 (25 %)")
+
+
+def test_the_most_used_experts_stay_in_their_order():
+    assert shrinking.most_used(np.array([0.1, 0.4, 0.2, 0.3]), 2) == [[1], [3]]
+    assert shrinking.most_used(np.array([0.25, 0.25, 0.25, 0.25]), 3) == [[0], [1], [2]]
+
+
+def test_the_most_similar_experts_are_joined_whatever_their_length():
+    kernel = np.array([[1, 0, 0], [0, 1, 0], [5, 0.1, 0], [0, 0, 1]], "float32")
+    assert shrinking.most_similar([kernel], 3) == [[0, 2], [1], [3]]
+    assert shrinking.most_similar([kernel, 0.1 * kernel], 3) == [[0, 2], [1], [3]]
+    assert shrinking.most_similar([kernel], 1) == [[0, 1, 2, 3]]
+
+
+def test_equal_experts_and_experts_of_zeros_are_grouped_too():
+    assert shrinking.most_similar([np.ones((4, 2, 3), "float32")], 2)[0][0] == 0
+    groups = shrinking.most_similar([np.zeros((3, 2), "float32")], 2)
+    assert sorted(sum(groups, [])) == [0, 1, 2] and len(groups) == 2

@@ -13,7 +13,7 @@ from switch_tf.conversion import model_gin
 from switch_tf.conversion.weight_source import variables_of
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.reporting import report
-from switch_tf.surgery import upcycled_slots, upcycling
+from switch_tf.surgery import upcycling
 from switch_tf.surgery.kernels import Changes
 
 EXPERTS = 4
@@ -45,7 +45,7 @@ def test_the_next_step_of_every_expert_is_that_of_the_dense_layer(dense):
     optimizer = trained(dense, random)
     config = dataclasses.replace(dense.config, num_experts=EXPERTS)
     sparse = upcycling.upcycle(dense, config, Changes())
-    copied = upcycled_slots.upcycled(dense, optimizer, sparse)
+    copied = upcycling.upcycled_adafactor(dense, optimizer, sparse)
     assert int(copied.iterations) == 3
     old, new = variables_of(dense), variables_of(sparse)
     gradients = {name: random.standard_normal(variable.shape).astype("float32") for name, variable in old.items()}
@@ -65,7 +65,7 @@ def test_narrow_experts_have_their_part_of_the_slots(dense):
     optimizer = trained(dense, np.random.default_rng(1))
     config = dataclasses.replace(dense.config, num_experts=EXPERTS, expert_d_ff=dense.config.d_ff // 2,
                                  routing_policy="top_n", num_selected_experts=2, allow_non_causal_decoder=True)
-    copied = upcycled_slots.upcycled(dense, optimizer, upcycling.upcycle(dense, config, Changes()))
+    copied = upcycling.upcycled_adafactor(dense, optimizer, upcycling.upcycle(dense, config, Changes()))
     slots = {variable.path: variable.numpy() for variable in copied.variables}
     for name, axis in (("wo", 0), ("wi_0", 1)):
         kernel = variables_of(dense)[f"encoder/layers_0/mlp/{name}"]

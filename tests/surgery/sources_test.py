@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.surgery import compatibility
+from switch_tf.surgery import sources
 
 SPARSE = SwitchConfig(d_model=16, d_ff=24, num_experts=6, encoder_sparse_step=2, decoder_sparse_step=2)
 DENSE = dataclasses.replace(SPARSE, num_experts=0)
@@ -13,7 +13,7 @@ DENSE = dataclasses.replace(SPARSE, num_experts=0)
 
 @pytest.mark.parametrize(("width", "slices"), [(None, 1), (24, 1), (12, 2), (8, 3), (4, 6)])
 def test_the_number_of_slices_is_the_ratio_of_the_widths(width, slices):
-    assert compatibility.check(DENSE, dataclasses.replace(SPARSE, expert_d_ff=width)) == slices
+    assert sources.check_compatible(DENSE, dataclasses.replace(SPARSE, expert_d_ff=width)) == slices
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -31,21 +31,21 @@ def test_the_number_of_slices_is_the_ratio_of_the_widths(width, slices):
     ({"expert_d_ff": 7}, "expert_d_ff must be d_ff / k"), ({"expert_d_ff": 48}, "expert_d_ff must be d_ff / k")])
 def test_the_first_difference_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
-        compatibility.check(DENSE, dataclasses.replace(SPARSE, **changes))
+        sources.check_compatible(DENSE, dataclasses.replace(SPARSE, **changes))
 
 
 def test_a_sparse_model_is_not_upcycled_again():
     with pytest.raises(ValueError, match="--from must be a dense model, with num_experts=0, and its num_experts is 6"):
-        compatibility.check(SPARSE, SPARSE)
+        sources.check_compatible(SPARSE, SPARSE)
 
 
 def test_equal_logits_are_no_difference_however_they_are_written():
-    compatibility.check(dataclasses.replace(DENSE, scale_decoder_outputs=True), SPARSE)
+    sources.check_compatible(dataclasses.replace(DENSE, scale_decoder_outputs=True), SPARSE)
 
 
 @pytest.mark.parametrize("num_experts", [1, 5])
 def test_a_model_may_have_any_smaller_number_of_experts(num_experts):
-    smaller = compatibility.with_fewer_experts(SPARSE, num_experts)
+    smaller = sources.with_fewer_experts(SPARSE, num_experts)
     assert smaller == dataclasses.replace(SPARSE, num_experts=num_experts)
 
 
@@ -58,4 +58,4 @@ def test_a_model_may_have_any_smaller_number_of_experts(num_experts):
      "A token cannot go to 2 of 1 experts; use at least 2 experts")])
 def test_what_cannot_shrink_is_refused(config, num_experts, message):
     with pytest.raises(ValueError, match=message):
-        compatibility.with_fewer_experts(config, num_experts)
+        sources.with_fewer_experts(config, num_experts)

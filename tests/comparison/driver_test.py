@@ -2,9 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from switch_tf.comparison import turns
-from switch_tf.comparison.progress import Progress
-from switch_tf.comparison.turns import next_turn
+from switch_tf.comparison import driver
+from switch_tf.comparison.driver import Progress, next_turn
 from switch_tf.refusals import Refusal
 from switch_tf.training.stopping import Stopping
 
@@ -75,7 +74,8 @@ class Stub:
 
 
 def train(tmp_path, **stubs):
-    return turns.train(stubs, dict.fromkeys(stubs, "text"), Progress(), tmp_path / "batches.jsonl", 4, Stopping(print))
+    return driver.take_turns(stubs, dict.fromkeys(stubs, "text"), Progress(), tmp_path / "batches.jsonl", 4,
+                             Stopping(print))
 
 
 def test_all_train_to_their_last_step_and_finish(tmp_path):

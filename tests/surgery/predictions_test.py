@@ -20,10 +20,9 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
 from switch_tf.storage import places
-from switch_tf.surgery import predicting, prediction_store, prediction_writing
+from switch_tf.surgery import predictions, teachers
 from switch_tf.surgery.distillation import Distillation
-from switch_tf.surgery.live_teacher import LiveTeacher
-from switch_tf.surgery.prediction_rows import RowFormat
+from switch_tf.surgery.teachers import LiveTeacher
 from switch_tf.training import verification
 from switch_tf.training.trainer import Trainer
 
@@ -44,12 +43,12 @@ def _run(task, folder, **changes):
 
 
 def _store(run, config, teacher, folder, top_k=None, temperature=2.0):
-    """Stores predictions as the command does; returns the result of `predicting.store`."""
+    """Stores predictions as the command does; returns the result of `teachers.store`."""
     described = Experiment(config, None, run, StepSettings(), partitioner=Partitioner())
     live, top_k = LiveTeacher(str(teacher)), top_k or config.vocab_size
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name)
-    prediction_writing.begin(folder, predicting.request_of(described, live, temperature, top_k, vocabulary), False)
-    return predicting.store(described, live, temperature, top_k, folder)
+    predictions.begin(folder, teachers.request_of(described, live, temperature, top_k, vocabulary), False)
+    return teachers.store(described, live, folder)
 
 
 def _objective(predictions=None, teacher="gone", temperature=2.0):
@@ -86,7 +85,7 @@ def live_lines(noisy_task, student_config, teacher, tmp_path_factory):
 @pytest.fixture
 def without_tracing(monkeypatch):
     """Runs the teacher operation by operation: tracing it takes seconds."""
-    monkeypatch.setattr(predicting.programs, "compile_arrays", lambda function, partitioner: lambda *arrays: (
+    monkeypatch.setattr(teachers.programs, "compile_arrays", lambda function, partitioner: lambda *arrays: (
         tf.nest.map_structure(np.asarray, function(*map(tf.constant, arrays)))))
 
 
@@ -279,8 +278,8 @@ def test_damaged_files_are_refused(noisy_task, student_config, stored, tmp_path)
 def test_a_command_that_was_killed_goes_on_with_the_rows_that_are_missing(noisy_task, student_config, stored, teacher,
                                                                           tmp_path, monkeypatch, without_tracing):
     """A shard for each batch; the third one is being written when the process is gone."""
-    monkeypatch.setattr(prediction_writing, "_BYTES_PER_SHARD", 1)
-    run, folder, put = _run(noisy_task, "unused"), tmp_path / "predictions", prediction_writing.places.put
+    monkeypatch.setattr(predictions, "_BYTES_PER_SHARD", 1)
+    run, folder, put = _run(noisy_task, "unused"), tmp_path / "predictions", predictions.places.put
 
     def killed(source, target):
         if target.name.startswith("00002"):
@@ -289,7 +288,7 @@ def test_a_command_that_was_killed_goes_on_with_the_rows_that_are_missing(noisy_
         put(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prediction_writing.places, "put", killed)
+        patch.setattr(predictions.places, "put", killed)
         with pytest.raises(KeyboardInterrupt):
             _store(run, student_config, teacher, folder)
     (folder / ".00003.array_record.0123abcd.unfinished").write_bytes(b"of a process that was killed")
@@ -301,11 +300,11 @@ def test_a_command_that_was_killed_goes_on_with_the_rows_that_are_missing(noisy_
     assert not list(folder.glob(".*"))
     assert _store(run, student_config, teacher, folder)["new_rows"] == 0
 
-    mine, whole = prediction_store.PredictionStore(folder), prediction_store.PredictionStore(stored)
-    keys = np.sort(np.concatenate([prediction_store.read_keys(folder, number)[1]
-                                   for number in prediction_store.shard_numbers(folder)]))
-    np.testing.assert_array_equal(keys, np.sort(prediction_store.read_keys(stored, 0)[1]))
-    features = [RowFormat(32, 384, 384).unpack(store.read(keys)) for store in (mine, whole)]
+    mine, whole = predictions.PredictionStore(folder), predictions.PredictionStore(stored)
+    keys = np.sort(np.concatenate([predictions.read_keys(folder, number)[0]
+                                   for number in predictions.shard_numbers(folder)]))
+    np.testing.assert_array_equal(keys, np.sort(predictions.read_keys(stored, 0)[0]))
+    features = [store.read(keys) for store in (mine, whole)]
     for name in ("teacher_log_probs", "teacher_log_rest", "teacher_target_log_probs"):
         np.testing.assert_allclose(*(one[name].view("float32") for one in features), atol=5e-3)
 
@@ -323,7 +322,7 @@ def test_it_is_the_same_on_every_back_end(noisy_task, teacher, student_config, m
     other = tmp_path / "other"
     described = Experiment(student_config, None, run, StepSettings(), partitioner=partitioner)
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("0*"))  # the manifest alone
-    predicting.store(described, LiveTeacher(str(teacher)), 2.0, 4, other)
+    teachers.store(described, LiveTeacher(str(teacher)), other)
     added, added_other = _objective(folder).added_features(), _objective(other).added_features()
     read = next(data.get_batches(data.description_of_data(run, student_config, "train", run.seed)))
     batch, of_other = ({name: value[0] for name, value in one.added_to(read).items()} for one in (added, added_other))

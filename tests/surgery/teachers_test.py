@@ -20,7 +20,7 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
 from switch_tf.surgery.distillation import Distillation
-from switch_tf.surgery.live_teacher import LiveTeacher
+from switch_tf.surgery.teachers import LiveTeacher
 from tests.conversion import mesh_tensorflow_test
 from tests.conversion.t5x_checkpoints import write
 

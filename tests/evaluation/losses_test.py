@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import SwitchTransformer
+from switch_tf import SwitchTransformer, data
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import held_out_loss
+from switch_tf.evaluation import split_evaluator
+
+DESCRIPTION = data.DatasetDescription("any", {"inputs": 8, "targets": 8}, 8, "validation")
 
 
 def _targets(tokens):
@@ -21,17 +23,17 @@ def test_unigram_loss_by_hand(tiny_config):
     # counts with one more each: token 0 -> 1, 1 -> 4, 2 -> 2, 3 -> 1, of 8
     held_out = [_targets([[1, 2, 3, 0]])]
     expected = -(math.log(4 / 8) + math.log(2 / 8) + math.log(1 / 8)) / 3
-    assert held_out_loss.unigram_losses(config, train, {"task": held_out}) == {"task": pytest.approx(expected)}
+    assert split_evaluator.unigram_losses(config, train, {"task": held_out}) == {"task": pytest.approx(expected)}
 
 
 def test_evaluation_weighs_batches_by_their_targets_and_ignores_rows_of_padding(shallow_config, batch):
     model = SwitchTransformer(dataclasses.replace(shallow_config, num_experts=0))
     model.build()
-    step = held_out_loss.compile_evaluation(model, StepSettings())
-    whole = held_out_loss.evaluate(step, [batch])
+    step = split_evaluator.compile_evaluation(model, StepSettings())
+    whole = split_evaluator.evaluate(step, [batch], DESCRIPTION)
     padded = {name: tf.concat([value[:3], tf.zeros_like(value[:5])], 0) for name, value in batch.items()}
     rest = {name: tf.concat([value[3:], tf.zeros_like(value[:3])], 0) for name, value in batch.items()}
-    pieces = held_out_loss.evaluate(step, [padded, rest])
+    pieces = split_evaluator.evaluate(step, [padded, rest], DESCRIPTION)
     for one, other in ((pieces.loss_terms["cross_entropy"], whole.loss_terms["cross_entropy"]),
                        (pieces.accuracy, whole.accuracy)):
         np.testing.assert_allclose(one.total, other.total, rtol=1e-5)
@@ -41,6 +43,7 @@ def test_evaluation_weighs_batches_by_their_targets_and_ignores_rows_of_padding(
 def test_evaluation_is_deterministic(shallow_config, batch):
     model = SwitchTransformer(shallow_config)
     model.build()
-    step = held_out_loss.compile_evaluation(model, StepSettings())
-    first, second = (held_out_loss.evaluate(step, [batch]).loss_terms["cross_entropy"].total for _ in range(2))
+    step = split_evaluator.compile_evaluation(model, StepSettings())
+    first, second = (split_evaluator.evaluate(step, [batch], DESCRIPTION).loss_terms["cross_entropy"].total
+                     for _ in range(2))
     assert first == second

@@ -1,0 +1,320 @@
+"""A folder with a teacher's stored predictions of training rows: its form, its reader and its writer.
+
+A row is found by a hash of its content, so the order of batches, their size and the number of processes do not matter.
+At every target it has k token ids (uint16, or int32 for large vocabularies), their log-probabilities (float16), the log
+of the probability of all other tokens and the log-probability of the target at temperature 1 (float32).
+
+`00003.array_record` has rows, `00003.keys` their keys in the same order and `00003.json` the checksums of both, which
+is written last: a shard without it does not count. `manifest.json` says whose predictions they are, and of what.
+"""
+
+import functools
+import hashlib
+import json
+import pathlib
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epy
+
+from switch_tf.data import cache_manifest
+from switch_tf.data.example_files import BadData
+from switch_tf.data.fetched_shards import fetched_shard
+from switch_tf.data.record_files import write_records
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import leftovers, places
+from switch_tf.storage.whole_file import reading, remove, write_whole, writing
+
+with epy.lazy_imports():  # only stored predictions need it
+    from array_record.python import array_record_module
+
+# Names of the features that predictions become in a batch. They are int32, so floats are there by their bits.
+IDS, LOG_PROBS, LOG_REST, TARGET_LOG_PROBS = NAMES = (
+    "teacher_token_ids", "teacher_log_probs", "teacher_log_rest", "teacher_target_log_probs")
+MANIFEST = "manifest.json"
+_FORMAT_VERSION = 1
+_KEY = np.dtype("S16")
+_LOWEST = -6e4  # float16 has no lower numbers, and no probability of float32 is so small
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # array_record's advice for random access
+_OPEN_SHARDS = 64
+_ROWS_PER_SHARD = 2**32  # more than one can have; a place is shard * _ROWS_PER_SHARD + row
+# A shard is written when either is reached. A kill loses what is in memory.
+_BYTES_PER_SHARD = 2**28
+_SECONDS_PER_SHARD = 60
+# Files of such a folder. Hidden ones may stand beside them.
+_OWN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json")
+
+
+def keys_of(features: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns the keys of rows, <bytes16>[rows]: a 128-bit hash of the features, by name.
+
+    Args:
+        features: dict of <int32>[rows, length].
+    """
+    rows = np.ascontiguousarray(np.concatenate([features[name] for name in sorted(features)], axis=1), "<i4")
+    return np.array([hashlib.blake2b(row, digest_size=_KEY.itemsize).digest() for row in rows], _KEY)
+
+
+def row_dtype(manifest: dict) -> np.dtype:
+    """Returns the dtype of a stored row, with a field for each of `NAMES`."""
+    length, top_k = manifest["task_feature_lengths"]["targets"], manifest["top_k"]
+    return np.dtype([(IDS, "<u2" if manifest["vocab_size"] <= 2**16 else "<i4", (length, top_k)),
+                     (LOG_PROBS, "<f2", (length, top_k)), (LOG_REST, "<f4", (length,)),
+                     (TARGET_LOG_PROBS, "<f4", (length,))])
+
+
+def pack(dtype: np.dtype, predictions: Sequence[np.ndarray], is_target: np.ndarray) -> list[bytes]:
+    """Returns the bytes of rows, with zeros where there is no target.
+
+    Args:
+        dtype: From `row_dtype`.
+        predictions: Values of `NAMES`, <number>[rows, length, k] for two and <float32>[rows, length] for two.
+        is_target: <bool>[rows, length].
+    """
+    rows = np.zeros(len(is_target), dtype)
+    for name, values in zip(NAMES, predictions, strict=True):
+        kept = is_target[..., None] if values.ndim == 3 else is_target
+        rows[name] = np.where(kept, values if name == IDS else np.maximum(values, _LOWEST), 0)
+    return [row.tobytes() for row in rows]
+
+
+def _unpack(dtype, rows):
+    """Returns the features of rows, dict of <int32>[rows, width]."""
+    found = np.frombuffer(b"".join(rows), dtype)
+    features = {name: found[name].astype("int32" if name == IDS else "float32") for name in NAMES}
+    # Probabilities get the sums that they had before float16 rounded them, 0 where there is no target.
+    expected = np.maximum(-np.expm1(features[LOG_REST]), 1e-30)
+    features[LOG_PROBS] += np.log(expected / np.exp(features[LOG_PROBS]).sum(axis=-1))[..., None]
+    return {name: values.view("int32").reshape(len(rows), -1) for name, values in features.items()}
+
+
+def read_manifest(folder: Any) -> dict:
+    """Returns the manifest of a folder."""
+    made_by = f"`switch-tf cache --teacher` with the student's gin files and --output {folder}"
+    with reading(folder):
+        if not (folder / MANIFEST).is_file():
+            raise Refusal(f"TEACHER_PREDICTIONS must be a folder of stored predictions, and {folder} has no "
+                          f"{MANIFEST}; make it by {made_by}.")
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+            row_dtype(manifest)
+        except (ValueError, KeyError, TypeError):
+            raise Refusal(f"{folder / MANIFEST} is damaged; make the folder anew by {made_by} and --overwrite."
+                          ) from None
+    if manifest.get("format_version") != _FORMAT_VERSION:
+        raise Refusal(f"{folder} has stored predictions of format {manifest.get('format_version')}, and this version "
+                      f"reads format {_FORMAT_VERSION}; make it anew by {made_by} and --overwrite.")
+    return manifest
+
+
+class DamagedShard(Refusal):
+    """A shard whose files are not those that were written."""
+
+    def __init__(self, file: Any, folder: Any):
+        super().__init__(f"{file} is damaged or lacks a file beside it; the same `switch-tf cache --teacher` with "
+                         f"--output {folder} finds it and writes its rows anew.")
+
+
+def _files(folder, number):
+    """Returns the paths of a shard's rows, keys and checksums."""
+    return tuple(folder / f"{number:05d}.{ending}" for ending in ("array_record", "keys", "json"))
+
+
+def shard_numbers(folder: Any) -> list[int]:
+    """Returns the numbers of all shards that have a description."""
+    return sorted(int(file.stem) for file in folder.iterdir() if file.suffix == ".json" and file.stem.isdigit())
+
+
+def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
+    """Returns the keys of a shard, <bytes16>[rows], and the checksum of its rows, after comparing sizes and keys.
+
+    Raises:
+        DamagedShard: a file is missing or differs.
+    """
+    rows, keys, described = _files(folder, number)
+    try:
+        description = json.loads(described.read_text())
+        content = keys.read_bytes()
+        if (hashlib.sha256(content).hexdigest() == description["keys_sha256"]
+                and places.size(rows) == description["bytes"]):
+            return np.frombuffer(content, _KEY), description["sha256"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        pass
+    raise DamagedShard(rows, folder)
+
+
+def _local_rows(folder, number, checksum):
+    """Returns the path of a local file with a shard's rows, after comparing its checksum."""
+    rows = _files(folder, number)[0]
+    if places.is_local(rows) and cache_manifest.checksum(rows) != checksum:
+        raise DamagedShard(rows, folder)
+    return fetched_shard(str(rows), checksum)
+
+
+class _KeyIndex:
+    """Places of keys, sorted for the search: 24 bytes for each key."""
+
+    def __init__(self):
+        self._keys, self._places = np.empty(0, _KEY), np.empty(0, np.int64)
+
+    def __len__(self):
+        return len(self._keys)
+
+    def add(self, shards: dict[int, np.ndarray]) -> None:
+        """Adds the keys of shards, given as number -> <bytes16>[rows]."""
+        keys = np.concatenate([self._keys, *shards.values()])
+        where = np.concatenate([self._places, *(number * _ROWS_PER_SHARD + np.arange(len(added), dtype=np.int64)
+                                                for number, added in shards.items())])
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._places = keys[order], where[order]
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the place of each key, <int64>[keys], -1 for one that is not there."""
+        if not len(self):
+            return np.full(len(keys), -1)
+        found = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
+        return np.where(self._keys[found] == keys, self._places[found], -1)
+
+
+class PredictionStore:
+    """The complete shards of a folder, read at any place.
+
+    Args:
+        folder: Path of the folder.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self.manifest, self._folder, self._index = read_manifest(folder), folder, _KeyIndex()
+        self.row_dtype = row_dtype(self.manifest)
+        with reading(folder):
+            shards = {number: read_keys(folder, number) for number in shard_numbers(folder)}
+        self._index.add({number: keys for number, (keys, _) in shards.items()})
+        if not len(self._index):
+            raise Refusal(f"TEACHER_PREDICTIONS: {folder} has no predictions yet; the `switch-tf cache --teacher` that "
+                          "began it goes on.")
+        # Rows are compared when a shard is first opened, because those of a seed are read shard by shard.
+        checksums = {number: checksum for number, (_, checksum) in shards.items()}
+        local_rows = functools.cache(lambda number: _local_rows(folder, number, checksums[number]))
+        self._reader = functools.lru_cache(_OPEN_SHARDS)(
+            lambda number: array_record_module.ArrayRecordReader(local_rows(number), _READER_OPTIONS))
+
+    def read(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Returns the features of rows by their keys, <bytes16>[rows]: dict of <int32>[rows, width].
+
+        None if a row is not there.
+        """
+        where = self._index.find(keys)
+        if (where < 0).any():
+            return None
+        rows: list[Any] = [None] * len(keys)
+        for number in np.unique(where // _ROWS_PER_SHARD).tolist():
+            chosen = np.flatnonzero(where // _ROWS_PER_SHARD == number)
+            try:
+                found = self._reader(number).read((where[chosen] % _ROWS_PER_SHARD).tolist())
+            except (RuntimeError, IndexError) as error:
+                file = _files(self._folder, number)[0]
+                raise DamagedShard(f"{file} ({first_line(error)})", self._folder) from error
+            for place, row in zip(chosen, found, strict=True):
+                rows[place] = row
+        return _unpack(self.row_dtype, rows)
+
+
+def begin(folder: Any, request: dict, overwrite: bool) -> None:
+    """Writes the manifest of a new folder, or compares it with that of an earlier start of the command.
+
+    Args:
+        folder: Path, locked.
+        request: What the predictions depend on, JSON-able.
+        overwrite: Whether to remove what is there first.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        there = sorted(folder.iterdir())
+    has_manifest = (folder / MANIFEST).exists()  # nobody knows whose shards without a manifest are
+    if others := [file.name for file in there
+                  if not file.name.startswith(".") and not (has_manifest and _OWN.fullmatch(file.name))]:
+        raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
+                      "name another one.")
+    if has_manifest and not overwrite:
+        if found := cache_manifest.difference(read_manifest(folder), json.loads(json.dumps(request))):
+            raise Refusal(f"The predictions in {folder} are others: {found}. Give --overwrite to make them anew, or "
+                          "another --output.")
+        return
+    _remove(folder, set())
+    _write_manifest(folder, {"format_version": _FORMAT_VERSION, **request, "reads": []})
+
+
+def _remove(folder, kept):
+    """Removes files of stored predictions other than those with names in `kept`."""
+    with writing(folder):
+        for file in sorted(folder.iterdir()):
+            if _OWN.fullmatch(file.name) and file.name not in kept:
+                remove(file)
+
+
+def _write_manifest(folder, manifest):
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+class PredictionWriter:
+    """Adds rows to a folder that `begin` accepted. Shards that are damaged or unfinished are removed first.
+
+    Args:
+        folder: Path of the folder.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self.manifest = read_manifest(folder)
+        self._folder, self._index, self._waiting = folder, _KeyIndex(), {}
+        self._num_bytes, self._since = 0, time.monotonic()
+        found = {}
+        for number in shard_numbers(folder):
+            try:
+                keys, checksum = read_keys(folder, number)
+                _local_rows(folder, number, checksum)
+                found[number] = keys
+            except (DamagedShard, BadData):
+                continue
+        leftovers.remove_unfinished(folder)
+        _remove(folder, {MANIFEST, *(file.name for number in found for file in _files(folder, number))})
+        self._index.add(found)
+        self._next = max(found, default=-1) + 1
+
+    def __len__(self):
+        return len(self._index) + len(self._waiting)
+
+    def lacks(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the indices of rows that are not there, each key once, <int64>[rows]."""
+        _, first = np.unique(keys, return_index=True)
+        is_there = self._index.find(keys) >= 0
+        return np.array([index for index in sorted(first) if not is_there[index] and keys[index] not in self._waiting],
+                        np.int64)
+
+    def add(self, keys: np.ndarray, rows: list[bytes]) -> None:
+        """Adds rows, <bytes16>[rows], and writes a shard if it is due."""
+        self._waiting |= dict(zip(keys, rows, strict=True))
+        self._num_bytes += sum(map(len, rows))
+        if self._num_bytes >= _BYTES_PER_SHARD or time.monotonic() - self._since >= _SECONDS_PER_SHARD:
+            self._flush()
+
+    def _flush(self):
+        if self._waiting:
+            keys, rows = np.array(list(self._waiting), _KEY), list(self._waiting.values())
+            of_rows, of_keys, described = _files(self._folder, self._next)
+            description = {"rows": len(rows), **write_records(of_rows, rows),
+                           "keys_sha256": hashlib.sha256(keys.tobytes()).hexdigest()}
+            write_whole(of_keys, keys.tobytes())
+            write_whole(described, json.dumps(description))
+            self._index.add({self._next: keys})
+            self._next += 1
+        self._waiting, self._num_bytes, self._since = {}, 0, time.monotonic()
+
+    def finish(self, read: dict) -> None:
+        """Writes the rows that are in memory, and adds a finished reading of training batches to the manifest."""
+        self._flush()
+        if read not in self.manifest["reads"]:
+            self.manifest["reads"].append(read)
+        _write_manifest(self._folder, self.manifest)
