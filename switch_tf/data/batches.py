@@ -1,4 +1,8 @@
-"""Training batches of a run; with a cached task, each process reads only its own rows.
+"""Calls that may never return, such as a read from a pipe without a writer.
+
+Features that join batches after they were read, because they depend on the rows and on nothing else.
+
+Training batches of a run; with a cached task, each process reads only its own rows.
 
 A batch of a cached task consists of n parts with the same number of rows. Each part is a pipeline that reads every n-th
 example of an epoch and draws its own noise, so the content of a row depends only on the seed. Positions are saved part
@@ -8,21 +12,93 @@ by part, and a run resumes with any number of processes. Uncached text is read w
 import contextlib
 import json
 import pathlib
+import queue
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from switch_tf import checks
-from switch_tf.data import patience
-from switch_tf.data.added_features import AddedFeatures
-from switch_tf.data.corrupt_records import CorruptRecords
-from switch_tf.data.description import DatasetDescription, check_description
-from switch_tf.data.pipeline import get_dataset, get_part
+from switch_tf.data.cache_files import CorruptRecords
+from switch_tf.data.pipeline import DatasetDescription, check_description, get_dataset, get_part
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
+
+_LOOK_PERIOD = 0.1  # seconds
+
+
+class GivenUp(Exception):
+    """A call was given up. It continues in its thread and keeps its resources."""
+
+
+class Call:
+    """A call that starts in a thread of its own.
+
+    Args:
+        function: Function without arguments.
+    """
+
+    def __init__(self, function: Callable[[], Any]):
+        self._results: queue.SimpleQueue = queue.SimpleQueue()
+
+        def run():
+            try:
+                self._results.put((function(), None))
+            except BaseException as error:  # raised again in the waiting thread
+                self._results.put((None, error))
+
+        threading.Thread(target=run, name="patience", daemon=True).start()
+
+    def result(self, gives_up: Callable[[], bool]) -> Any:
+        """Waits for the result and returns it, once.
+
+        Args:
+            gives_up: Function that is polled; True ends the wait.
+
+        Raises:
+            GivenUp: `gives_up()` became true first.
+            BaseException: The exception of the function or of `gives_up`.
+        """
+        while True:
+            try:
+                result, error = self._results.get(timeout=_LOOK_PERIOD)
+            except queue.Empty:
+                if gives_up():
+                    raise GivenUp from None
+                continue
+            if error is not None:
+                raise error
+            return result
+
+
+class AddedFeatures(NamedTuple):
+    """Features that a function finds for each row. Rows of zeros, which other processes read, are not looked for.
+
+    Attributes:
+        widths: Name -> width of the feature, which is <int32>[batch, width].
+        of_rows: Function of a dict of <int32>[rows, length] that returns a dict of <int32>[rows, width]. Its Refusal
+            ends the run.
+    """
+
+    widths: Mapping[str, int]
+    of_rows: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+    def added_to(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns batches, dict of <int32>[..., rows, length], with these features."""
+        arrays = {name: np.asarray(value) for name, value in batches.items()}
+        before = next(iter(arrays.values())).shape[:-1]
+        found = self.of_rows({name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()})
+        return {**batches, **{name: tf.constant(found[name].reshape(*before, width), tf.int32)
+                              for name, width in self.widths.items()}}
+
+    def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
+        """Returns the specifications of these features, with dimensions before the width."""
+        return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
+
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
@@ -88,7 +164,7 @@ class Batches:
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
         self._is_stuck = False
-        self._ahead: patience.Call | None = None  # the next batches, being read
+        self._ahead: Call | None = None  # the next batches, being read
         self._steps = 0
         self._known = dict.fromkeys(parts, _Position())  # the last one of each part that can be read again
 
@@ -118,7 +194,7 @@ class Batches:
 
         The first batch waits for shuffle buffers to fill, while a training step is compiled.
         """
-        self._ahead = self._ahead or patience.Call(self._read)
+        self._ahead = self._ahead or Call(self._read)
 
     def __next__(self) -> dict[str, tf.Tensor]:
         batches = self._reading().result(lambda: False)
@@ -136,14 +212,14 @@ class Batches:
 
     def _reading(self):
         """Returns the call that reads the next batches."""
-        call, self._ahead = self._ahead or patience.Call(self._read), None
+        call, self._ahead = self._ahead or Call(self._read), None
         return call
 
     def _patiently(self, call, gives_up):
         """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
         try:
             return call.result(gives_up)
-        except patience.GivenUp:
+        except GivenUp:
             self._is_stuck = True
             return None
 
@@ -182,7 +258,7 @@ class Batches:
         due = time.monotonic() + (_SAVING_SECONDS if has_all else float("inf"))
         if not self._is_stuck and not self._ahead:
             with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
-                writing = patience.Call(lambda: self._write(pathlib.Path(place), process_index))
+                writing = Call(lambda: self._write(pathlib.Path(place), process_index))
                 if self._patiently(writing, lambda: time.monotonic() > due):
                     for index in self._parts:
                         if index not in self._corrupt or not self._corrupt[index].has_failed:

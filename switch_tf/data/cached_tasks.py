@@ -11,12 +11,10 @@ import seqio
 import tensorflow as tf
 from etils import epy
 
-from switch_tf.data import cache_manifest
-from switch_tf.data.corrupt_records import CorruptRecords
-from switch_tf.data.endless import passes
+from switch_tf.data import cache_files
+from switch_tf.data.cache_files import CorruptRecords, fetched_shard
 from switch_tf.data.example_files import BadData
-from switch_tf.data.fetched_shards import fetched_shard
-from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
+from switch_tf.data.providers import get_provider, passes, replace_tasks, tasks_of
 from switch_tf.refusals import first_line
 
 with epy.lazy_imports():  # when a file is read, in the process that reads it
@@ -32,7 +30,7 @@ class CachedSource(seqio.DataSource):
     """The tokenised examples of a task, in another order in each epoch.
 
     Args:
-        manifests: Split -> result of `cache_manifest.load`.
+        manifests: Split -> result of `cache_files.load`.
         folders: Split -> folder.
         seed: int. Fixes the order. The seed that seqio passes, which fixes the noise, may differ between shards.
         corrupt: CorruptRecords, which decides about records that cannot be read.
@@ -88,7 +86,7 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
     Args:
         name: str. A registered seqio task or mixture.
         vocabulary: str or None, see `get_provider`.
-        cache_dir: str or None, see `cache_manifest.folder_of`.
+        cache_dir: str or None, see `cache_files.folder_of`.
         split: str. A task of a mixture that lacks it stays unchanged.
         seed: int. Fixes the order.
         num_parts: int. Number of shards that are read at the same time. They share the size of the shuffle buffer.
@@ -99,11 +97,11 @@ def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None
     """
 
     def change(task):
-        if not cache_manifest.folder_of(cache_dir, task.name, split).exists() and split not in task.splits:
+        if not cache_files.folder_of(cache_dir, task.name, split).exists() and split not in task.splits:
             return task
-        place = cache_manifest.placeholder_of(task)
-        source = CachedSource({split: cache_manifest.load(task, split, cache_dir)},
-                              {split: cache_manifest.folder_of(cache_dir, task.name, split)}, seed,
+        place = cache_files.placeholder_of(task)
+        source = CachedSource({split: cache_files.load(task, split, cache_dir)},
+                              {split: cache_files.folder_of(cache_dir, task.name, split)}, seed,
                               corrupt or CorruptRecords())
         # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
         steps = [_identity] * place + list(task.preprocessors[place:])

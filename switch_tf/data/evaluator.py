@@ -1,24 +1,148 @@
-"""Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches."""
+"""Targets in the spelling of predictions, and a count of the targets that no prediction can match.
+
+A prediction is decoded from ids, so it has no trailing blank, no newline, and only the Unicode forms that the
+vocabulary normalises to. A target in the spelling of its file may differ from the output of a perfect model.
+
+
+Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches."""
 
 import contextlib
 import functools
 import logging
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+import string
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from switch_tf import checks
 from switch_tf.configs import directions
-from switch_tf.data import comparing
-from switch_tf.data.bad_rows import refusing_bad_rows
-from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.evaluation_sets import evaluation_owner
+from switch_tf.data.inspection import refusing_bad_rows
+from switch_tf.data.pipeline import DatasetDescription, check_description
 from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
+
+if TYPE_CHECKING:
+    import seqio
+
+
+_IGNORED = string.punctuation + "‘’´`"  # not the sign of an unknown piece
+
+
+def is_by_spelling(task: "seqio.Task") -> bool:
+    """Returns whether a task compares its targets in the spelling of the vocabulary, as text files do.
+
+    Benchmarks keep their references as published, so that scores can be compared with published ones.
+    """
+    return bool(getattr(task.source, "compares_by_spelling", False)) and task.postprocessor is None
+
+
+def by_spelling(task: "seqio.Task", length: int) -> Callable[..., Any]:
+    """Returns a postprocessor that spells targets as the task's vocabulary does, and leaves predictions unchanged.
+
+    Args:
+        task: seqio.Task.
+        length: int. Tokens of targets.
+    """
+    vocabulary = task.output_features["targets"].vocabulary
+
+    def postprocess(text, example=None, is_target=False, **unused):
+        return _spelt(text, _ids(example, vocabulary), vocabulary, length) if is_target else text
+
+    return postprocess
+
+
+def _spelt(text, ids, vocabulary, length):
+    """Returns a target decoded from its ids, unchanged if the ids lack a part of it."""
+    if _lacks_pieces(ids, vocabulary):
+        return text
+    if _is_cut(text, ids, vocabulary, length):
+        ids = vocabulary.encode(text)
+        return text if _lacks_pieces(ids, vocabulary) else vocabulary.decode(ids)
+    return vocabulary.decode(ids)
+
+
+def unmatched(task: "seqio.Task", examples: Sequence[dict[str, Any]], length: int) -> str | None:
+    """Counts the targets that even a prediction of their own ids does not match.
+
+    Args:
+        task: seqio.Task.
+        examples: Examples of the task from its evaluator.
+        length: int. Tokens of targets.
+
+    Returns:
+        A sentence with the counts and the first such target, None if every target can be matched.
+    """
+    vocabulary = task.output_features["targets"].vocabulary
+    reasons, first, total = {}, None, 0
+    for example in examples:
+        total += 1
+        text = example.get("targets_pretokenized")
+        if not isinstance(text, bytes):
+            continue
+        text, ids = text.decode(errors="replace"), _ids(example, vocabulary)
+        target, prediction = (task.postprocess_fn(spelling, example=example, is_target=is_target)
+                              for spelling, is_target in ((text, True), (vocabulary.decode(ids), False)))
+        if _is_match(target, prediction):
+            continue
+        reason = _reason(text, ids, vocabulary, length)
+        reasons[reason] = reasons.get(reason, 0) + 1
+        first = first or f"{_shown(text)} as {_shown(vocabulary.decode(ids))}"
+    if not reasons:
+        return None
+    counts = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return (f"{sum(reasons.values())} of {total} targets of {task.name!r} cannot be matched by any prediction, so a "
+            f"perfect model scores less than full marks: {counts}. The first is {first}.")
+
+
+def _shown(text):
+    """Returns a short text with visible blanks and newlines."""
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")
+
+
+def _ids(example, vocabulary):
+    """Returns the ids of an example's target before the end of sequence."""
+    ids = np.asarray(example["targets"]).tolist()
+    return ids[:ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
+
+
+def _lacks_pieces(ids, vocabulary):
+    return vocabulary.unk_id is not None and vocabulary.unk_id in ids
+
+
+def _is_cut(text, ids, vocabulary, length):
+    """Returns whether the ids fill the length and decode to less than the whole text."""
+    if len(ids) < length - 1:
+        return False
+    whole = vocabulary.decode(vocabulary.encode(text))
+    return len("".join(vocabulary.decode(ids).split())) < len("".join(whole.split()))
+
+
+def _reason(text, ids, vocabulary, length):
+    if _is_cut(text, ids, vocabulary, length):
+        return f"longer than the {length} tokens of targets (TASK_FEATURE_LENGTHS)"
+    if _lacks_pieces(ids, vocabulary):
+        return "with characters that the vocabulary lacks"
+    return "spelt otherwise by the vocabulary"
+
+
+def _is_match(target, prediction):
+    """Returns whether a prediction equals the target, or one of several targets up to case, blanks and punctuation."""
+    if isinstance(target, list | tuple | set) and isinstance(prediction, str):
+        return any(_squashed(answer) == _squashed(prediction) for answer in target)
+    if isinstance(target, np.ndarray) or isinstance(prediction, np.ndarray):
+        return np.array_equal(target, prediction)
+    return bool(target == prediction)
+
+
+def _squashed(text):
+    """Returns a text without case, blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore."""
+    return "".join(character for character in str(text).casefold()
+                   if not character.isspace() and character not in _IGNORED)
 
 
 class TaskScores(NamedTuple):
@@ -121,15 +245,15 @@ class Evaluator:
         if not any(metric.model_output_type == self._kinds.PREDICTION for metric in task.metric_objs):
             return None
         examples = self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
-        return comparing.unmatched(task, examples, self._targets_length)
+        return unmatched(task, examples, self._targets_length)
 
     def _as_compared(self, task):
         """Returns a task with watched metrics and, if the task compares by spelling, targets spelt as predictions."""
         declared = self._declared[task.name] = {}
         watched = [_watched(metric, declared) for metric in task.metric_fns]
         changes = {"metric_fns": watched} if watched != list(task.metric_fns) else {}
-        if comparing.is_by_spelling(task):
-            changes["postprocess_fn"] = comparing.by_spelling(task, self._targets_length)
+        if is_by_spelling(task):
+            changes["postprocess_fn"] = by_spelling(task, self._targets_length)
         return task.replace(**changes) if changes else task
 
     def evaluate(self, predict: Callable, score: Callable, advance: Callable[[int], None] = lambda count: None,

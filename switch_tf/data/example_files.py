@@ -1,24 +1,86 @@
-"""Files of examples: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
+"""Checks of the beginning of a text file: its encoding, and whether JSON is one object a line or one array.
+
+Files of examples: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
 
 Unusable examples are reported with file and line. A file is read in pieces and may be larger than memory.
-"""
+
+
+A sample of the sentences in text files, for the training of a vocabulary."""
 
 import contextlib
 import gzip
 import io
+import itertools
+import json
+import random
+import sys
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import tensorflow as tf
+import tqdm
 
 from switch_tf import checks
-from switch_tf.data.byte_lines import ByteLines, Fault, dangling, open_bytes, skip_line
-from switch_tf.data.file_beginnings import BYTE_ORDER_MARK, check_is_utf8, check_objects_are_lines, start_of_array
-from switch_tf.data.json_arrays import BrokenArray
-from switch_tf.data.row_parsing import KINDS, Example, Rows
+from switch_tf.data.rows import (
+    KINDS,
+    BrokenArray,
+    ByteLines,
+    Example,
+    Fault,
+    LongLine,
+    Rows,
+    dangling,
+    open_bytes,
+    skip_line,
+)
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.sentencepiece_training import sentences_of
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_HEAD = 2**12  # bytes
+
+
+def check_is_utf8(name: str, stream: BinaryIO) -> None:
+    """Refuses a file of UTF-16 or UTF-32, with or without a byte order mark.
+
+    Raises:
+        Refusal: names the file and how to convert it.
+    """
+    head = stream.read(_HEAD)
+    is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
+    if is_marked or len(head) / 3 < head.count(0) < 0.9 * len(head):  # a half of UTF-16, three quarters of UTF-32
+        why = "begins with the byte order mark of UTF-16 or UTF-32" if is_marked else (
+            "has zero bytes between its characters, as UTF-16 has")
+        raise Refusal(f"{name} {why}, and text is read as UTF-8; convert it, for example with iconv -f UTF-16 -t "
+                      "UTF-8 FILE > NEW_FILE.")
+
+
+def start_of_array(stream: BinaryIO) -> int:
+    """Returns the bytes up to the opening bracket of a JSON array, which it includes; 0 if there is no array."""
+    head = stream.read(_HEAD)
+    blank = len(head) - len(head.lstrip())
+    return blank + 1 if head[blank:blank + 1] == b"[" else 0
+
+
+def check_objects_are_lines(name: str, stream: BinaryIO) -> None:
+    """Refuses a file with a first JSON object that continues in the second line.
+
+    Raises:
+        Refusal: names the file and how to make lines of it.
+    """
+    try:
+        lines = (line for line in ByteLines(stream) if line.strip())
+        first, second = next(lines, b"").decode().strip(), next(lines, None)
+        json.loads(first or "{}")
+    except json.JSONDecodeError as error:
+        if second is not None and first.startswith("{") and error.pos >= len(first):
+            raise Refusal(f"{name}, line 1: a JSON object begins here and goes on in the next line, and each line "
+                          "has to be one whole object; jq -c . FILE > NEW_FILE makes such lines.") from error
+    except (ValueError, RecursionError, LongLine):  # the faults of a line are reported when it is read
+        return
+
 
 # The unit of reading and shuffling. 1 MiB has some hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
@@ -277,3 +339,43 @@ class TextFile:
             while start >= 0:
                 texts, bad, start = self.read(start, end)
                 yield texts, bad
+
+
+# Larger samples hardly change the pieces, but cost time and memory.
+MAX_SENTENCES = 1_000_000
+
+
+def sample(patterns: Sequence[str], fields: Sequence[str | int]) -> tuple[list[str], int]:
+    """Draws at most `MAX_SENTENCES` sentences from text files, each with the same probability.
+
+    Args:
+        patterns: Paths and globs, see `find_files`.
+        fields: Keys or columns to read, see `TextFile`.
+
+    Returns:
+        (sentences, number of texts in the files).
+
+    Raises:
+        Refusal: A file is missing, or a text cannot be read.
+    """
+    sample, generator, num_texts, num_sentences = [], random.Random(0), 0, 0
+    files = [TextFile(name, fields) for name in find_files("--input", patterns)]
+    with tqdm.tqdm(desc=f"reading {len(files)} file{'s' * (len(files) > 1)}", unit=" texts",
+                   mininterval=0.5) as progress:
+        for records, faults in itertools.chain.from_iterable(file.all() for file in files):
+            if faults:
+                raise BadData(faults[0])
+            num_texts += len(records)
+            progress.update(len(records))
+            for text in itertools.chain.from_iterable(records):
+                for sentence in sentences_of(text):
+                    num_sentences += 1
+                    if len(sample) < MAX_SENTENCES:
+                        sample.append(sentence)
+                    elif (place := generator.randrange(num_sentences)) < MAX_SENTENCES:
+                        sample[place] = sentence
+    if not sample:
+        raise Refusal(f"There is no text in {', '.join(patterns)}.")
+    if num_sentences > len(sample):
+        print(f"{len(sample):,} of {num_sentences:,} sentences are learned from.", file=sys.stderr)
+    return sample, num_texts

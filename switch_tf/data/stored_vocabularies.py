@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.data import vocabularies
-from switch_tf.data.seqio_import import import_seqio
+from switch_tf.data.vocabularies import import_seqio
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading, write_whole, writing

@@ -7,7 +7,7 @@ from switch_tf.refusals import Refusal
 
 
 def form_of(path: str, has_fields: bool) -> str:
-    """Returns the form of an input, one of `data.row_parsing.KINDS`.
+    """Returns the form of an input, one of `data.rows.KINDS`.
 
     Args:
         path: Path of a file, whose ending decides, or "-" for standard input.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from etils import epy
 
-from switch_tf.data import cache_manifest
-from switch_tf.data.fetched_shards import fetched_shard
+from switch_tf.data import cache_files
+from switch_tf.data.cache_files import fetched_shard
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
@@ -100,7 +100,7 @@ def check_rows(folder: Any, number: int, description: dict) -> str:
         BadData: it differs, in a bucket.
     """
     rows, _, _ = shard_files(folder, number)
-    if places.is_local(rows) and cache_manifest.checksum(rows) != description["sha256"]:
+    if places.is_local(rows) and cache_files.checksum(rows) != description["sha256"]:
         raise _damaged(rows, folder)
     return fetched_shard(str(rows), description["sha256"])
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from switch_tf.data import cache_manifest
+from switch_tf.data import cache_files
+from switch_tf.data.cache_files import write_records
 from switch_tf.data.example_files import BadData
-from switch_tf.data.record_files import write_records
 from switch_tf.refusals import Refusal
 from switch_tf.storage import leftovers, places
 from switch_tf.storage.whole_file import remove, write_whole, writing
@@ -55,7 +55,7 @@ def begin(folder: Any, request: dict, overwrite: bool) -> None:
                                                    "reads": []}, indent=1))
         return
     manifest = prediction_store.read_manifest(folder)
-    if found := cache_manifest.difference(manifest, json.loads(json.dumps(request))):
+    if found := cache_files.difference(manifest, json.loads(json.dumps(request))):
         raise Refusal(f"The predictions in {folder} are others: {found}. Give --overwrite to make them anew, or "
                       "another --output.")
 

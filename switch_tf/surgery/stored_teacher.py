@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from switch_tf import checks, losses
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.data.added_features import AddedFeatures
+from switch_tf.data.batches import AddedFeatures
 from switch_tf.evaluation.objectives import target_features
 from switch_tf.metrics import Mean
 from switch_tf.partitioning.partitioner import Partitioner

@@ -13,7 +13,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import Opened
-from switch_tf.data.source_fingerprints import fingerprint_of_pieces
+from switch_tf.data.task_catalog import fingerprint_of_pieces
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from switch_tf.checkpoints import run_config
 from switch_tf.configs import policies
 from switch_tf.configs.run import Run
-from switch_tf.data import providers, source_fingerprints, stored_vocabularies
+from switch_tf.data import providers, stored_vocabularies, task_catalog
 from switch_tf.data.reading import reading_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy
@@ -80,7 +80,7 @@ def _vocabularies(folder, features, chosen, say):
 def vocabulary_in_words(run: Run) -> str:
     """Returns the names of a run's vocabularies, as a user can type them, with their fingerprints."""
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
-    vocabularies = {source_fingerprints.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
+    vocabularies = {task_catalog.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
                     for feature in features.values()}
     return " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(vocabulary)!r} ({fingerprint})"
                         for fingerprint, vocabulary in sorted(vocabularies.items()))

@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import cache_manifest, cached_tasks, providers
+from switch_tf.data import cache_files, cached_tasks, providers
 from switch_tf.tasks import preprocessors, vocabularies
 
 NUM_TEXTS = 150
@@ -238,7 +238,7 @@ def test_a_step_is_known_by_its_code_and_its_fixed_arguments():
     def doubled(dataset, times=2):
         return dataset.repeat(times)
 
-    told = {cache_manifest._step(step) for step in (
+    told = {cache_files._step(step) for step in (
         doubled, functools.partial(doubled, times=3), functools.partial(doubled, times=2),
         preprocessors.span_corruption, tf.autograph.experimental.do_not_convert(preprocessors.span_corruption))}
     assert len(told) == 4 and any("span_corruption: " in step for step in told)

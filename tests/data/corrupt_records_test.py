@@ -12,7 +12,7 @@ import tensorflow as tf
 from switch_tf import data
 from switch_tf.configs.run import Run
 from switch_tf.data import cached_tasks
-from switch_tf.data.corrupt_records import CorruptRecords
+from switch_tf.data.cache_files import CorruptRecords
 from switch_tf.data.example_files import UnreachableData
 from switch_tf.refusals import Refusal, sentence_about_data
 from switch_tf.tasks import preprocessors, vocabularies

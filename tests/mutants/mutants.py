@@ -328,7 +328,7 @@ MUTANTS = (
            ("tests/training/trainer_test.py",)),
     Mutant("inference/server.py", "has_room(self._num_texts_prepared + len(texts))", "has_room(len(texts))",
            ("tests/inference/server_test.py",)),
-    Mutant("data/bad_rows.py", "row {count + index} of", "row {index} of", ("tests/data/bad_rows_test.py",)),
+    Mutant("data/inspection.py", "row {count + index} of", "row {index} of", ("tests/data/bad_rows_test.py",)),
     Mutant("training/stopping.py", "if told and all(told)", "if any(told)", ("tests/training/stopping_test.py",)),
     Mutant("comparison/results.py", "of_seed.get(run.seed, references[0])) for run in runs]",
            "reference) for run, reference in zip(runs, references * len(runs))]", RESULTS),

@@ -1,16 +1,268 @@
-"""Rows of files (lines, JSON objects, cells between tabs or of CSV) and the texts of their fields."""
+"""Lines of bytes up to a limit of length, from ordinary files.
 
+A line is in memory several times, as bytes, text and tokens. An endless line, such as a file without line ends or a
+small .gz that unpacks to a thousand times its size, must be refused before it is read whole.
+
+
+The elements of a JSON array, read one after another from a file that may be larger than memory.
+
+Rows of files (lines, JSON objects, cells between tabs or of CSV) and the texts of their fields."""
+
+import codecs
 import csv
+import io
 import itertools
 import json
+import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.configs.choices import nearest
-from switch_tf.data.byte_lines import LONGEST_LINE, Fault, LongLine
-from switch_tf.data.json_arrays import elements
 from switch_tf.refusals import first_line
+
+LONGEST_LINE = 2**24  # bytes
+_BLOCK = 2**16  # bytes of a line that is skipped
+_KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+          (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"))
+
+
+class Fault(Exception):
+    """The reason why a row or file cannot be used, without a full stop."""
+
+
+class LongLine(Fault):
+    """A line that is longer than `LONGEST_LINE`. Its `size` bytes were skipped."""
+
+    def __init__(self, size: int):
+        super().__init__(f"it has {size:,} bytes, and a line may have {LONGEST_LINE:,} at most")
+        self.size = size
+
+
+class ByteLines:
+    """An iterator over the lines of a binary stream, with their ends. It can continue after a `LongLine`.
+
+    `left`: int or None, the number of bytes still to be read.
+
+    Args:
+        stream: Binary stream with `readline(size)`.
+        size: int or None. Bytes to read. None reads to the end.
+    """
+
+    def __init__(self, stream: BinaryIO, size: int | None = None):
+        self._stream, self.left = stream, size
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> bytes:
+        most = LONGEST_LINE + 1 if self.left is None else min(LONGEST_LINE + 1, self.left)
+        line = self._stream.readline(most)
+        if not line:
+            raise StopIteration
+        size = len(line)
+        if size > LONGEST_LINE and not line.endswith(b"\n"):
+            size += skip_line(self._stream)
+        if self.left is not None:
+            self.left = max(0, self.left - size)  # a last line that has grown may continue beyond the end
+        if size > LONGEST_LINE:
+            raise LongLine(size)
+        return line
+
+
+def skip_line(stream: BinaryIO) -> int:
+    """Reads to the end of a line without keeping it; returns the number of bytes, its end included."""
+    size = 0
+    while block := stream.readline(_BLOCK):
+        size += len(block)
+        if block.endswith(b"\n"):
+            break
+    return size
+
+
+def open_bytes(name: str) -> BinaryIO:
+    """Opens a file to read bytes at any position, on this machine or, with "://", by TensorFlow.
+
+    Raises:
+        Fault: a pipe, a device, a socket, a folder, or a link to nothing.
+        OSError: The file cannot be opened.
+    """
+    if "://" in name:
+        return io.BufferedReader(_Remote(tf.io.gfile.GFile(name, "rb")))
+    try:
+        mode = os.stat(name).st_mode
+    except FileNotFoundError:
+        if words := dangling(name):
+            raise Fault(f"there is no such file{words}") from None
+        raise
+    if not stat.S_ISREG(mode):
+        kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no ordinary file")
+        raise Fault(f"it is {kind}, and files are read more than once and from any place: copy what comes out of "
+                    "it to a file, and name that")
+    return open(name, "rb")
+
+
+def dangling(name: str) -> str:
+    """Returns the end of a sentence about a missing file that is a link to nothing; "" for any other name."""
+    return f", only a link to {os.readlink(name)!r}, which is not there" if os.path.islink(name) else ""
+
+
+class _Remote(io.RawIOBase):
+    """TensorFlow's file as a raw stream, because its `readline` takes no limit."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def readinto(self, buffer):
+        content = self._file.read(len(buffer))
+        buffer[:len(content)] = content
+        return len(content)
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        if whence == io.SEEK_END:
+            offset += self._file.size()
+        elif whence == io.SEEK_CUR:
+            offset += self._file.tell()
+        self._file.seek(offset)
+        return offset
+
+    def tell(self):
+        return self._file.tell()
+
+    def close(self):
+        self._file.close()
+        super().close()
+
+
+_BLANKS = " \t\r\n"
+# The error of an incomplete element is at the end of the text that was read, except for an unterminated string.
+_LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
+
+
+class BrokenArray(Fault):
+    """An array with an unreadable rest. `line` counts from 1 where reading began. The message has no full stop."""
+
+    def __init__(self, line: int, reason: str):
+        super().__init__(reason)
+        self.line = line
+
+
+class Element(NamedTuple):
+    """One element: its `value`, its `text`, its first `line`, from 1, and the bytes up to its `end`, comma included."""
+
+    value: Any
+    text: str
+    line: int
+    end: int
+
+
+class _Text:
+    """Text from `place` on, decoded on demand."""
+
+    def __init__(self, chunks):
+        self._chunks, self._decoder = iter(chunks), codecs.getincrementaldecoder("utf-8")()
+        self.text, self.place = "", 0
+        self.line, self.bytes = 1, 0
+
+    def more(self):
+        """Decodes the next chunk; returns whether there was one."""
+        chunk = next(self._chunks, b"")
+        try:
+            self.text = self.text[self.place:] + self._decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            raise BrokenArray(self.line + self.text.count("\n", self.place), "it is not UTF-8 (byte "
+                              f"0x{error.object[error.start]:02x})") from error
+        self.place = 0
+        return bool(chunk)
+
+    def double(self):
+        """Doubles the decoded text; returns whether there was more."""
+        wanted = 2 * (len(self.text) - self.place)
+        has_more = self.more()
+        while has_more and len(self.text) < wanted and self.more():
+            pass
+        return has_more
+
+    def take(self, end):
+        """Returns the text up to `end` and moves there."""
+        taken = self.text[self.place:end]
+        self.line += taken.count("\n")
+        self.bytes += len(taken.encode())
+        self.place = end
+        return taken
+
+    def next_character(self):
+        """Returns the next character that is no blank, "" at the end, and moves before it."""
+        while True:
+            end = self.place
+            while end < len(self.text) and self.text[end] in _BLANKS:
+                end += 1
+            self.take(end)
+            if end < len(self.text):
+                return self.text[end]
+            if not self.more():
+                return ""
+
+
+def elements(chunks: Iterable[bytes]) -> Iterator[Element]:
+    """Yields the elements of an array after its opening bracket, or after an element and its comma.
+
+    Args:
+        chunks: Blocks of bytes of any size, none empty.
+
+    Raises:
+        BrokenArray: The rest is no array, or does not end with it.
+    """
+    text, decoder = _Text(chunks), json.JSONDecoder()
+    character = text.next_character()
+    while character != "]":
+        if not character:
+            raise BrokenArray(text.line, "the array has no closing bracket")
+        line = text.line
+        value, end = _value(text, decoder)
+        written = text.take(end)
+        character = text.next_character()
+        if character not in (",", "]", ""):
+            raise BrokenArray(text.line, "a comma or a closing bracket is missing after an element of the array")
+        if character == ",":
+            text.take(text.place + 1)
+        yield Element(value, written, line, text.bytes)
+        if character == ",":
+            character = text.next_character()
+            if character == "]":
+                raise BrokenArray(text.line, "a comma stands before the array's closing bracket")
+    text.take(text.place + 1)
+    if text.next_character():
+        raise BrokenArray(text.line, "there is more after the array, and a file holds one array or lines of objects")
+
+
+def _value(text, decoder):
+    """Returns the value at the place of a text, and its end."""
+    while True:
+        try:
+            value, end = decoder.raw_decode(text.text, text.place)
+            if end < len(text.text) or text.text[end - 1] in '}]"' or not text.double():
+                return value, end
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated") or error.pos > len(text.text) - _LONGEST_WORD
+            if len(text.text) - text.place > LONGEST_LINE:
+                raise BrokenArray(text.line, f"an element of the array goes on beyond {LONGEST_LINE:,} characters"
+                                  ) from error
+            if not is_cut or not text.double():
+                line = text.line + text.text.count("\n", text.place, error.pos)
+                raise BrokenArray(line, f"the array is no JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # a number with too many digits, too many brackets
+            raise BrokenArray(text.line, f"the array cannot be read ({first_line(error)})") from error
+
 
 KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
 # Documents may exceed csv's default. A cell beyond this limit follows a quotation mark that is not closed.
