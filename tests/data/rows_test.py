@@ -79,10 +79,10 @@ def test_a_small_packed_file_that_holds_much_takes_little_memory(tmp_path):
 
 
 def test_a_long_last_line_that_has_grown_ends_the_reading(short_lines):
-    lines = rows.ByteLines(io.BytesIO(b"x" * 150 + b"\n" + b"y" * 500), size=120)
-    with pytest.raises(rows.LongLine, match="it has 151 bytes"):
+    lines = rows.Lines(io.BytesIO(b"x" * 150 + b"\n" + b"y" * 500), size=120)
+    with pytest.raises(rows.Fault, match="it has 151 bytes"):
         next(lines)
-    assert lines.left == 0 and not list(lines)
+    assert lines.bytes == 151 and not list(lines)
 
 
 def test_lines_of_any_length_are_skipped_to_their_ends():
