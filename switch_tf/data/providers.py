@@ -1,11 +1,4 @@
-"""seqio tasks and mixtures by name, and their properties that need no data.
-
-Endless passes over a training split, each in another order.
-
-seqio repeats a source. TensorFlow's ways to another order in each repetition (`rerandomize_each_iteration`,
-`reshuffle_each_iteration`) lose the number of the repetition if a position is saved while prefetched examples span two
-repetitions, so a resumed run would read other examples. Here the number of the pass is part of every position.
-"""
+"""seqio tasks and mixtures by name, with other vocabularies, and in another order in each pass."""
 
 import copy
 import dataclasses
@@ -57,7 +50,8 @@ def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None) 
 
 
 def tasks_of(provider: "seqio.Task | seqio.Mixture", split: str) -> list:
-    """Returns the tasks that have a split: the task itself, or some tasks of a mixture."""
+    """Returns the tasks that have a split: the task itself, or some tasks of a mixture. Refuses an unknown split."""
+    check_split(provider, split)
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
 
@@ -116,17 +110,30 @@ def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqi
         Refusal: The name is unknown, the vocabulary cannot be read, or the source of the task yields ids, not text.
     """
     check_task(name)
-    provider = import_seqio().get_mixture_or_task(name)
+    seqio = import_seqio()
+    provider = seqio.get_mixture_or_task(name)
     if vocabulary is None:
         return provider
     new = get_vocabulary(vocabulary)
-    return replace_tasks(provider, lambda task: _with_vocabulary(task, new))
+
+    def change(task):
+        features = {name: dataclasses.replace(feature, vocabulary=new) if _is_text(feature) else feature
+                    for name, feature in task.output_features.items()}
+        if features == dict(task.output_features) and new not in vocabularies_of(task):
+            raise Refusal(f"{task.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
+        return task.replace(output_features=features)
+
+    return replace_tasks(provider, change)
+
+
+def _is_text(feature):
+    seqio = import_seqio()
+    return type(feature) is seqio.Feature and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
 
 
 def text_vocabularies_of(name: str) -> list:
     """Returns the vocabularies of a task's or mixture's text features, without features that are ids in the source."""
-    features = get_provider(name).output_features.values()
-    return [feature.vocabulary for feature in features if _is_text(import_seqio(), feature)]
+    return [feature.vocabulary for feature in get_provider(name).output_features.values() if _is_text(feature)]
 
 
 def replace_tasks(provider: "seqio.Task | seqio.Mixture", change: Callable) -> "seqio.Task | seqio.Mixture":
@@ -136,37 +143,25 @@ def replace_tasks(provider: "seqio.Task | seqio.Mixture", change: Callable) -> "
         provider: seqio.Task or seqio.Mixture. The registered one stays unchanged.
         change: Function from a seqio.Task to another of the same name.
     """
-    return _replace_tasks(provider, change, {})
+    seqio, made = import_seqio(), {}
 
+    def replaced(provider):  # each once
+        if provider.name not in made and isinstance(provider, seqio.Mixture):
+            rates = [(replaced(provider._task_map[name]), rate) for name, rate in provider.rate_per_task_name.items()]
+            made[provider.name] = seqio.Mixture(provider.name, rates, sample_fn=provider._sample_fn)
+        elif provider.name not in made:
+            made[provider.name] = change(provider)
+        return made[provider.name]
 
-def _replace_tasks(provider, change, made):
-    """Fills `made`, name -> changed task or mixture, so that each is changed once."""
-    seqio = import_seqio()
-    if provider.name not in made and isinstance(provider, seqio.Mixture):
-        rates = [(_replace_tasks(provider._task_map[name], change, made), rate)
-                 for name, rate in provider.rate_per_task_name.items()]
-        made[provider.name] = seqio.Mixture(provider.name, rates, sample_fn=provider._sample_fn)
-    elif provider.name not in made:
-        made[provider.name] = change(provider)
-    return made[provider.name]
-
-
-def _with_vocabulary(task, vocabulary):
-    seqio = import_seqio()
-    features = {
-        name: dataclasses.replace(feature, vocabulary=vocabulary) if _is_text(seqio, feature) else feature
-        for name, feature in task.output_features.items()}
-    if features == dict(task.output_features) and vocabulary not in vocabularies_of(task):
-        raise Refusal(f"{task.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
-    return task.replace(output_features=features)
-
-
-def _is_text(seqio, feature):
-    return type(feature) is seqio.Feature and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
+    return replaced(provider)
 
 
 def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -> tf.data.Dataset:
     """Returns the examples of a source that shuffles.
+
+    seqio repeats a source. TensorFlow's ways to another order in each repetition (`rerandomize_each_iteration`,
+    `reshuffle_each_iteration`) lose the number of the repetition if a position is saved while prefetched examples span
+    two repetitions, so a resumed run would read other examples. Here the number of the pass is part of every position.
 
     Args:
         one_pass: Function of a key, <int64>[2] of numbers from 0, to the tf.data.Dataset of all examples in an order

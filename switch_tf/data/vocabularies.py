@@ -1,6 +1,4 @@
-"""seqio, imported when a function needs it, so that its metrics take no accelerator.
-
-Vocabularies by registered name or by the path of a SentencePiece model."""
+"""seqio, imported when a function needs it, and vocabularies by name or by the path of a SentencePiece model."""
 
 import functools
 import os
@@ -22,9 +20,9 @@ from switch_tf.refusals import Refusal, first_line
 if TYPE_CHECKING:
     import seqio
 
-
-# JAX's own setting on a TPU VM, if nobody has chosen another.
-_OF_TPU = "tpu,cpu"
+_OF_TPU = "tpu,cpu"  # JAX's own setting on a TPU VM, if nobody has chosen another
+# The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
+NUM_SENTINELS = 100
 
 
 def import_seqio() -> Any:
@@ -46,10 +44,6 @@ def keep_jax_on_cpu() -> None:
     jax = sys.modules.get("jax")  # TensorFlow imports it before anyone can set the variable
     if jax is not None and jax.config.jax_platforms in (None, "", _OF_TPU):
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
-
-
-# The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
-NUM_SENTINELS = 100
 
 
 def register_vocabulary(name: str, make: Callable) -> None:
