@@ -253,7 +253,7 @@ MUTANTS = (
     Mutant("partitioning/backends/pjrt_program.py", "        for variable, array in zip(program.updated, updated",
            "        for variable, array in zip(program.updated[:-1], updated[:-1]", PJRT),
     # The input.
-    Mutant("data/batches.py", "if not self._is_stuck and not self._ahead:", "if not self._is_stuck:", BATCHES),
+    Mutant("data/batches.py", "if not self.is_stuck and not self._ahead:", "if not self.is_stuck:", BATCHES),
     Mutant("data/batches.py", "if known.files is None or known.step != self._steps:", "if known.step != self._steps:",
            BATCHES),
     Mutant("data/batches.py", "if known.files is None or known.step != self._steps:", "if known.files is None:",
