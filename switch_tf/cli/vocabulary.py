@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> dict:
     with lock.held(arguments.output):
         quiet.import_tensorflow()
         fields = [int(name) if name.isdigit() else name for name in arguments.field]
-        sample, num_texts = example_files.sample(arguments.input, fields)
+        sample, num_texts = example_files.sample_sentences(arguments.input, fields)
         sentencepiece_training.train_file(sample, arguments.size, arguments.output)
     num_ids = arguments.size + data.NUM_SENTINELS
     result = {

@@ -333,7 +333,7 @@ class TextFile:
                 yield texts, bad
 
 
-def sample(patterns: Sequence[str], fields: Sequence[str | int]) -> tuple[list[str], int]:
+def sample_sentences(patterns: Sequence[str], fields: Sequence[str | int]) -> tuple[list[str], int]:
     """Draws at most `MAX_SENTENCES` sentences from text files, each with the same probability.
 
     Args:

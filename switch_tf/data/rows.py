@@ -7,8 +7,8 @@ small .gz that unpacks to a thousand times its size, must be refused before it i
 import codecs
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
-from json.decoder import WHITESPACE
 from typing import BinaryIO, NamedTuple
 
 from switch_tf import checks
@@ -21,6 +21,7 @@ ALL = 2**63 - 1  # bytes to read
 BLOCK = 2**16  # bytes to read at a time of a line that is skipped, or of an array
 # The error of an incomplete element is at the end of the text that was read, except for an unterminated string.
 _LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
+_BLANKS = re.compile(r"[ \t\r\n]*")
 _MARK = "\ufeff"  # byte order mark: at the beginning of a file, or within it if files were concatenated
 _LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
                 "must end with \\n or \\r\\n; convert it with: tr '\\r' '\\n' < FILE > NEW_FILE")
@@ -294,7 +295,7 @@ class _Text:
     def next_character(self):
         """Returns the next character that is no blank, "" at the end, and moves before it."""
         while True:
-            self.take(WHITESPACE.match(self.text, self.place).end())
+            self.take(_BLANKS.match(self.text, self.place).end())
             if self.place < len(self.text) or not self.more():
                 return self.text[self.place:self.place + 1]
 

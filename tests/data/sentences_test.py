@@ -9,7 +9,7 @@ def test_of_many_sentences_some_are_drawn(monkeypatch, capsys, tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("\n".join(LINES))
     monkeypatch.setattr(example_files, "MAX_SENTENCES", 40)
-    chosen, num_texts = example_files.sample([str(file)], ["text"])
+    chosen, num_texts = example_files.sample_sentences([str(file)], ["text"])
     assert num_texts == 150 and len(chosen) == 40 and set(chosen) <= set(LINES)
     assert max(map(LINES.index, chosen)) > 100
     assert "40 of 150 sentences are learned from." in capsys.readouterr().err
