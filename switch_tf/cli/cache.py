@@ -15,7 +15,7 @@ from switch_tf.storage import lock, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data
-    from switch_tf.data import cache_files, cache_writing
+    from switch_tf.data import cache_writing
 
 EXAMPLES = r"""
 switch-tf cache docs_corpus_span_corruption
@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> dict:
         if incomplete:
             cache_writing.run(incomplete, len(shards), functools.partial(_register_task, said),
                                arguments.beam_flags, arguments.num_processes or os.cpu_count())
-        caches = cache_writing.finish_all(shards)
+        caches = cache_writing.finish_cache(shards)
     root = places.at(caches[0]["folder"]).parent.parent
-    print(*map(cache_files.line_of, caches),
+    print(*map(cache_writing.line_of, caches),
           f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n", file=arguments.stream)
     return {"cache_dir": str(root), "caches": caches}
 

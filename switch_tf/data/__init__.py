@@ -5,10 +5,7 @@ file (`gin/tasks/`) imports the module that registers them.
 """
 
 from switch_tf.data.batches import AddedFeatures, Batches, get_batches
-from switch_tf.data.cache_writing import Shard, is_complete
-from switch_tf.data.cache_writing import finish as finish_cache
-from switch_tf.data.cache_writing import plan as plan_cache
-from switch_tf.data.cache_writing import write as write_shard
+from switch_tf.data.cache_writing import Shard, finish_cache, is_complete, plan_cache, write_shard
 from switch_tf.data.evaluator import (
     Evaluator,
     TaskScores,

@@ -1,8 +1,4 @@
-"""The description of batches: two readers with the same description read the same.
-
-Batches of seqio's model features for a description: the same in every process, and resumable.
-
-Fingerprint of the data of a description, read from their source or from a cache."""
+"""Descriptions of batches, and seqio's model features for them: the same in every process, and resumable."""
 
 import contextlib
 import dataclasses
@@ -18,6 +14,7 @@ from tensorflow.python.eager import context as eager_context  # the global seed 
 from switch_tf import checks, context
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.data import cache_files
 from switch_tf.data.cache_files import CorruptRecords
 from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of, with_counted_passes
 from switch_tf.data.task_catalog import source_fingerprint
@@ -32,6 +29,7 @@ with epy.lazy_imports():  # imports seqio
 
 
 FEATURES = ("inputs", "targets")
+_SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +49,7 @@ class DatasetDescription:
         vocabulary: str or None. Replaces the task's vocabulary: the name of a registered one, or the path of a
             SentencePiece model, see `get_vocabulary`.
         use_cached_tasks: bool. Read the tokens of `switch-tf cache` instead of text, see `cached_tasks.py`.
-        cache_dir: str or None. Folder of the cache. None means `cache_manifest.default_folder()`.
+        cache_dir: str or None. Folder of the cache. None means one for all runs of the user.
         cache_parts: int. Number of parts of a training batch from the cache, which processes can read separately.
             Another number gives other batches.
         skip_corrupt_records: int. Number of corrupt records to leave out of each cached task and part.
@@ -118,9 +116,6 @@ def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -
                               run.cache_parts, run.skip_corrupt_records if split == "train" else 0)
 
 
-_SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
-
-
 @contextlib.contextmanager
 def no_global_seed() -> Iterator[None]:
     """Keeps the seed of `tf.random.set_seed`, which TensorFlow mixes in, out of pipelines made within this scope."""
@@ -152,73 +147,101 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
         Refusal: The name or the split is unknown, or the task cannot use the lengths, or the model the features.
     """
     check_description(description)
-    if description.use_cached_tasks and description.is_training:
+    if description.is_training and not description.use_cached_tasks:
+        return get_part(description)
+    if description.is_training:
         parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
         return parts.map(lambda *rows: {name: tf.concat([part[name] for part in rows], axis=0) for name in rows[0]})
-    provider, converter, arguments = _checked(description)
-    lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
-    if description.is_training:
-        with context.within(endless_passes=True):
-            examples = provider.get_dataset(**arguments, seed=description.seed, num_epochs=None)
-        batches = converter(examples, lengths).batch(batch_size, drop_remainder=True)
-    else:
-        examples = read_once(provider, {**arguments, "seed": description.seed})
-        batches = converter(examples, lengths).batch(batch_size)
-        batches = batches.map(lambda batch: _fill_rows(batch, batch_size), num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(_in_order())
+    provider, converter = _checked(description)
+    batch_size = description.batch_size
+
+    def fill(batch):  # with rows of zeros up to the batch size
+        filled = {}
+        for name, tokens in batch.items():
+            missing = batch_size - tf.shape(tokens)[0]
+            filled[name] = tf.ensure_shape(tf.pad(tokens, [[0, missing], [0, 0]]), [batch_size, tokens.shape[1]])
+        return filled
+
+    examples = read_once(provider, description)
+    batches = converter(examples, dict(description.task_feature_lengths)).batch(batch_size)
+    return _prefetched(batches.map(fill, num_parallel_calls=tf.data.AUTOTUNE))
 
 
 @no_global_seed()
-def get_part(description: DatasetDescription, index: int, corrupt: CorruptRecords | None = None) -> tf.data.Dataset:
-    """Returns one part of the rows of a cached training split: every n-th example, with separate noise.
+def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRecords | None = None) -> tf.data.Dataset:
+    """Returns one part of the rows of a training split, which is one whole if it is not cached.
 
     Args:
-        description: DatasetDescription with `use_cached_tasks`.
-        index: int below `cache_parts`. The first row is `index * batch_size // cache_parts`.
+        description: DatasetDescription.
+        index: int below `cache_parts`. The part has every n-th example, separate noise, and the rows of a batch from
+            `index * batch_size // cache_parts` on.
         corrupt: CorruptRecords of this part. None counts from zero.
 
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
-    provider, converter, arguments = _checked(description, corrupt)
-    count = description.cache_parts
+    provider, converter = _checked(description, corrupt)
+    provider, count, part = replace_tasks(provider, with_counted_passes), 1, None
+    if description.use_cached_tasks:
+        count, part = description.cache_parts, import_seqio().ShardInfo(index, description.cache_parts)
     with context.within(endless_passes=True):
-        examples = provider.get_dataset(**arguments, seed=description.seed + index * _SEEDS_PER_PART, num_epochs=None,
-                                        shard_info=import_seqio().ShardInfo(index, count))
-    rows = converter(examples, dict(description.task_feature_lengths)).batch(description.batch_size // count,
-                                                                             drop_remainder=True)
-    return rows.prefetch(tf.data.AUTOTUNE).with_options(_in_order())
+        examples = provider.get_dataset(**arguments_of(description, shuffle=True), num_epochs=None, shard_info=part,
+                                        seed=description.seed + index * _SEEDS_PER_PART)
+    return _prefetched(converter(examples, dict(description.task_feature_lengths)).batch(
+        description.batch_size // count, drop_remainder=True))
+
+
+def _prefetched(batches):
+    options = tf.data.Options()
+    options.deterministic = True
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
 def _checked(description, corrupt=None):
-    """Returns the task or mixture of a description, its feature converter and the arguments of seqio's reading."""
+    """Returns the task or mixture of a description and its feature converter."""
     provider = provider_of(description, corrupt)
     check_split(provider, description.split)
-    if description.is_training:
-        provider = replace_tasks(provider, with_counted_passes)
-    arguments = {
-        "sequence_length": dict(description.task_feature_lengths), "split": description.split,
-        "shuffle": description.is_training,
-        # Otherwise seqio keeps the examples of small tasks in memory, in the order of the first epoch, and writes all
-        # of them into every checkpoint of the iterator.
-        "try_in_mem_cache": False,
-    }  # fmt: skip
-    return provider, feature_converter(provider, description), arguments
+    return provider, feature_converter(provider, description)
 
 
-def _in_order():
-    options = tf.data.Options()
-    options.deterministic = True
-    return options
+def arguments_of(description: DatasetDescription, shuffle: bool = False) -> dict[str, Any]:
+    """Returns the arguments of seqio's reading."""
+    # With `try_in_mem_cache`, seqio would keep the examples of small tasks in memory, in the order of the first epoch,
+    # and write all of them into every checkpoint of the iterator.
+    return {"sequence_length": dict(description.task_feature_lengths), "split": description.split, "shuffle": shuffle,
+            "try_in_mem_cache": False}
 
 
 def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
-    """Returns the task or mixture of a description, which reads text or its cache."""
-    name, vocabulary = description.mixture_or_task_name, description.vocabulary
+    """Returns the task or mixture of a description, which reads text or its cache.
+
+    A task of a mixture that lacks the split stays unchanged. The parts of a batch share the size of a shuffle buffer.
+
+    Raises:
+        Refusal: See `get_provider`; or the cache is missing, unfinished, damaged or stale.
+    """
+    provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     if not description.use_cached_tasks:
-        return get_provider(name, vocabulary)
-    return cached_tasks.get_cached_provider(name, vocabulary, description.cache_dir, description.split,
-                                            description.seed, description.cache_parts,
-                                            corrupt or CorruptRecords(description.skip_corrupt_records))
+        return provider
+    split, cache_dir = description.split, description.cache_dir
+    corrupt = corrupt or CorruptRecords(description.skip_corrupt_records)
+
+    def change(task):
+        folder = cache_files.folder_of(cache_dir, task.name, split)
+        if not folder.exists() and split not in task.splits:
+            return task
+        place = cache_files.placeholder_of(task)
+        source = cached_tasks.CachedSource(split, cache_files.load(task, split, cache_dir), folder, description.seed,
+                                           corrupt)
+        # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
+        steps = [_identity] * place + list(task.preprocessors[place:])
+        buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
+        return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
+
+    return replace_tasks(provider, change)
+
+
+def _identity(dataset):
+    return dataset
 
 
 def failure(task: "seqio.Task", split: str, error: Exception) -> str:
@@ -249,25 +272,15 @@ def feature_converter(provider: "seqio.Task | seqio.Mixture", description: Datas
     return seqio.EncDecFeatureConverter(pack=description.pack)
 
 
-def read_once(provider: "seqio.Task | seqio.Mixture", arguments: dict[str, Any]) -> tf.data.Dataset:
-    """Returns all examples of a split once. seqio's mixture would end with its shortest task."""
-    seqio = import_seqio()
-    if isinstance(provider, seqio.Task):
-        return provider.get_dataset(**arguments, num_epochs=1)
-    tasks = tasks_of(provider, arguments["split"])
-    features = set(provider.output_features)
-    datasets = [provider.get_task_dataset(task, features, **arguments, num_epochs=1) for task in tasks]
-    rates = [provider.get_rate(task) for task in tasks]
-    return tf.data.Dataset.sample_from_datasets(datasets, rates, arguments["seed"], stop_on_empty_dataset=False)
-
-
-def _fill_rows(batch, batch_size):
-    """Fills a batch with rows of zeros up to `batch_size`."""
-    filled = {}
-    for name, tokens in batch.items():
-        missing = batch_size - tf.shape(tokens)[0]
-        filled[name] = tf.ensure_shape(tf.pad(tokens, [[0, missing], [0, 0]]), [batch_size, tokens.shape[1]])
-    return filled
+def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> tf.data.Dataset:
+    """Returns all examples of a split once, in order. seqio's mixture would end with its shortest task."""
+    arguments = {**arguments_of(description), "seed": description.seed, "num_epochs": 1}
+    if isinstance(provider, import_seqio().Task):
+        return provider.get_dataset(**arguments)
+    tasks, features = tasks_of(provider, description.split), set(provider.output_features)
+    return tf.data.Dataset.sample_from_datasets(
+        [provider.get_task_dataset(task, features, **arguments) for task in tasks],
+        [provider.get_rate(task) for task in tasks], description.seed, stop_on_empty_dataset=False)
 
 
 def fingerprint(description: DatasetDescription) -> dict[str, str]:
@@ -279,5 +292,5 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
     check_description(description)
     if not description.use_cached_tasks:
         return source_fingerprint(description.mixture_or_task_name, description.split)
-    return cached_tasks.cache_fingerprint(description.mixture_or_task_name, description.vocabulary,
-                                          description.cache_dir, description.split)
+    tasks = tasks_of(provider_of(description), description.split)
+    return {f"{task.name}: cache": task.source.fingerprint(description.split) for task in tasks}

@@ -52,7 +52,7 @@ def cached(tmp_path):
     task = seqio.TaskRegistry.get("cached_passes")
     manifest = cache_files.load(task, "train", str(tmp_path / "cache"))
     folder = cache_files.folder_of(str(tmp_path / "cache"), "cached_passes", "train")
-    source = cached_tasks.CachedSource({"train": manifest}, {"train": folder}, 5, CorruptRecords())
+    source = cached_tasks.CachedSource("train", manifest, folder, 5, CorruptRecords())
     return lambda: source.get_dataset("train").map(lambda example: next(iter(example.values()))[:4])
 
 
