@@ -40,7 +40,7 @@ class TextFilesSource(seqio.DataSource):
     """
 
     # Blanks, newlines and Unicode forms of a target that the vocabulary drops are no mistakes of a model, see
-    # `data.comparing`.
+    # `data.evaluator`.
     compares_by_spelling = True
 
     def __init__(self, features: Mapping[str, str | int], train_files: str | Sequence[str],

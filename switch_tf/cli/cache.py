@@ -19,7 +19,7 @@ from switch_tf.storage import lock, places
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
-    from switch_tf.data import cache_manifest, cache_pipeline, cache_writing
+    from switch_tf.data import cache_writing
     from switch_tf.surgery import distillation, predictions, teachers
 
 _TOP_K = 32
@@ -72,19 +72,16 @@ def run(arguments: argparse.Namespace) -> dict:
         if not splits:
             raise Refusal(f"The data of {name!r} are not on this machine, so its splits are not known; docs/data.md "
                           "and docs/tasks.md say how to prepare them.")
-
-        def hold(folder):
-            locks.enter_context(lock.held(folder))
-
         shards = [shard for split in splits for shard in data.plan_cache(
-            name, split, vocabulary, output, arguments.num_shards, arguments.overwrite, hold)]
-        incomplete = cache_pipeline.incomplete(shards)
+            name, split, vocabulary, output, arguments.num_shards, arguments.overwrite,
+            lambda folder: locks.enter_context(lock.held(folder)))]
+        incomplete = cache_writing.incomplete(shards)
         if incomplete:
-            cache_pipeline.run(incomplete, len(shards), functools.partial(_register_task, said),
+            cache_writing.run(incomplete, len(shards), functools.partial(_register_task, said),
                                arguments.beam_flags, arguments.num_processes or os.cpu_count())
-        caches = cache_writing.finish_all(shards)
+        caches = cache_writing.finish_cache(shards)
     root = places.at(caches[0]["folder"]).parent.parent
-    print(*map(cache_manifest.line_of, caches),
+    print(*map(cache_writing.line_of, caches),
           f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n", file=arguments.stream)
     return {"cache_dir": str(root), "caches": caches}
 

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> dict:
         print(task_catalog.describe_all(**listing), file=arguments.stream)
         return listing
     result = _show(arguments)
-    from switch_tf.data.examples import describe  # not lazily: `examples` of the package is the function
+    from switch_tf.data.inspection import describe  # not lazily: `examples` of the package is the function
 
     print(describe(result), file=arguments.stream)
     return result

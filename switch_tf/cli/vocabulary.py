@@ -10,7 +10,7 @@ from switch_tf.storage import lock
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data
-    from switch_tf.data import sentences
+    from switch_tf.data import example_files
 
 # The rows of an embedding are a multiple of it, which fills the tiles of an accelerator and is easy to split.
 _ROWS = 128
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> dict:
     with lock.held(arguments.output):
         quiet.import_tensorflow()
         fields = [int(name) if name.isdigit() else name for name in arguments.field]
-        sample, num_texts = sentences.sample(arguments.input, fields)
+        sample, num_texts = example_files.sample_sentences(arguments.input, fields)
         sentencepiece_training.train_file(sample, arguments.size, arguments.output)
     num_ids = arguments.size + data.NUM_SENTINELS
     result = {

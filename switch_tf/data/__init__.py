@@ -4,16 +4,8 @@ The one package of the library that imports seqio, and only when a function need
 file (`gin/tasks/`) imports the module that registers them.
 """
 
-from switch_tf.data.added_features import AddedFeatures
-from switch_tf.data.bad_rows import bad_row, check_examples, refusing_bad_rows
-from switch_tf.data.batches import Batches, get_batches
-from switch_tf.data.cache_writing import Shard, is_complete
-from switch_tf.data.cache_writing import finish as finish_cache
-from switch_tf.data.cache_writing import plan as plan_cache
-from switch_tf.data.cache_writing import write as write_shard
-from switch_tf.data.dataset_fingerprint import fingerprint
-from switch_tf.data.description import DatasetDescription, description_of_data
-from switch_tf.data.endless import passes
+from switch_tf.data.batches import AddedFeatures, Batches, get_batches
+from switch_tf.data.cache_writing import Shard, finish_cache, is_complete, plan_cache, write_shard
 from switch_tf.data.evaluator import (
     Evaluator,
     TaskScores,
@@ -25,17 +17,13 @@ from switch_tf.data.evaluator import (
     write_records,
 )
 from switch_tf.data.example_files import BadData, TextFile, examples_of_lines, find_files, kind_of
-from switch_tf.data.examples import examples
-from switch_tf.data.gaps import spellings
-from switch_tf.data.pipeline import get_dataset
-from switch_tf.data.providers import check_task, check_vocabulary, target_vocabulary, vocabulary_size
+from switch_tf.data.inspection import bad_row, check_examples, examples, refusing_bad_rows
+from switch_tf.data.pipeline import DatasetDescription, description_of_data, fingerprint, get_dataset
+from switch_tf.data.providers import check_task, check_vocabulary, passes, target_vocabulary, vocabulary_size
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
-from switch_tf.data.seqio_import import keep_jax_on_cpu
-from switch_tf.data.source_fingerprints import pieces_fingerprint, vocabulary_fingerprint
-from switch_tf.data.spelling import pieces, read_text, spell
-from switch_tf.data.spelling_ops import SpellingOps
-from switch_tf.data.task_catalog import describe, names
-from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, register_vocabulary
+from switch_tf.data.spelling import SpellingOps, pieces, read_text, spell, spellings
+from switch_tf.data.task_catalog import describe, names, pieces_fingerprint, vocabulary_fingerprint
+from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, keep_jax_on_cpu, register_vocabulary
 
 __all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",

@@ -5,30 +5,56 @@ example of an epoch and draws its own noise, so the content of a row depends onl
 by part, and a run resumes with any number of processes. Uncached text is read whole by every process.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import pathlib
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from switch_tf import checks
-from switch_tf.data import patience
-from switch_tf.data.added_features import AddedFeatures
-from switch_tf.data.corrupt_records import CorruptRecords
-from switch_tf.data.description import DatasetDescription, check_description
-from switch_tf.data.pipeline import get_dataset, get_part
+from switch_tf.data.cache_files import CorruptRecords
+from switch_tf.data.pipeline import DatasetDescription, check_description, get_dataset, get_part
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
+_LOOK_PERIOD = 0.1  # seconds
 # Endings of files beside the position of a part.
 _LATER, _CORRUPT = ".later.json", ".corrupt_records"
 _LATER_OF_ALL = "data_position_later.json"  # of earlier versions
+
+
+class AddedFeatures(NamedTuple):
+    """Features that a function finds for each row. Rows of zeros, which other processes read, are not looked for.
+
+    Attributes:
+        widths: Name -> width of the feature, which is <int32>[batch, width].
+        of_rows: Function of a dict of <int32>[rows, length] that returns a dict of <int32>[rows, width]. Its Refusal
+            ends the run.
+    """
+
+    widths: Mapping[str, int]
+    of_rows: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+    def added_to(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns batches, dict of <int32>[..., rows, length], with these features."""
+        arrays = {name: np.asarray(value) for name, value in batches.items()}
+        before = next(iter(arrays.values())).shape[:-1]
+        found = self.of_rows({name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()})
+        return {**batches, **{name: tf.constant(found[name].reshape(*before, width), tf.int32)
+                              for name, width in self.widths.items()}}
+
+    def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
+        """Returns the specifications of these features, with dimensions before the width."""
+        return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
 
 
 class _Position(NamedTuple):
@@ -72,6 +98,8 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: 
 class Batches:
     """An iterator over training batches.
 
+    `is_stuck`: whether a wait was given up. Its thread still waits for the input, perhaps forever.
+
     Args:
         parts: Index of a part -> iterator of `{feature: <int32>[steps_per_call, part_size, length]}`. The index is None
             if one iterator has all rows.
@@ -87,8 +115,8 @@ class Batches:
         self._corrupt, self._added = corrupt or {}, added
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
-        self._is_stuck = False
-        self._ahead: patience.Call | None = None  # the next batches, being read
+        self.is_stuck = False
+        self._ahead: concurrent.futures.Future | None = None  # the next batches, being read
         self._steps = 0
         self._known = dict.fromkeys(parts, _Position())  # the last one of each part that can be read again
 
@@ -108,44 +136,37 @@ class Batches:
     def _spec_of_part(self):
         return next(iter(self._parts.values())).element_spec
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether a wait was given up. Its thread still waits for the input, perhaps forever."""
-        return self._is_stuck
-
     def read_ahead(self) -> None:
         """Starts reading the next batches, in a thread. Until they are taken, `save` writes the position before them.
 
         The first batch waits for shuffle buffers to fill, while a training step is compiled.
         """
-        self._ahead = self._ahead or patience.Call(self._read)
+        self._ahead = self._ahead or _started(self._read)
 
     def __next__(self) -> dict[str, tf.Tensor]:
-        batches = self._reading().result(lambda: False)
-        self._steps += self._steps_per_call
-        return batches
+        return self.wait(lambda: False)
 
     def wait(self, gives_up: Callable[[], bool]) -> dict[str, tf.Tensor] | None:
         """Returns the next batches, or None if `gives_up()`, which is polled, becomes true first.
 
         After None there are no more batches, and `save` writes the position after the last batches that were returned.
         """
-        batches = None if self._is_stuck else self._patiently(self._reading(), gives_up)
+        batches = None if self.is_stuck else self._result(self._reading(), gives_up)
         self._steps += self._steps_per_call * (batches is not None)
         return batches
 
     def _reading(self):
         """Returns the call that reads the next batches."""
-        call, self._ahead = self._ahead or patience.Call(self._read), None
+        call, self._ahead = self._ahead or _started(self._read), None
         return call
 
-    def _patiently(self, call, gives_up):
+    def _result(self, call, gives_up):
         """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
-        try:
-            return call.result(gives_up)
-        except patience.GivenUp:
-            self._is_stuck = True
-            return None
+        while not concurrent.futures.wait([call], _LOOK_PERIOD).done:
+            if gives_up():
+                self.is_stuck = True
+                return None
+        return call.result()
 
     def _read(self):
         read = [next(part) for part in self._parts.values()]
@@ -163,7 +184,7 @@ class Batches:
         if self._ahead:
             due = time.monotonic() + _CLOSING_SECONDS
             with contextlib.suppress(tf.errors.OpError, StopIteration, Refusal):  # nobody wants these batches any more
-                self._patiently(self._reading(), lambda: time.monotonic() > due)
+                self._result(self._reading(), lambda: time.monotonic() > due)
         self._parts = {}
 
     def save(self, folder: pathlib.Path, process_index: int) -> None:
@@ -180,33 +201,29 @@ class Batches:
         # One of several processes never gives up alone, see `training.loop`.
         has_all = None in self._parts or len(self._parts) * self._size == self._batch_size
         due = time.monotonic() + (_SAVING_SECONDS if has_all else float("inf"))
-        if not self._is_stuck and not self._ahead:
-            with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
-                writing = patience.Call(lambda: self._write(pathlib.Path(place), process_index))
-                if self._patiently(writing, lambda: time.monotonic() > due):
-                    for index in self._parts:
-                        if index not in self._corrupt or not self._corrupt[index].has_failed:
-                            files = _files(pathlib.Path(place), _name(index, process_index))
-                            self._known[index] = _Position(files, self._steps)
-        for index, known in self._known.items():
-            if index is not None or process_index == 0:
-                self._write_known(known, folder / _name(index, process_index))
+        names = {index: _name(index, process_index) for index in self._parts if index is not None or process_index == 0}
 
-    def _write(self, folder, process_index):
-        for index, part in self._parts.items():
-            if index is not None or process_index == 0:
-                name = folder / _name(index, process_index)
-                tf.train.Checkpoint(iterator=part).write(str(name))
+        def write(folder):
+            for index, name in names.items():
+                tf.train.Checkpoint(iterator=self._parts[index]).write(str(folder / name))
                 if index in self._corrupt and (found := self._corrupt[index].text()):
-                    name.with_suffix(_CORRUPT).write_text(found)
-        return True
+                    (folder / name).with_suffix(_CORRUPT).write_text(found)
+            return True
 
-    def _write_known(self, known, place):
-        for ending, content in (known.files or {}).items():
-            place.with_name(place.name + ending).write_bytes(content)
-        if known.files is None or known.step != self._steps:
-            later = {"steps": self._steps - known.step, "is_from_start": known.files is None}
-            place.with_suffix(_LATER).write_text(json.dumps(later))
+        if not self.is_stuck and not self._ahead:
+            with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
+                written = pathlib.Path(place)
+                if self._result(_started(lambda: write(written)), lambda: time.monotonic() > due):
+                    for index, name in names.items():
+                        if index not in self._corrupt or not self._corrupt[index].has_failed:
+                            self._known[index] = _Position(_files(written, name), self._steps)
+        for index, name in names.items():
+            known = self._known[index]
+            for ending, content in (known.files or {}).items():
+                (folder / f"{name}{ending}").write_bytes(content)
+            if known.files is None or known.step != self._steps:
+                later = {"steps": self._steps - known.step, "is_from_start": known.files is None}
+                (folder / name).with_suffix(_LATER).write_text(json.dumps(later))
 
     def restore(self, folder: pathlib.Path) -> None:
         """Continues from a saved position, with any number of processes.
@@ -219,12 +236,12 @@ class Batches:
             saved = sorted(folder.glob(f"{_name(index, '*')}.*"))
             place = folder / (saved[0].name.partition(".")[0] if saved else _name(index, 0))
             later = next((file for file in (place.with_suffix(_LATER), folder / _LATER_OF_ALL) if file.exists()), None)
-            steps, is_from_start = _read_later(later) if later else (0, False)
+            steps, is_from_start = _parsed(later, _later_of) if later else (0, False)
             if not is_from_start:
                 literal = places.Literal(place)
                 tf.train.Checkpoint(iterator=part).read(str(literal)).assert_existing_objects_matched()
                 if index in self._corrupt and (found := place.with_suffix(_CORRUPT)).exists():
-                    _take_up(self._corrupt[index], found)
+                    _parsed(found, self._corrupt[index].take_up)
             for _ in range(steps // self._steps_per_call):
                 next(part)
             self._known[index] = _Position(None if is_from_start else _files(folder, place.name), self._steps - steps)
@@ -236,19 +253,30 @@ def _files(folder, name):
             if not file.name.endswith(_LATER)}
 
 
-def _read_later(file):
+def _later_of(text):
+    later = json.loads(text)
+    return int(later["steps"]), bool(later["is_from_start"])
+
+
+def _parsed(file, parse):
     try:
-        later = json.loads(file.read_text())
-        return int(later["steps"]), bool(later["is_from_start"])
-    except (ValueError, KeyError, TypeError) as error:
+        return parse(file.read_text())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AssertionError(f"{file} is damaged") from error
 
 
-def _take_up(corrupt, file):
-    try:
-        corrupt.take_up(file.read_text())
-    except (ValueError, TypeError, AttributeError) as error:
-        raise AssertionError(f"{file} is damaged") from error
+def _started(function: Callable[[], Any]) -> concurrent.futures.Future:
+    """Starts a call that may never return, such as a read from a pipe without a writer, in a thread of its own."""
+    call: concurrent.futures.Future = concurrent.futures.Future()
+
+    def run():
+        try:
+            call.set_result(function())
+        except BaseException as error:  # raised again in the waiting thread
+            call.set_exception(error)
+
+    threading.Thread(target=run, name="patience", daemon=True).start()  # an executor would wait for it at the end
+    return call
 
 
 def _name(index, process_index):

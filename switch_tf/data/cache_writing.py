@@ -1,25 +1,32 @@
 """The cache of a task, written shard by shard, by any process and in any order.
 
 A shard appears complete or not at all and has a checksum, so a command that was killed resumes with the missing shards.
+`switch-tf cache` does it by an Apache Beam pipeline of one step: each worker writes whole shards.
 """
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
+from tqdm import tqdm
 
-from switch_tf.data import cache_manifest
+from switch_tf import environment
+from switch_tf.data import cache_files
+from switch_tf.data.cache_files import write_records
 from switch_tf.data.pipeline import failure, no_global_seed
-from switch_tf.data.providers import check_split, get_provider, tasks_of
-from switch_tf.data.record_files import write_records
-from switch_tf.data.seqio_import import import_seqio
-from switch_tf.refusals import Refusal
-from switch_tf.storage import leftovers, places
+from switch_tf.data.providers import get_provider, tasks_of
+from switch_tf.data.vocabularies import import_seqio
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import leftovers, outputs, places
 from switch_tf.storage.whole_file import remove, write_whole
 
 # Sources of fewer files are cut into this many shards, so that several processes can share them.
@@ -29,6 +36,8 @@ _BYTES_PER_SHARD = 32 * 2**20  # of text
 # Files of a split's folder.
 _OWN = re.compile(r"\d{5,}-of-\d{5,}\.(array_record|json)|(request|manifest)\.json|"
                   r"\.\d{5,}-of-\d{5,}\.array_record\.failure")
+_DISTRIBUTIONS = ("switch-tf", "seqio", "t5", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
+_POLL_SECONDS = 0.5
 _SEED = 0  # of the few random steps before the placeholder
 
 
@@ -60,16 +69,22 @@ class Shard:
         """Path of the counts and the checksum, which exists once the shard is complete."""
         return self.file.with_suffix(".json")
 
+    @property
+    def failure(self) -> pathlib.Path:
+        """Path of the reason why a worker could not write the shard."""
+        return places.at(self.folder) / f".{self.file.name}.failure"
 
-def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None, num_shards: int | None,
-         overwrite: bool, lock: Callable[[pathlib.Path], None] = lambda folder: None) -> list[Shard]:
+
+def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None,
+               num_shards: int | None, overwrite: bool,
+               lock: Callable[[pathlib.Path], object] = lambda folder: None) -> list[Shard]:
     """Creates the folders of a split's cache and returns its shards, complete shards included.
 
     Args:
         mixture_or_task_name: str. Task, or mixture of tasks, some of which have the split.
         split: str. Name of the split.
         vocabulary: str or None, see `get_provider`.
-        cache_dir: str or None, see `cache_manifest.folder_of`.
+        cache_dir: str or None, see `cache_files.folder_of`.
         num_shards: int or None. Number of shards of the train split. None means the number of source files, more if
             they are few or large. Any other split has a shard for each source file, which keeps its order.
         overwrite: bool. Deletes existing shards.
@@ -79,20 +94,15 @@ def plan(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_di
         Refusal: the name or split is unknown, the task cannot be cached or its data are missing, or the folder has
             the cache of other data or cannot be written.
     """
-    provider = get_provider(mixture_or_task_name, vocabulary)
-    check_split(provider, split)
-    tasks = tasks_of(provider, split)
+    tasks, shards = tasks_of(get_provider(mixture_or_task_name, vocabulary), split), []
     for task in tasks:
-        cache_manifest.placeholder_of(task)
-    shards = []
+        cache_files.placeholder_of(task)
     for task in tasks:
-        folder = cache_manifest.folder_of(cache_dir, task.name, split)
-        wanted = cache_manifest.request(task, split)
-        wanted["num_shards"] = _num_shards(task.source, split, num_shards)
+        folder, count = cache_files.folder_of(cache_dir, task.name, split), _num_shards(task.source, split, num_shards)
+        wanted = {**cache_files.request(task, split), "num_shards": count}
         lock(folder)
         _begin(folder, wanted, overwrite)
-        shards += [Shard(str(folder), task.name, split, vocabulary, index, wanted["num_shards"])
-                   for index in range(wanted["num_shards"])]
+        shards += [Shard(str(folder), task.name, split, vocabulary, index, count) for index in range(count)]
     return shards
 
 
@@ -104,13 +114,13 @@ def is_complete(shard: Shard) -> bool:
     try:
         description = json.loads(shard.description.read_text())
         return places.size(shard.file) == description["bytes"] and (
-            not places.is_local(shard.file) or cache_manifest.checksum(shard.file) == description["sha256"])
+            not places.is_local(shard.file) or cache_files.checksum(shard.file) == description["sha256"])
     except (FileNotFoundError, ValueError):
         return False
 
 
 @no_global_seed()
-def write(shard: Shard) -> None:
+def write_shard(shard: Shard) -> None:
     """Reads, tokenises and writes one shard.
 
     Raises:
@@ -118,57 +128,68 @@ def write(shard: Shard) -> None:
             written.
     """
     task = get_provider(shard.task, shard.vocabulary)
-    num_examples, counts = 0, {}
+    source, counts, num_examples = task.source, dict.fromkeys(task.output_features, 0), 0
 
     def records():
         nonlocal num_examples
         for example in dataset.as_numpy_iterator():
-            yield _record(example)
+            # seqio's function makes a tensor of every feature first, which is slow.
+            yield tf.train.Example(features=tf.train.Features(feature={
+                name: _feature(np.asarray(value)) for name, value in example.items()})).SerializeToString()
             num_examples += 1
-            for name in task.output_features:
-                counts[name] = counts.get(name, 0) + (int(np.size(example[name])) if name in example else 0)
+            for name in counts:
+                counts[name] += int(np.size(example[name])) if name in example else 0
 
     try:
-        dataset = _examples(task, shard)
+        # Some source files, or every n-th record.
+        is_split = source.supports_arbitrary_sharding or len(source.list_shards(shard.split)) >= shard.count
+        part = import_seqio().ShardInfo(shard.index, shard.count) if is_split and shard.count > 1 else None
+        dataset = source.get_dataset(split=shard.split, shuffle=False, seed=_SEED, shard_info=part)
+        if not is_split:
+            dataset = dataset.shard(shard.count, shard.index)
+        dataset = task.preprocess_precache(dataset, seed=_SEED + shard.index).prefetch(tf.data.AUTOTUNE)
         features = _features(task, dataset)
         sums = write_records(shard.file, records())
-        description = {"file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
-                       **sums}
-        write_whole(shard.description, json.dumps(description, indent=1))
+        write_whole(shard.description, json.dumps({
+            "file": shard.file.name, "examples": num_examples, "tokens": counts if num_examples else {},
+            "features": features, **sums}, indent=1))
     except Refusal:
         raise
     except Exception as error:  # from preprocessors of the user, of any kind
         raise Refusal(failure(task, shard.split, error)) from error
 
 
-def finish(shards: list[Shard]) -> dict:
-    """Writes and returns the manifest of one split of one task with complete shards."""
-    folder = places.at(shards[0].folder)
-    descriptions = [json.loads(shard.description.read_text()) for shard in shards]
-    request = json.loads((folder / "request.json").read_text())
-    request.pop("num_shards")
-    features = [shard.pop("features") for shard in descriptions]
-    tokens = {name: sum(shard["tokens"].get(name, 0) for shard in descriptions) for name in descriptions[0]["tokens"]}
-    manifest = {"request": request, "versions": cache_manifest.versions(), "features": features[0],
-                "examples": sum(shard["examples"] for shard in descriptions), "tokens": tokens,
-                "bytes": sum(shard["bytes"] for shard in descriptions), "shards": descriptions}
-    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
-    leftovers.remove_unfinished(folder)
-    return manifest
-
-
-def finish_all(shards: list[Shard]) -> list[dict]:
-    """Writes the manifests of all splits; returns the task, split, folder and sizes of each."""
-    by_folder = {}
+def finish_cache(shards: list[Shard]) -> list[dict]:
+    """Writes the manifests of splits with complete shards; returns the task, split, folder and sizes of each."""
+    by_folder: dict[str, list[Shard]] = {}
     for shard in shards:
         by_folder.setdefault(shard.folder, []).append(shard)
     summaries = []
-    for folder, members in by_folder.items():
-        manifest = finish(members)
-        summaries.append({"task": members[0].task, "split": members[0].split, "folder": folder,
-                          "num_shards": len(members), "examples": manifest["examples"], "tokens": manifest["tokens"],
-                          "bytes": manifest["bytes"]})
+    for name, members in by_folder.items():
+        folder = places.at(name)
+        written = [json.loads(shard.description.read_text()) for shard in members]
+        request = json.loads((folder / "request.json").read_text())
+        request.pop("num_shards")
+        features = [shard.pop("features") for shard in written]
+        sizes = {"examples": sum(shard["examples"] for shard in written),
+                 "tokens": {feature: sum(shard["tokens"].get(feature, 0) for shard in written)
+                            for feature in written[0]["tokens"]},
+                 "bytes": sum(shard["bytes"] for shard in written)}
+        # TensorFlow may be installed as tensorflow-tpu.
+        versions = {package: environment.installed_version(package) or "not installed" for package in _DISTRIBUTIONS}
+        write_whole(folder / "manifest.json", json.dumps(
+            {"request": request, "versions": versions, "features": features[0], **sizes, "shards": written}, indent=1))
+        leftovers.remove_unfinished(folder)
+        summaries.append({"task": members[0].task, "split": members[0].split, "folder": name,
+                          "num_shards": len(members), **sizes})
     return summaries
+
+
+def line_of(cache: dict) -> str:
+    """Returns the line about one cache that `switch-tf cache` prints, see `finish_cache`."""
+    tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in cache["tokens"].items() if count)
+    return (f"{cache['task']}, split {cache['split']}: {cache['examples']:,} examples, {tokens}, "
+            f"{cache['bytes'] / 2**20:.1f} MB in {cache['num_shards']} shards: {cache['folder']}")
 
 
 def _num_shards(source, split, wanted):
@@ -201,21 +222,9 @@ def _begin(folder, wanted, overwrite):
         saved = json.loads(request.read_text())
     except ValueError:
         saved = {}
-    if found := cache_manifest.difference(saved, wanted):
+    if found := cache_files.difference(saved, wanted):
         raise Refusal(f"The cache in {str(folder)!r} is of something else: {found}. Give --overwrite to make it "
                       "anew, or another --output.")
-
-
-def _examples(task, shard):
-    """Returns the examples of a shard before the placeholder: from some source files, or every n-th record."""
-    seqio = import_seqio()
-    source, part = task.source, seqio.ShardInfo(shard.index, shard.count)
-    if source.supports_arbitrary_sharding or len(source.list_shards(shard.split)) >= shard.count:
-        dataset = source.get_dataset(split=shard.split, shuffle=False, seed=_SEED,
-                                     shard_info=part if shard.count > 1 else None)
-    else:
-        dataset = source.get_dataset(split=shard.split, shuffle=False, seed=_SEED).shard(shard.count, shard.index)
-    return task.preprocess_precache(dataset, seed=_SEED + shard.index).prefetch(tf.data.AUTOTUNE)
 
 
 def _features(task, dataset):
@@ -233,13 +242,6 @@ def _features(task, dataset):
     return features
 
 
-def _record(example):
-    """Returns a serialised `tf.train.Example`. seqio's function makes a tensor of every feature first, which is slow.
-    """
-    return tf.train.Example(features=tf.train.Features(feature={
-        name: _feature(np.asarray(value)) for name, value in example.items()})).SerializeToString()
-
-
 def _feature(value):
     flat = value.reshape(-1)
     if flat.dtype.kind in "OSU":
@@ -247,3 +249,114 @@ def _feature(value):
     if flat.dtype.kind in "iub":
         return tf.train.Feature(int64_list=tf.train.Int64List(value=flat.astype(np.int64)))
     return tf.train.Feature(float_list=tf.train.FloatList(value=flat.astype(np.float32)))
+
+
+def incomplete(shards: Sequence[Shard]) -> list[Shard]:
+    """Returns the shards that have to be written; reads those that exist once, to verify them."""
+    is_new = not any(shard.description.exists() for shard in shards)
+    return [shard for shard in tqdm(shards, desc="checking what is there", unit=" shards", mininterval=0.5,
+                                    disable=is_new) if not is_complete(shard)]
+
+
+def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], flags: Sequence[str],
+        num_processes: int) -> None:
+    """Writes shards in Apache Beam's workers and shows the progress.
+
+    Args:
+        shards: Incomplete shards of a cache.
+        num_shards: Number of shards of the cache, complete ones included.
+        prepare: Function that registers the task in a worker. Beam pickles it.
+        flags: Flags of Apache Beam. Without `--runner`, the workers are processes of this machine.
+        num_processes: Number of workers on this machine, at least 1.
+
+    Raises:
+        Refusal: Beam is missing or refuses its flags, or a shard could not be written. All others are.
+    """
+    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    try:
+        with outputs.held_back():
+            import apache_beam as beam  # here, because the extra may be missing and prints a lot
+            from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+        raise Refusal(f"`switch-tf cache` runs on Apache Beam, which cannot be imported ({error}): pip install "
+                      "'switch-tf[beam]', or apache-beam as requirements-dev.txt pins it.") from error
+
+    class WriteShard(beam.DoFn):
+        def __init__(self, prepare):
+            self._prepare = prepare
+
+        def setup(self):
+            self._prepare()
+
+        def process(self, fields):
+            # A name of this module would be imported, and TensorFlow with it, before `setup` does so quietly.
+            from switch_tf.data import cache_writing
+
+            cache_writing.write_or_note(fields)
+
+    num_workers, defaults = min(num_processes, len(shards)), []
+    if not any(flag.startswith("--runner") for flag in flags):
+        mode = "multi_processing" if num_workers > 1 else "in_memory"
+        defaults = ["--runner=DirectRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={num_workers}",
+                    "--default_sdk_harness_log_level=ERROR"]
+    done = threading.Event()
+    watcher = threading.Thread(target=_show_progress, args=(shards, num_shards, done), daemon=True)
+    try:
+        options = PipelineOptions([*defaults, *flags])
+        for shard in shards:
+            shard.failure.unlink(missing_ok=True)
+        watcher.start()
+        try:
+            with beam.Pipeline(options=options) as pipeline:
+                # Plain values, because unpickling a Shard would import TensorFlow before `setup` does so quietly.
+                _ = (pipeline | beam.Create([dataclasses.asdict(shard) for shard in shards]) | beam.Reshuffle()
+                     | beam.ParDo(WriteShard(prepare)))
+        finally:
+            done.set()
+            watcher.join()
+    except SystemExit as error:  # argparse's, which has printed the reason
+        raise Refusal(f"Apache Beam does not take {' '.join(flags)}, as it says above.") from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise Refusal(f"Apache Beam ended with: {first_line(error)} The shards that are written stay; the same command "
+                      "goes on.") from error
+    _check_failures(shards, num_shards)
+
+
+def _check_failures(shards, num_shards):
+    files = [shard.failure for shard in shards if shard.failure.exists()]
+    if not files:
+        if missing := [shard for shard in shards if not shard.description.exists()]:  # nor the reason
+            raise Refusal(f"{len(missing)} of {num_shards} shards could not be written to {missing[0].folder}; make "
+                          "room there, or mend its rights. The same command goes on.")
+        return
+    sentence = json.loads(files[0].read_text())["sentence"]
+    for file in files:
+        file.unlink()
+    raise Refusal(f"{sentence} {len(files)} of {num_shards} shards are not written, the others are; the same command "
+                  "goes on.")
+
+
+def write_or_note(fields: dict) -> None:
+    """Writes a shard, given as a dict of its fields, or leaves a note with the reason for the command to raise."""
+    shard = Shard(**fields)
+    try:
+        write_shard(shard)
+    except Refusal as error:
+        with contextlib.suppress(OSError):  # then the shard's description is missing
+            shard.failure.write_text(json.dumps({"sentence": first_line(error)}))
+
+
+def _show_progress(shards, num_shards, done):
+    """Shows the number of complete shards and their examples until `done` is set."""
+    started, waiting, examples = time.perf_counter(), set(shards), 0
+    with tqdm(total=num_shards, initial=num_shards - len(shards), desc="tokenising", unit=" shards",
+              mininterval=0.5) as progress:
+        is_last = False
+        while not is_last:
+            is_last = done.wait(_POLL_SECONDS)
+            for shard in [shard for shard in waiting if shard.description.exists()]:
+                waiting.remove(shard)
+                examples += json.loads(shard.description.read_text())["examples"]
+                rate = examples / (time.perf_counter() - started)
+                progress.set_postfix_str(f"{examples:,} examples, {rate:,.0f} a second", refresh=False)
+                progress.update()

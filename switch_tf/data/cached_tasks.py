@@ -1,4 +1,4 @@
-"""Tasks that read their cache (`cache_writing.py`) by index, in an order that depends only on seed and epoch."""
+"""The source of a task that reads its cache by index, in an order that depends only on seed and epoch."""
 
 import functools
 import hashlib
@@ -11,12 +11,9 @@ import seqio
 import tensorflow as tf
 from etils import epy
 
-from switch_tf.data import cache_manifest
-from switch_tf.data.corrupt_records import CorruptRecords
-from switch_tf.data.endless import passes
+from switch_tf.data.cache_files import CorruptRecords, fetched_shard
 from switch_tf.data.example_files import BadData
-from switch_tf.data.fetched_shards import fetched_shard
-from switch_tf.data.providers import get_provider, replace_tasks, tasks_of
+from switch_tf.data.providers import passes
 from switch_tf.refusals import first_line
 
 with epy.lazy_imports():  # when a file is read, in the process that reads it
@@ -29,20 +26,21 @@ _ERRORS = (RuntimeError, ValueError, IndexError)  # of array_record
 
 
 class CachedSource(seqio.DataSource):
-    """The tokenised examples of a task, in another order in each epoch.
+    """The tokenised examples of a split of a task, in another order in each epoch.
 
     Args:
-        manifests: Split -> result of `cache_manifest.load`.
-        folders: Split -> folder.
+        split: str. The only split.
+        manifest: Result of `cache_files.load`.
+        folder: Its folder.
         seed: int. Fixes the order. The seed that seqio passes, which fixes the noise, may differ between shards.
         corrupt: CorruptRecords, which decides about records that cannot be read.
     """
 
-    def __init__(self, manifests: dict[str, dict], folders: dict[str, pathlib.Path], seed: int,
-                 corrupt: CorruptRecords):
-        counts = {split: manifest["examples"] for split, manifest in manifests.items()}
-        super().__init__(splits=tuple(manifests), num_input_examples=counts, caching_permitted=True)
-        self._manifests, self._folders, self._seed, self._corrupt = manifests, folders, seed, corrupt
+    def __init__(self, split: str, manifest: dict, folder: pathlib.Path, seed: int, corrupt: CorruptRecords):
+        self._count = manifest["examples"]
+        super().__init__(splits=(split,), num_input_examples={split: self._count}, caching_permitted=True)
+        self._manifest, self._folder, self._seed, self._corrupt = manifest, folder, seed, corrupt
+        self._starts = np.cumsum([0] + [shard["examples"] for shard in manifest["shards"]])
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -50,143 +48,74 @@ class CachedSource(seqio.DataSource):
         return True
 
     def list_shards(self, split: str) -> list[str]:
-        """Returns the files of a split."""
-        return [str(self._folders[split] / shard["file"]) for shard in self._manifests[split]["shards"]]
+        """Returns the files of the split."""
+        return [str(self._folder / shard["file"]) for shard in self._manifest["shards"]]
 
     def fingerprint(self, split: str) -> str:
         """Returns a text that identifies the content of the cache."""
-        text = json.dumps(self._manifests[split], sort_keys=True)
-        return f"{self._manifests[split]['examples']} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        text = json.dumps(self._manifest, sort_keys=True)
+        return f"{self._count} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def get_dataset(self, split: str = "train", shuffle: bool = True, seed: int | None = None,
                     shard_info: seqio.ShardInfo | None = None, **unused: Any) -> tf.data.Dataset:
-        """Returns the examples of a split, every n-th of them for n shards, all if there are fewer than shards."""
-        manifest = self._manifests[split]
-        count = manifest["examples"]
-        reader = _Reader(self.list_shards(split), manifest["shards"], self._corrupt)
-        parse = functools.partial(_parse, manifest["features"])
+        """Returns the examples of the split, every n-th of them for n shards, all if there are fewer than shards."""
+        read = functools.partial(self._read, {})
 
         def one_pass(key):
-            places = tf.data.Dataset.range(count)
-            if shard_info and count >= shard_info.num_shards:
+            places = tf.data.Dataset.range(self._count)
+            if shard_info and self._count >= shard_info.num_shards:
                 places = places.shard(shard_info.num_shards, shard_info.index)
             if key is not None:
-                places = places.map(lambda place: tf.random.experimental.index_shuffle(place, key, count - 1))
+                places = places.map(lambda place: tf.random.experimental.index_shuffle(place, key, self._count - 1))
             records = places.batch(_RECORDS_AT_A_TIME).map(lambda place: tf.ensure_shape(tf.numpy_function(
-                reader.read, [place], tf.string, stateful=False), [None]))
-            return records.unbatch().map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+                read, [place], tf.string, stateful=False), [None]))
+            return records.unbatch().map(self._parse, num_parallel_calls=tf.data.AUTOTUNE)
 
-        if not shuffle:
-            return one_pass(None)
-        return passes(one_pass, self._seed)
+        return passes(one_pass, self._seed) if shuffle else one_pass(None)
 
+    def _read(self, readers, indices):
+        """Returns serialised examples, bytes[<=n], of <int64>[n] indices, without those that are left out.
 
-def get_cached_provider(name: str, vocabulary: str | None, cache_dir: str | None, split: str, seed: int,
-                        num_parts: int = 1, corrupt: CorruptRecords | None = None) -> seqio.Task | seqio.Mixture:
-    """Returns a task or mixture that reads a split from the cache.
-
-    Args:
-        name: str. A registered seqio task or mixture.
-        vocabulary: str or None, see `get_provider`.
-        cache_dir: str or None, see `cache_manifest.folder_of`.
-        split: str. A task of a mixture that lacks it stays unchanged.
-        seed: int. Fixes the order.
-        num_parts: int. Number of shards that are read at the same time. They share the size of the shuffle buffer.
-        corrupt: CorruptRecords of the part. None leaves out no record.
-
-    Raises:
-        Refusal: See `get_provider`; or the cache is missing, unfinished, damaged or stale.
-    """
-
-    def change(task):
-        if not cache_manifest.folder_of(cache_dir, task.name, split).exists() and split not in task.splits:
-            return task
-        place = cache_manifest.placeholder_of(task)
-        source = CachedSource({split: cache_manifest.load(task, split, cache_dir)},
-                              {split: cache_manifest.folder_of(cache_dir, task.name, split)}, seed,
-                              corrupt or CorruptRecords())
-        # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
-        steps = [_identity] * place + list(task.preprocessors[place:])
-        buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // num_parts)
-        return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
-
-    return replace_tasks(get_provider(name, vocabulary), change)
-
-
-def cache_fingerprint(name: str, vocabulary: str | None, cache_dir: str | None, split: str) -> dict[str, str]:
-    """Returns "task: cache" -> text that identifies the content of a split's cache.
-
-    Raises:
-        Refusal: See `get_cached_provider`.
-    """
-    provider = get_cached_provider(name, vocabulary, cache_dir, split, 0)
-    return {f"{task.name}: cache": task.source.fingerprint(split) for task in tasks_of(provider, split)}
-
-
-class _Reader:
-    """Records by their index over all files, which are opened at their first use."""
-
-    def __init__(self, files, shards, corrupt):
-        self._files, self._shards, self._corrupt = files, shards, corrupt
-        self._starts = np.cumsum([0] + [shard["examples"] for shard in shards])
-        self._opened = {}
-
-    def read(self, indices):
-        """Returns serialised examples, bytes[<=n], of <int64>[n] indices, without those that are left out."""
+        `readers`: number of a file -> its reader, from its first use.
+        """
+        records, is_read = np.empty(len(indices), object), np.ones(len(indices), bool)
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
         try:
-            return self._read(indices)
+            for number in np.unique(numbers):
+                shard = self._manifest["shards"][number]
+                file, places = str(self._folder / shard["file"]), np.flatnonzero(numbers == number)
+                rows = (indices[places] - self._starts[number]).tolist()
+                try:
+                    if number not in readers:
+                        readers[number] = array_record_module.ArrayRecordReader(
+                            fetched_shard(file, shard["sha256"]), _READER_OPTIONS)
+                except BadData:
+                    raise
+                except _ERRORS as error:
+                    raise BadData(f"{file} is damaged ({first_line(error)}); `switch-tf cache` with the task's gin "
+                                  "file finds damaged shards and writes them anew.") from error
+                try:
+                    records[places] = readers[number].read(rows)
+                except _ERRORS:
+                    for row, place in zip(rows, places, strict=True):
+                        try:
+                            (records[place],) = readers[number].read([row])
+                        except _ERRORS as error:
+                            self._corrupt.add(file, row, error)
+                            is_read[place] = False
         except BaseException:
             self._corrupt.has_failed = True
             raise
-
-    def _read(self, indices):
-        records, is_read = np.empty(len(indices), object), np.ones(len(indices), bool)
-        numbers = np.searchsorted(self._starts, indices, side="right") - 1
-        for number in np.unique(numbers):
-            places = np.flatnonzero(numbers == number)
-            rows = indices[places] - self._starts[number]
-            try:
-                reader = self._reader(number)
-            except BadData:
-                raise
-            except _ERRORS as error:
-                raise BadData(f"{self._files[number]} is damaged ({first_line(error)}); `switch-tf cache` with the "
-                              "task's gin file finds damaged shards and writes them anew.") from error
-            try:
-                records[places] = reader.read(rows.tolist())
-            except _ERRORS:
-                is_read[places] = [self._read_one(reader, number, int(row), records, place)
-                                   for row, place in zip(rows, places, strict=True)]
         return records[is_read]
 
-    def _read_one(self, reader, number, row, records, place):
-        """Reads a record into its place; returns False if it is left out."""
-        try:
-            (records[place],) = reader.read([row])
-        except _ERRORS as error:
-            self._corrupt.add(self._files[number], row, error)
-            return False
-        return True
-
-    def _reader(self, number):
-        if number not in self._opened:
-            file = fetched_shard(self._files[number], self._shards[number]["sha256"])
-            self._opened[number] = array_record_module.ArrayRecordReader(file, _READER_OPTIONS)
-        return self._opened[number]
-
-
-def _parse(features, record):
-    """Returns the tensors of a serialised example, with the dtypes before the cache."""
-    stored = {}
-    for name, feature in features.items():
-        dtype, shape = tf.as_dtype(feature["dtype"]), feature["shape"]
-        stored_dtype = dtype if dtype in (tf.string, tf.float32) else tf.int64
-        stored[name] = (tf.io.FixedLenSequenceFeature(shape[1:], stored_dtype, allow_missing=True) if shape
-                        else tf.io.FixedLenFeature([], stored_dtype))
-    parsed = tf.io.parse_single_example(record, stored)
-    return {name: tf.cast(value, features[name]["dtype"]) if features[name]["dtype"] != "string" else value
-            for name, value in parsed.items()}
-
-
-def _identity(dataset):
-    return dataset
+    def _parse(self, record):
+        """Returns the tensors of a serialised example, with the dtypes before the cache."""
+        stored, features = {}, self._manifest["features"]
+        for name, feature in features.items():
+            dtype, shape = tf.as_dtype(feature["dtype"]), feature["shape"]
+            dtype = dtype if dtype in (tf.string, tf.float32) else tf.int64
+            stored[name] = (tf.io.FixedLenSequenceFeature(shape[1:], dtype, allow_missing=True) if shape
+                            else tf.io.FixedLenFeature([], dtype))
+        parsed = tf.io.parse_single_example(record, stored)
+        return {name: value if value.dtype == tf.string else tf.cast(value, features[name]["dtype"])
+                for name, value in parsed.items()}

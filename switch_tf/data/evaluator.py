@@ -1,9 +1,15 @@
-"""Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches."""
+"""Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches.
 
-import contextlib
+A prediction is decoded from ids, so it has no trailing blank, no newline, and only the Unicode forms that the
+vocabulary normalises to. So targets are put into the spelling of predictions, and targets that no prediction can match
+are counted.
+"""
+
+import collections
 import functools
 import logging
 import pathlib
+import string
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,14 +17,15 @@ import numpy as np
 
 from switch_tf import checks
 from switch_tf.configs import directions
-from switch_tf.data import comparing
-from switch_tf.data.bad_rows import refusing_bad_rows
-from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.evaluation_sets import evaluation_owner
-from switch_tf.data.providers import check_split, get_provider, import_seqio, replace_tasks, tasks_of
+from switch_tf.data.inspection import refusing_bad_rows
+from switch_tf.data.pipeline import DatasetDescription, check_description
+from switch_tf.data.providers import get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
+
+_IGNORED = string.punctuation + "‘’´`"  # not the sign of an unknown piece
 
 
 class TaskScores(NamedTuple):
@@ -41,24 +48,18 @@ class TaskScores(NamedTuple):
 
 def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
     """Returns the names of the tasks that have a split: the task itself, or some tasks of a mixture."""
-    provider = get_provider(mixture_or_task_name)
-    check_split(provider, split)
-    return [task.name for task in tasks_of(provider, split)]
+    return [task.name for task in tasks_of(get_provider(mixture_or_task_name), split)]
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
     """Returns whether any task with the split has metrics. Pretraining tasks have none."""
-    provider = get_provider(mixture_or_task_name)
-    check_split(provider, split)
-    return any(task.metric_objs for task in tasks_of(provider, split))
+    return any(task.metric_objs for task in tasks_of(get_provider(mixture_or_task_name), split))
 
 
 def check_metrics(mixture_or_task_name: str, split: str) -> None:
     """Refuses tasks with metrics that need more than predictions and scores."""
     kinds = import_seqio().metrics.ModelOutputType
-    provider = get_provider(mixture_or_task_name)
-    check_split(provider, split)
-    for task in tasks_of(provider, split):
+    for task in tasks_of(get_provider(mixture_or_task_name), split):
         for metric in task.metric_objs:
             kind = metric.model_output_type
             if kind not in (kinds.PREDICTION, kinds.SCORE):
@@ -69,8 +70,12 @@ def check_metrics(mixture_or_task_name: str, split: str) -> None:
 
 def declares_directions(mixture_or_task_name: str, split: str) -> bool:
     """Returns whether any metric of the tasks has the attribute `lower_is_better`."""
-    return any(isinstance(getattr(metric, "lower_is_better", None), bool)
-               for task in tasks_of(get_provider(mixture_or_task_name), split) for metric in task.metric_fns)
+    tasks = tasks_of(get_provider(mixture_or_task_name), split)
+    return any(_declares(metric) for task in tasks for metric in task.metric_fns)
+
+
+def _declares(metric):
+    return isinstance(getattr(metric, "lower_is_better", None), bool)
 
 
 class Evaluator:
@@ -93,10 +98,8 @@ class Evaluator:
         seqio = import_seqio()
         name, split = description.mixture_or_task_name, description.split
         provider = get_provider(name, description.vocabulary)
-        check_split(provider, split)
         self._kinds = seqio.metrics.ModelOutputType
-        tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
-        if not tasks:
+        if not any(task.metric_objs for task in tasks_of(provider, split)):
             raise Refusal(f"No task of {name!r} has metrics on split {split!r}; a task without is evaluated by its "
                           "loss.")
         check_metrics(name, split)
@@ -104,12 +107,21 @@ class Evaluator:
         self._targets_length = description.task_feature_lengths["targets"]
         self._declared = {}
         provider = replace_tasks(provider, self._as_compared)
-        tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
         self.end_id = provider.output_features["targets"].vocabulary.eos_id
-        with _quiet(), refusing_bad_rows(description), _registered(provider) as registered:
-            self._evaluator = seqio.Evaluator(
-                registered, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(
-                    description.task_feature_lengths), num_examples=num_examples)
+        registry = seqio.MixtureRegistry if isinstance(provider, seqio.Mixture) else seqio.TaskRegistry
+        registered, logger = f"{provider.name} as evaluated", logging.getLogger("absl")
+        level = logger.level
+        registry.add_provider(registered, provider)
+        logger.setLevel(logging.ERROR)  # seqio's notes on shorter lengths and missing logs
+        try:
+            with refusing_bad_rows(description):
+                self._evaluator = seqio.Evaluator(
+                    registered, seqio.EncDecFeatureConverter(pack=False), split, sequence_length=dict(
+                        description.task_feature_lengths), num_examples=num_examples)
+        finally:
+            logger.setLevel(level)
+            registry.remove(registered)
+        tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
         self.num_examples = {task.name: int(self._evaluator.cached_task_datasets[task.name].cardinality())
                              for task in tasks}
         empty = [task for task, count in self.num_examples.items() if not count]
@@ -117,20 +129,47 @@ class Evaluator:
             raise Refusal(f"Split {split!r} of {' and '.join(map(repr, empty))} has no example to evaluate.")
         self.warnings = [sentence for task in tasks if (sentence := self._warning(task))]
 
+    def _as_compared(self, task):
+        """Returns a task with watched metrics and, if the task compares by spelling, targets spelt as predictions.
+
+        Benchmarks keep their references as published, so that scores can be compared with published ones.
+        """
+        declared, changes = self._declared.setdefault(task.name, {}), {}
+        if any(map(_declares, task.metric_fns)):
+            changes["metric_fns"] = [_watched(metric, declared) if _declares(metric) else metric
+                                     for metric in task.metric_fns]
+        if getattr(task.source, "compares_by_spelling", False) and task.postprocessor is None:
+            changes["postprocess_fn"] = _by_spelling(task, self._targets_length)
+        return task.replace(**changes) if changes else task
+
     def _warning(self, task):
+        """Returns a sentence about the targets that even a prediction of their own ids does not match, or None."""
         if not any(metric.model_output_type == self._kinds.PREDICTION for metric in task.metric_objs):
             return None
-        examples = self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
-        return comparing.unmatched(task, examples, self._targets_length)
-
-    def _as_compared(self, task):
-        """Returns a task with watched metrics and, if the task compares by spelling, targets spelt as predictions."""
-        declared = self._declared[task.name] = {}
-        watched = [_watched(metric, declared) for metric in task.metric_fns]
-        changes = {"metric_fns": watched} if watched != list(task.metric_fns) else {}
-        if comparing.is_by_spelling(task):
-            changes["postprocess_fn"] = comparing.by_spelling(task, self._targets_length)
-        return task.replace(**changes) if changes else task
+        vocabulary, length = task.output_features["targets"].vocabulary, self._targets_length
+        reasons, first = collections.Counter(), None
+        for example in self._evaluator.cached_task_datasets[task.name].as_numpy_iterator():
+            text = example.get("targets_pretokenized")
+            if not isinstance(text, bytes):
+                continue
+            text, ids = text.decode(errors="replace"), _ids(example, vocabulary)
+            spelling = vocabulary.decode(ids)
+            if _is_match(task.postprocess_fn(text, example=example, is_target=True),
+                         task.postprocess_fn(spelling, example=example, is_target=False)):
+                continue
+            reason = "spelt otherwise by the vocabulary"
+            if _is_cut(text, ids, vocabulary, length):
+                reason = f"longer than the {length} tokens of targets (TASK_FEATURE_LENGTHS)"
+            elif _lacks_pieces(ids, vocabulary):
+                reason = "with characters that the vocabulary lacks"
+            reasons[reason] += 1
+            first = first or " as ".join(repr(shown if len(shown) <= 80 else f"{shown[:80]}...")
+                                         for shown in (text, spelling))
+        if not reasons:
+            return None
+        counts = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+        return (f"{reasons.total()} of {self.num_examples[task.name]} targets of {task.name!r} cannot be matched by "
+                f"any prediction, so a perfect model scores less than full marks: {counts}. The first is {first}.")
 
     def evaluate(self, predict: Callable, score: Callable, advance: Callable[[int], None] = lambda count: None,
                  has_records: bool = True) -> dict[str, TaskScores]:
@@ -150,14 +189,19 @@ class Evaluator:
             Refusal: A metric failed.
         """
 
-        def of_all(function, features_wanted):
-            def on_rows(dataset):
-                return list(enumerate(self._rows(function, features_wanted, dataset, advance)))
-
-            return on_rows
+        def of_all(function, wanted, dataset):
+            rows = []
+            for _, features in dataset.batch(self._batch_size).as_numpy_iterator():
+                count = len(features["encoder_input_tokens"])
+                rows += list(np.asarray(function({
+                    name: np.pad(value, ((0, self._batch_size - count), (0, 0))) for name, value in features.items()
+                    if wanted is None or name in wanted}))[:count])
+                advance(count)
+            return list(enumerate(rows))
 
         future, outputs = self._evaluator.evaluate(
-            compute_metrics=True, predict_fn=of_all(predict, ("encoder_input_tokens",)), score_fn=of_all(score, None))
+            compute_metrics=True, predict_fn=functools.partial(of_all, predict, ("encoder_input_tokens",)),
+            score_fn=functools.partial(of_all, score, None))
         try:
             metrics = future.result()
         except ValueError as error:  # seqio's, around whatever a metric raises
@@ -168,56 +212,68 @@ class Evaluator:
                                       dict(self._declared[task.name]) or None)
                 for task in self._evaluator.eval_tasks}
 
-    def _rows(self, function, wanted, dataset, advance):
-        for _, features in dataset.batch(self._batch_size).as_numpy_iterator():
-            count = len(features["encoder_input_tokens"])
-            filled = {name: np.pad(value, ((0, self._batch_size - count), (0, 0))) for name, value in features.items()
-                      if wanted is None or name in wanted}
-            yield from np.asarray(function(filled))[:count]
-            advance(count)
-
     def _records(self, task, outputs):
-        vocabularies = {name: feature.vocabulary for name, feature in task.output_features.items()}
-        examples = self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
-        records = [{name: _text(example, name, vocabularies[name]) for name in ("inputs", "targets")}
-                   for example in examples]
+        features, records = task.output_features, []
+        for example in self._evaluator.cached_task_datasets[task.name].as_numpy_iterator():
+            record = {}
+            for name in ("inputs", "targets"):  # as the task wrote them, or decoded
+                text = example.get(f"{name}_pretokenized")
+                record[name] = text.decode(errors="replace") if isinstance(text, bytes) else (
+                    features[name].vocabulary.decode(example[name].tolist()))
+            records.append(record)
         for record, ids in zip(records, outputs.get(self._kinds.PREDICTION, ()), strict=False):
-            record["prediction"] = vocabularies["targets"].decode(ids.tolist())
+            record["prediction"] = features["targets"].vocabulary.decode(ids.tolist())
         for record, score in zip(records, outputs.get(self._kinds.SCORE, ()), strict=False):
             record["score"] = float(score)
         return records
 
 
-@contextlib.contextmanager
-def _registered(provider):
-    """Registers a task or mixture under the yielded name within this scope."""
-    seqio = import_seqio()
-    registry = seqio.MixtureRegistry if isinstance(provider, seqio.Mixture) else seqio.TaskRegistry
-    name = f"{provider.name} as evaluated"
-    registry.add_provider(name, provider)
-    try:
-        yield name
-    finally:
-        registry.remove(name)
+def _by_spelling(task, length):
+    """Returns a postprocessor that spells targets as the task's vocabulary does, and leaves predictions unchanged."""
+    vocabulary = task.output_features["targets"].vocabulary
+
+    def postprocess(text, example=None, is_target=False, **unused):
+        if not is_target:
+            return text
+        ids = _ids(example, vocabulary)
+        if not _lacks_pieces(ids, vocabulary) and _is_cut(text, ids, vocabulary, length):
+            ids = vocabulary.encode(text)
+        return text if _lacks_pieces(ids, vocabulary) else vocabulary.decode(ids)
+
+    return postprocess
 
 
-@contextlib.contextmanager
-def _quiet():
-    """Silences seqio's notes on shorter lengths and missing logs within this scope."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _ids(example, vocabulary):
+    """Returns the ids of an example's target before the end of sequence."""
+    ids = np.asarray(example["targets"]).tolist()
+    return ids[:ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
 
 
-def _text(example, name, vocabulary):
-    """Returns the text of a feature, as its task wrote it or decoded from its ids."""
-    written = example.get(f"{name}_pretokenized")
-    return written.decode(errors="replace") if isinstance(written, bytes) else vocabulary.decode(
-        example[name].tolist())
+def _lacks_pieces(ids, vocabulary):
+    return vocabulary.unk_id is not None and vocabulary.unk_id in ids
+
+
+def _is_cut(text, ids, vocabulary, length):
+    """Returns whether the ids fill the length and decode to less than the whole text."""
+    if len(ids) < length - 1:
+        return False
+    whole = vocabulary.decode(vocabulary.encode(text))
+    return len("".join(vocabulary.decode(ids).split())) < len("".join(whole.split()))
+
+
+def _is_match(target, prediction):
+    """Returns whether a prediction equals the target, or one of several targets up to case, blanks and punctuation."""
+    if isinstance(target, list | tuple | set) and isinstance(prediction, str):
+        return any(_squashed(answer) == _squashed(prediction) for answer in target)
+    if isinstance(target, np.ndarray) or isinstance(prediction, np.ndarray):
+        return np.array_equal(target, prediction)
+    return bool(target == prediction)
+
+
+def _squashed(text):
+    """Returns a text without case, blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore."""
+    return "".join(character for character in str(text).casefold()
+                   if not character.isspace() and character not in _IGNORED)
 
 
 def _numbers(metrics):
@@ -229,14 +285,11 @@ def _numbers(metrics):
 
 def _watched(metric, declared):
     """Wraps a metric with an attribute `lower_is_better`, so that it adds the names of its values to `declared`."""
-    is_lower = getattr(metric, "lower_is_better", None)
-    if not isinstance(is_lower, bool):
-        return metric
 
     @functools.wraps(metric)
     def measure(*args, **kwargs):
         values = metric(*args, **kwargs)
-        declared.update(dict.fromkeys(values, is_lower))
+        declared.update(dict.fromkeys(values, metric.lower_is_better))
         return values
 
     return measure

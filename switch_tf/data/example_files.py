@@ -6,28 +6,32 @@ Unusable examples are reported with file and line. A file is read in pieces and 
 import contextlib
 import gzip
 import io
+import itertools
+import json
+import os
+import random
+import stat
+import sys
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import tensorflow as tf
+import tqdm
 
 from switch_tf import checks
-from switch_tf.data.byte_lines import ByteLines, Fault, dangling, open_bytes, skip_line
-from switch_tf.data.file_beginnings import BYTE_ORDER_MARK, check_is_utf8, check_objects_are_lines, start_of_array
-from switch_tf.data.json_arrays import BrokenArray
-from switch_tf.data.row_parsing import KINDS, Example, Rows
+from switch_tf.data.rows import KINDS, BrokenArray, Example, Fault, Lines, Rows, skip_line
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.sentencepiece_training import sentences_of
 
 # The unit of reading and shuffling. 1 MiB has some hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
-_BLOCK = 2**16  # bytes
-
-
-def kind_of(name: str) -> str | None:
-    """Returns the kind of a file by its ending, one of the values of `KINDS`, None for an unknown ending."""
-    return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
+MAX_SENTENCES = 1_000_000  # larger samples hardly change the pieces of a vocabulary, but cost time and memory
+_HEAD = 2**12  # bytes
+_MARK = b"\xef\xbb\xbf"  # UTF-8's byte order mark
+_NO_FILES = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+             (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"))
 
 
 class BadData(Refusal):
@@ -36,6 +40,11 @@ class BadData(Refusal):
 
 class UnreachableData(BadData):
     """Data that a disk or a bucket does not deliver, which may pass."""
+
+
+def kind_of(name: str) -> str | None:
+    """Returns the kind of a file by its ending, one of the values of `KINDS`, None for an unknown ending."""
+    return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
 
 
 def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
@@ -60,7 +69,7 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
         except tf.errors.OpError as error:
             raise Refusal(f"{name} {pattern!r} cannot be looked up: {first_line(error)}.") from error
         if not files:
-            raise Refusal(f"{name}: there is no file {pattern!r}{dangling(pattern)}; a relative path starts where "
+            raise Refusal(f"{name}: there is no file {pattern!r}{_dangling(pattern)}; a relative path starts where "
                           "the command does.")
         if folders:
             inside = f"{folders[0].rstrip('/')}/*.jsonl"
@@ -80,11 +89,63 @@ def examples_of_lines(stream: BinaryIO, kind: str, fields: Sequence[str | int]) 
     Raises:
         Refusal: Lines of this kind have no such fields.
     """
+    return _rows("The lines", kind, fields).read(stream)
+
+
+def _rows(name, kind, fields):
     try:
-        rows = Rows(kind, fields)
+        return Rows(kind, fields)
     except Fault as error:
-        raise Refusal(f"The lines cannot be read so: {error}.") from error
-    return rows.read(ByteLines(stream))
+        raise Refusal(f"{name} cannot be read so: {error}.") from error
+
+
+def _dangling(name):
+    """Returns the end of a sentence about a missing file that is a link to nothing; "" for any other name."""
+    return f", only a link to {os.readlink(name)!r}, which is not there" if os.path.islink(name) else ""
+
+
+class _Remote(io.RawIOBase):
+    """TensorFlow's file as a raw stream, because its `readline` takes no limit."""
+
+    def __init__(self, name):
+        self._file = tf.io.gfile.GFile(name, "rb")
+
+    def readable(self):
+        return True
+
+    seekable = readable
+
+    def readinto(self, buffer):
+        content = self._file.read(len(buffer))
+        buffer[:len(content)] = content
+        return len(content)
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        self._file.seek(offset, whence)
+        return self._file.tell()
+
+    def close(self):
+        self._file.close()
+        super().close()
+
+
+def _open(name):
+    """Opens a file to read bytes at any position, on this machine or, with "://", by TensorFlow.
+
+    Raises:
+        Fault: a pipe, a device, a socket, a folder, or a link to nothing.
+        OSError: The file cannot be opened.
+    """
+    if "://" in name:
+        return io.BufferedReader(_Remote(name))
+    if dangling := not os.path.exists(name) and _dangling(name):
+        raise Fault(f"there is no such file{dangling}")
+    mode = os.stat(name).st_mode
+    if not stat.S_ISREG(mode):
+        kind = next((words for is_kind, words in _NO_FILES if is_kind(mode)), "no ordinary file")
+        raise Fault(f"it is {kind}, and files are read more than once and from any place: copy what comes out of "
+                    "it to a file, and name that")
+    return open(name, "rb")
 
 
 class TextFile:
@@ -104,142 +165,141 @@ class TextFile:
         self.name = checks.text("The name of a file", name)
         if isinstance(fields, str) or not isinstance(fields, Sequence) or not fields:
             raise Refusal(f"The fields of {name!r} must be a list of names or numbers, not {checks.shown(fields)}.")
-        self.is_compressed = name.lower().endswith(".gz")
+        self._is_compressed = name.lower().endswith(".gz")
         self._kind = kind or kind_of(name)
         if self._kind is None:
             raise Refusal(f"{name!r} ends in none of {', '.join(KINDS)}, with or without .gz, which say what is in "
                           "a file; rename it.")
-        self._start = 0  # of the first example, in bytes
-        self._place, self._opened_at, self._rest = None, 0, iter(())  # of a packed file that is being read
+        self._place, self._opened_at, self._rest = -1, 0, iter(())  # of a packed file that is being read
         self._lock = threading.Lock()
         self._size = 0  # bytes, when the file was first opened
         with self._opened() as stream:
-            self._begin(stream, fields)
-
-    def _begin(self, stream, fields):
-        """Finds the kind of the file, its header and the first example."""
-        check_is_utf8(self.name, stream)
-        stream.seek(0)
-        if stream.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
-            self._start = len(BYTE_ORDER_MARK)
-        if self._kind == "json":
-            stream.seek(self._start)
-            if place := start_of_array(stream):
-                self._kind, self._start = "array", self._start + place
-            else:
+            head = stream.read(_HEAD)
+            self._check_is_utf8(head)
+            self._start = len(_MARK) * head.startswith(_MARK)  # of the first example, in bytes
+            if self._kind == "json":
+                text = head[self._start:].lstrip()
+                if text.startswith(b"["):
+                    self._kind, self._start = "array", head.index(b"[") + 1
+                else:
+                    stream.seek(self._start)
+                    self._check_objects_are_lines(stream)
+            self._rows = _rows(name, self._kind, fields)
+            if self._rows.has_header:
                 stream.seek(self._start)
-                check_objects_are_lines(self.name, stream)
+                try:
+                    self._start += self._rows.take_header(stream)
+                except Fault as error:
+                    raise Refusal(f"{name}, line 1: {error}.") from error
+
+    def _check_is_utf8(self, head):
+        """Refuses a file of UTF-16 or UTF-32, with or without a byte order mark."""
+        is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
+        if is_marked or len(head) / 3 < head.count(0) < 0.9 * len(head):  # a half of UTF-16, three quarters of UTF-32
+            why = "begins with the byte order mark of UTF-16 or UTF-32" if is_marked else (
+                "has zero bytes between its characters, as UTF-16 has")
+            raise Refusal(f"{self.name} {why}, and text is read as UTF-8; convert it, for example with iconv -f UTF-16 "
+                          "-t UTF-8 FILE > NEW_FILE.")
+
+    def _check_objects_are_lines(self, stream):
+        """Refuses a file with a first JSON object that continues in the second line."""
+        lines = (line for line in Lines(stream) if line.strip())
         try:
-            self._rows = Rows(self._kind, fields)
-        except Fault as error:
-            raise Refusal(f"{self.name} cannot be read so: {error}.") from error
-        if self._rows.has_header:
-            stream.seek(self._start)
-            lines = ByteLines(stream)
-            try:
-                self._start += self._rows.take_header(next(lines, b""), lines)
-            except Fault as error:
-                raise Refusal(f"{self.name}, line 1: {str(error).rstrip('.')}.") from error
+            first, second = next(lines, "{}").strip(), next(lines, None)
+            json.loads(first)
+        except json.JSONDecodeError as error:
+            if second is not None and first.startswith("{") and error.pos >= len(first):
+                raise Refusal(f"{self.name}, line 1: a JSON object begins here and goes on in the next line, and each "
+                              "line has to be one whole object; jq -c . FILE > NEW_FILE makes such lines.") from error
+        except (ValueError, RecursionError, Fault):  # the faults of a line are reported when it is read
+            return
 
     @contextlib.contextmanager
     def _opened(self):
-        """Yields the unpacked stream of the file.
+        """Yields the unpacked stream of the file, which must have all bytes that it had when it was first opened.
+
+        A file may grow. Added lines are read after the next start of a run.
 
         Raises:
             UnreachableData: The file system failed.
             BadData: The packed file is damaged, or the file has changed.
         """
         try:
-            with open_bytes(self.name) as stream:
-                self._check_size(stream)
-                yield gzip.GzipFile(fileobj=stream) if self.is_compressed else stream
+            with _open(self.name) as stream:
+                size = stream.seek(0, io.SEEK_END)
+                stream.seek(0)
+                if size < self._size:  # so that positions no longer match lines
+                    raise self._shrunk(size)
+                if self._is_compressed and not size:
+                    raise Fault("it is empty, and a .gz file of no text has some 20 bytes")
+                self._size = self._size or size
+                yield gzip.GzipFile(fileobj=stream) if self._is_compressed else stream
         except (OSError, EOFError, zlib.error, tf.errors.OpError, Fault) as error:
             is_content = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error, Fault))
             kind = BadData if is_content else UnreachableData
             raise kind(f"{self.name} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}."
                        ) from error
 
-    def _check_size(self, stream):
-        """Refuses a file that has lost bytes since it was first opened, so that positions no longer match lines.
-
-        A file may grow. Added lines are read after the next start of a run.
-        """
-        size = stream.seek(0, io.SEEK_END)
-        stream.seek(0)
-        if size < self._size:
-            raise self._shrunk(size)
-        if self.is_compressed and not size:
-            raise BadData(f"{self.name} cannot be read: it is empty, and a .gz file of no text has some 20 bytes.")
-        self._size = self._size or size
-
     def _shrunk(self, size):
-        return BadData(f"{self.name} had {self._size:,} bytes when this process opened it and has {size:,} now; "
-                       "files must not change while they are read. Put the file back, and the same command goes on.")
+        return BadData(f"{self.name} had {self._size:,} bytes when this process opened it and has {size:,} now; files "
+                       "must not change while they are read. Put the file back, and the same command goes on.")
 
     def pieces(self) -> list[tuple[int, int]]:
         """Returns the (start, end) of pieces of whole examples, about `PIECE` bytes each, in order.
 
         A packed file or a JSON array, which can only be read from its beginning, is one piece with the end -1.
         """
-        if self.is_compressed or self._kind == "array":
+        if self._is_compressed or self._kind == "array":
             return [(self._start, -1)]
+        cuts = [self._start]
         with self._opened() as stream:
             size = stream.seek(0, io.SEEK_END)
-            cuts = sorted({*(self._row_ends if self._kind == "csv" else self._line_ends)(stream, size), size})
-        return list(zip([self._start, *cuts], cuts, strict=False)) if size > self._start else []
-
-    def _line_ends(self, stream, size):
-        end = 0
-        for place in range(self._start + PIECE, size, PIECE):
-            if place >= end:  # otherwise it is within the last line
-                stream.seek(place)
-                end = place + skip_line(stream)
-                yield end
-
-    def _row_ends(self, stream, size):
-        """Yields the ends of rows of CSV, in which lines may end within quotation marks."""
-        stream.seek(self._start)
-        last = self._start
-        for example in self._rows.read(ByteLines(stream)):
-            if self._start + example.end - last >= PIECE:
-                last = self._start + example.end
-                yield last
+            if self._kind == "csv":  # lines may end within quotation marks
+                for example in self.examples():
+                    if self._start + example.end - cuts[-1] >= PIECE:
+                        cuts.append(self._start + example.end)
+            else:
+                for place in range(self._start + PIECE, size, PIECE):
+                    if place >= cuts[-1]:  # otherwise it is within the last line
+                        stream.seek(place)
+                        cuts.append(place + skip_line(stream))
+        cuts += [size] * (size > cuts[-1])
+        return list(itertools.pairwise(cuts))
 
     def read(self, start: int, end: int) -> tuple[list[tuple[str, ...]], list[str], int]:
         """Returns the texts of a piece's examples, a sentence for each unusable example, and the next start.
 
-        The next start is -1 at the end. A packed file is read in steps of about `PIECE` bytes.
+        The next start is -1 at the end. A packed file is read in steps of about `PIECE` bytes, and kept open for the
+        next one.
         """
-        if end < 0:
+        after = -1
+        if end >= 0:
+            origin = start
+            with self._opened() as stream:
+                stream.seek(start)
+                examples = list(self._rows.read(stream, end - start))
+            if (size := examples[-1].end if examples else 0) < end - start:  # the file lost its end while it was read
+                raise self._shrunk(start + size)
+        else:
             with self._lock:
-                return self._read_on(start)
-        with self._opened() as stream:
-            stream.seek(start)
-            lines = ByteLines(stream, end - start)
-            examples = list(self._rows.read(lines))
-            if lines.left > 0:  # it lost its end after it was opened
-                raise self._shrunk(end - lines.left)
-        return [example.texts for example in examples if example.texts], self._sentences(examples, start), -1
-
-    def _read_on(self, start):
-        """Reads a packed file as `read` does, and keeps it open for the next piece."""
-        if self._place != start:
-            self._place, self._opened_at, self._rest = start, start, self._examples_from(start)
-        examples, self._place = [], None
-        for example in self._rest:
-            examples.append(example)
-            if self._opened_at + example.end - start >= PIECE:
-                self._place = self._opened_at + example.end
-                break
-        texts = [example.texts for example in examples if example.texts]
-        return texts, self._sentences(examples, self._opened_at), -1 if self._place is None else self._place
+                if self._place != start:
+                    self._opened_at, self._rest = start, self._examples_from(start)
+                examples, origin, self._place = [], self._opened_at, -1
+                for example in self._rest:
+                    examples.append(example)
+                    if origin + example.end - start >= PIECE:
+                        after = self._place = origin + example.end
+                        break
+        faults = [example for example in examples if example.fault]
+        before = self._lines_before(origin) if faults else 0
+        return ([example.texts for example in examples if example.texts],
+                [f"{self.name}, line {before + example.line}: {example.fault}." for example in faults], after)
 
     def _examples_from(self, start):
         with self._opened() as stream:
             stream.seek(start)
             try:
-                yield from self._rows.read(
-                    iter(lambda: stream.read(_BLOCK), b"") if self._kind == "array" else ByteLines(stream))
+                yield from self._rows.read(stream)
             except BrokenArray as error:
                 raise BadData(f"{self.name}, line {self._lines_before(start) + error.line}: {error}.") from error
 
@@ -249,19 +309,13 @@ class TextFile:
 
     def num_lines(self) -> int | None:
         """Counts the lines of text or JSON objects; returns None for files that need parsing."""
-        if self.is_compressed or self._kind not in ("lines", "json"):
+        if self._is_compressed or self._kind not in ("lines", "json"):
             return None
         with self._opened() as stream:
             size = stream.seek(0, io.SEEK_END)
             stream.seek(max(0, size - 1))
             has_rest = stream.read(1) not in (b"", b"\n")
         return self._lines_before(size) + has_rest
-
-    def _sentences(self, examples, start):
-        """Returns a sentence for each unusable example. Lines are counted only if there is one."""
-        faults = [example for example in examples if example.fault]
-        before = self._lines_before(start) if faults else 0
-        return [f"{self.name}, line {before + example.line}: {example.fault}." for example in faults]
 
     def _lines_before(self, place):
         count = 0
@@ -277,3 +331,39 @@ class TextFile:
             while start >= 0:
                 texts, bad, start = self.read(start, end)
                 yield texts, bad
+
+
+def sample_sentences(patterns: Sequence[str], fields: Sequence[str | int]) -> tuple[list[str], int]:
+    """Draws at most `MAX_SENTENCES` sentences from text files, each with the same probability.
+
+    Args:
+        patterns: Paths and globs, see `find_files`.
+        fields: Keys or columns to read, see `TextFile`.
+
+    Returns:
+        (sentences, number of texts in the files).
+
+    Raises:
+        Refusal: A file is missing, or a text cannot be read.
+    """
+    sample, generator, num_texts, num_sentences = [], random.Random(0), 0, 0
+    files = [TextFile(name, fields) for name in find_files("--input", patterns)]
+    with tqdm.tqdm(desc=f"reading {len(files)} file{'s' * (len(files) > 1)}", unit=" texts",
+                   mininterval=0.5) as progress:
+        for records, faults in itertools.chain.from_iterable(file.all() for file in files):
+            if faults:
+                raise BadData(faults[0])
+            num_texts += len(records)
+            progress.update(len(records))
+            for text in itertools.chain.from_iterable(records):
+                for sentence in sentences_of(text):
+                    num_sentences += 1
+                    if len(sample) < MAX_SENTENCES:
+                        sample.append(sentence)
+                    elif (place := generator.randrange(num_sentences)) < MAX_SENTENCES:
+                        sample[place] = sentence
+    if not sample:
+        raise Refusal(f"There is no text in {', '.join(patterns)}.")
+    if num_sentences > len(sample):
+        print(f"{len(sample):,} of {num_sentences:,} sentences are learned from.", file=sys.stderr)
+    return sample, num_texts

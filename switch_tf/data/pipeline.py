@@ -1,21 +1,24 @@
-"""Batches of seqio's model features for a description: the same in every process, and resumable."""
+"""Descriptions of batches, and seqio's model features for them: the same in every process, and resumable."""
 
 import contextlib
+import dataclasses
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from etils import epy
 from tensorflow.python.eager import context as eager_context  # the global seed has no public getter
 
-from switch_tf import context
-from switch_tf.data.corrupt_records import CorruptRecords
-from switch_tf.data.description import FEATURES, DatasetDescription, check_description
-from switch_tf.data.endless import with_counted_passes
-from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of
-from switch_tf.data.seqio_import import import_seqio
+from switch_tf import checks, context
+from switch_tf.configs.run import Run
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.data import cache_files
+from switch_tf.data.cache_files import CorruptRecords
+from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of, with_counted_passes
+from switch_tf.data.task_catalog import source_fingerprint
+from switch_tf.data.vocabularies import import_seqio
 from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 if TYPE_CHECKING:
@@ -24,7 +27,93 @@ if TYPE_CHECKING:
 with epy.lazy_imports():  # imports seqio
     from switch_tf.data import cached_tasks
 
+
+FEATURES = ("inputs", "targets")
 _SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetDescription:
+    """A task and the form of its batches, as `get_dataset` reads them.
+
+    Args:
+        mixture_or_task_name: str. A registered seqio task or mixture.
+        task_feature_lengths: Tokens of a sequence, for example `{"inputs": 512, "targets": 114}`.
+        batch_size: int. Sequences in the global batch.
+        split: str. A split of the task. "train" is shuffled and repeated forever, any other split is read once, in
+            order.
+        seed: int. Fixes the order and the noise.
+        pack: bool. Several examples per sequence, separated by segment ids.
+        encoder_only: bool. Features for an encoder without a decoder: inputs in which the last id of the vocabulary
+            masks tokens, and targets of the same length.
+        vocabulary: str or None. Replaces the task's vocabulary: the name of a registered one, or the path of a
+            SentencePiece model, see `get_vocabulary`.
+        use_cached_tasks: bool. Read the tokens of `switch-tf cache` instead of text, see `cached_tasks.py`.
+        cache_dir: str or None. Folder of the cache. None means one for all runs of the user.
+        cache_parts: int. Number of parts of a training batch from the cache, which processes can read separately.
+            Another number gives other batches.
+        skip_corrupt_records: int. Number of corrupt records to leave out of each cached task and part.
+
+    Raises:
+        Refusal: The batch has no sequences, or no model can use the lengths.
+    """
+
+    mixture_or_task_name: str
+    task_feature_lengths: Mapping[str, int]
+    batch_size: int
+    split: str = "train"
+    seed: int = 0
+    pack: bool = False
+    encoder_only: bool = False
+    vocabulary: str | None = None
+    use_cached_tasks: bool = False
+    cache_dir: str | None = None
+    cache_parts: int = 1
+    skip_corrupt_records: int = 0
+
+    def __post_init__(self):
+        checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
+        object.__setattr__(self, "batch_size", checks.integer("BATCH_SIZE", self.batch_size, 1))
+        object.__setattr__(self, "seed", checks.integer("SEED", self.seed, 0))
+        checks.fields(self, ("pack", "encoder_only"), checks.flag)
+        checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
+        checks.optional("VOCABULARY", self.vocabulary, checks.text)
+        checks.optional("CACHE_DIR", self.cache_dir, checks.place)
+        object.__setattr__(self, "cache_parts", checks.integer("CACHE_PARTS", self.cache_parts, 1))
+        checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)
+        if self.use_cached_tasks and self.batch_size % self.cache_parts:
+            raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
+        lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
+        if self.encoder_only and lengths["inputs"] != lengths["targets"]:
+            raise Refusal(
+                "An encoder without a decoder predicts one target per input token, so both have the same length, "
+                f"received {dict(lengths)}; set targets to {lengths['inputs']}."
+            )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the split is read repeatedly, each time in a new order."""
+        return self.split == "train"
+
+
+def check_description(description: DatasetDescription) -> None:
+    """Raises Refusal unless it is a DatasetDescription."""
+    if not isinstance(description, DatasetDescription):
+        raise Refusal(f"description must be a DatasetDescription, not {checks.shown(description)}.")
+
+
+def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -> DatasetDescription:
+    """Returns the description of the batches that a run reads.
+
+    Args:
+        run: Run.
+        config: SwitchConfig.
+        split: str. A split of the run's task.
+        seed: int. Fixes the order and the noise.
+    """
+    return DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed, run.pack,
+                              config.is_encoder_only, run.vocabulary, run.use_cached_tasks, run.cache_dir,
+                              run.cache_parts, run.skip_corrupt_records if split == "train" else 0)
 
 
 @contextlib.contextmanager
@@ -58,73 +147,101 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
         Refusal: The name or the split is unknown, or the task cannot use the lengths, or the model the features.
     """
     check_description(description)
-    if description.use_cached_tasks and description.is_training:
+    if description.is_training and not description.use_cached_tasks:
+        return get_part(description)
+    if description.is_training:
         parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
         return parts.map(lambda *rows: {name: tf.concat([part[name] for part in rows], axis=0) for name in rows[0]})
-    provider, converter, arguments = _checked(description)
-    lengths, batch_size = dict(description.task_feature_lengths), description.batch_size
-    if description.is_training:
-        with context.within(endless_passes=True):
-            examples = provider.get_dataset(**arguments, seed=description.seed, num_epochs=None)
-        batches = converter(examples, lengths).batch(batch_size, drop_remainder=True)
-    else:
-        examples = read_once(provider, {**arguments, "seed": description.seed})
-        batches = converter(examples, lengths).batch(batch_size)
-        batches = batches.map(lambda batch: _fill_rows(batch, batch_size), num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(_in_order())
+    provider, converter = _checked(description)
+    batch_size = description.batch_size
+
+    def fill(batch):  # with rows of zeros up to the batch size
+        filled = {}
+        for name, tokens in batch.items():
+            missing = batch_size - tf.shape(tokens)[0]
+            filled[name] = tf.ensure_shape(tf.pad(tokens, [[0, missing], [0, 0]]), [batch_size, tokens.shape[1]])
+        return filled
+
+    examples = read_once(provider, description)
+    batches = converter(examples, dict(description.task_feature_lengths)).batch(batch_size)
+    return _prefetched(batches.map(fill, num_parallel_calls=tf.data.AUTOTUNE))
 
 
 @no_global_seed()
-def get_part(description: DatasetDescription, index: int, corrupt: CorruptRecords | None = None) -> tf.data.Dataset:
-    """Returns one part of the rows of a cached training split: every n-th example, with separate noise.
+def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRecords | None = None) -> tf.data.Dataset:
+    """Returns one part of the rows of a training split, which is one whole if it is not cached.
 
     Args:
-        description: DatasetDescription with `use_cached_tasks`.
-        index: int below `cache_parts`. The first row is `index * batch_size // cache_parts`.
+        description: DatasetDescription.
+        index: int below `cache_parts`. The part has every n-th example, separate noise, and the rows of a batch from
+            `index * batch_size // cache_parts` on.
         corrupt: CorruptRecords of this part. None counts from zero.
 
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
-    provider, converter, arguments = _checked(description, corrupt)
-    count = description.cache_parts
+    provider, converter = _checked(description, corrupt)
+    provider, count, part = replace_tasks(provider, with_counted_passes), 1, None
+    if description.use_cached_tasks:
+        count, part = description.cache_parts, import_seqio().ShardInfo(index, description.cache_parts)
     with context.within(endless_passes=True):
-        examples = provider.get_dataset(**arguments, seed=description.seed + index * _SEEDS_PER_PART, num_epochs=None,
-                                        shard_info=import_seqio().ShardInfo(index, count))
-    rows = converter(examples, dict(description.task_feature_lengths)).batch(description.batch_size // count,
-                                                                             drop_remainder=True)
-    return rows.prefetch(tf.data.AUTOTUNE).with_options(_in_order())
+        examples = provider.get_dataset(**arguments_of(description, shuffle=True), num_epochs=None, shard_info=part,
+                                        seed=description.seed + index * _SEEDS_PER_PART)
+    return _prefetched(converter(examples, dict(description.task_feature_lengths)).batch(
+        description.batch_size // count, drop_remainder=True))
+
+
+def _prefetched(batches):
+    options = tf.data.Options()
+    options.deterministic = True
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
 def _checked(description, corrupt=None):
-    """Returns the task or mixture of a description, its feature converter and the arguments of seqio's reading."""
+    """Returns the task or mixture of a description and its feature converter."""
     provider = provider_of(description, corrupt)
     check_split(provider, description.split)
-    if description.is_training:
-        provider = replace_tasks(provider, with_counted_passes)
-    arguments = {
-        "sequence_length": dict(description.task_feature_lengths), "split": description.split,
-        "shuffle": description.is_training,
-        # Otherwise seqio keeps the examples of small tasks in memory, in the order of the first epoch, and writes all
-        # of them into every checkpoint of the iterator.
-        "try_in_mem_cache": False,
-    }  # fmt: skip
-    return provider, feature_converter(provider, description), arguments
+    return provider, feature_converter(provider, description)
 
 
-def _in_order():
-    options = tf.data.Options()
-    options.deterministic = True
-    return options
+def arguments_of(description: DatasetDescription, shuffle: bool = False) -> dict[str, Any]:
+    """Returns the arguments of seqio's reading."""
+    # With `try_in_mem_cache`, seqio would keep the examples of small tasks in memory, in the order of the first epoch,
+    # and write all of them into every checkpoint of the iterator.
+    return {"sequence_length": dict(description.task_feature_lengths), "split": description.split, "shuffle": shuffle,
+            "try_in_mem_cache": False}
 
 
 def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
-    """Returns the task or mixture of a description, which reads text or its cache."""
-    name, vocabulary = description.mixture_or_task_name, description.vocabulary
+    """Returns the task or mixture of a description, which reads text or its cache.
+
+    A task of a mixture that lacks the split stays unchanged. The parts of a batch share the size of a shuffle buffer.
+
+    Raises:
+        Refusal: See `get_provider`; or the cache is missing, unfinished, damaged or stale.
+    """
+    provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     if not description.use_cached_tasks:
-        return get_provider(name, vocabulary)
-    return cached_tasks.get_cached_provider(name, vocabulary, description.cache_dir, description.split,
-                                            description.seed, description.cache_parts,
-                                            corrupt or CorruptRecords(description.skip_corrupt_records))
+        return provider
+    split, cache_dir = description.split, description.cache_dir
+    corrupt = corrupt or CorruptRecords(description.skip_corrupt_records)
+
+    def change(task):
+        folder = cache_files.folder_of(cache_dir, task.name, split)
+        if not folder.exists() and split not in task.splits:
+            return task
+        place = cache_files.placeholder_of(task)
+        source = cached_tasks.CachedSource(split, cache_files.load(task, split, cache_dir), folder, description.seed,
+                                           corrupt)
+        # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
+        steps = [_identity] * place + list(task.preprocessors[place:])
+        buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
+        return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
+
+    return replace_tasks(provider, change)
+
+
+def _identity(dataset):
+    return dataset
 
 
 def failure(task: "seqio.Task", split: str, error: Exception) -> str:
@@ -155,22 +272,25 @@ def feature_converter(provider: "seqio.Task | seqio.Mixture", description: Datas
     return seqio.EncDecFeatureConverter(pack=description.pack)
 
 
-def read_once(provider: "seqio.Task | seqio.Mixture", arguments: dict[str, Any]) -> tf.data.Dataset:
-    """Returns all examples of a split once. seqio's mixture would end with its shortest task."""
-    seqio = import_seqio()
-    if isinstance(provider, seqio.Task):
-        return provider.get_dataset(**arguments, num_epochs=1)
-    tasks = tasks_of(provider, arguments["split"])
-    features = set(provider.output_features)
-    datasets = [provider.get_task_dataset(task, features, **arguments, num_epochs=1) for task in tasks]
-    rates = [provider.get_rate(task) for task in tasks]
-    return tf.data.Dataset.sample_from_datasets(datasets, rates, arguments["seed"], stop_on_empty_dataset=False)
+def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> tf.data.Dataset:
+    """Returns all examples of a split once, in order. seqio's mixture would end with its shortest task."""
+    arguments = {**arguments_of(description), "seed": description.seed, "num_epochs": 1}
+    if isinstance(provider, import_seqio().Task):
+        return provider.get_dataset(**arguments)
+    tasks, features = tasks_of(provider, description.split), set(provider.output_features)
+    return tf.data.Dataset.sample_from_datasets(
+        [provider.get_task_dataset(task, features, **arguments) for task in tasks],
+        [provider.get_rate(task) for task in tasks], description.seed, stop_on_empty_dataset=False)
 
 
-def _fill_rows(batch, batch_size):
-    """Fills a batch with rows of zeros up to `batch_size`."""
-    filled = {}
-    for name, tokens in batch.items():
-        missing = batch_size - tf.shape(tokens)[0]
-        filled[name] = tf.ensure_shape(tf.pad(tokens, [[0, missing], [0, 0]]), [batch_size, tokens.shape[1]])
-    return filled
+def fingerprint(description: DatasetDescription) -> dict[str, str]:
+    """Returns the fingerprint of the data of a description: a hash of each task's cache, or `source_fingerprint`.
+
+    Raises:
+        Refusal: The name or split is unknown, or a file or cache cannot be read.
+    """
+    check_description(description)
+    if not description.use_cached_tasks:
+        return source_fingerprint(description.mixture_or_task_name, description.split)
+    tasks = tasks_of(provider_of(description), description.split)
+    return {f"{task.name}: cache": task.source.fingerprint(description.split) for task in tasks}

@@ -1,14 +1,16 @@
-"""seqio tasks and mixtures by name, and their properties that need no data."""
+"""seqio tasks and mixtures by name, with other vocabularies, and in another order in each pass."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from switch_tf import checks
+import tensorflow as tf
+
+from switch_tf import checks, context
 from switch_tf.configs import names
 from switch_tf.configs.choices import nearest
-from switch_tf.data.seqio_import import import_seqio
-from switch_tf.data.vocabularies import get_vocabulary
+from switch_tf.data.vocabularies import get_vocabulary, import_seqio
 from switch_tf.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None) 
 
 
 def tasks_of(provider: "seqio.Task | seqio.Mixture", split: str) -> list:
-    """Returns the tasks that have a split: the task itself, or some tasks of a mixture."""
+    """Returns the tasks that have a split: the task itself, or some tasks of a mixture. Refuses an unknown split."""
+    check_split(provider, split)
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
 
@@ -107,17 +110,30 @@ def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqi
         Refusal: The name is unknown, the vocabulary cannot be read, or the source of the task yields ids, not text.
     """
     check_task(name)
-    provider = import_seqio().get_mixture_or_task(name)
+    seqio = import_seqio()
+    provider = seqio.get_mixture_or_task(name)
     if vocabulary is None:
         return provider
     new = get_vocabulary(vocabulary)
-    return replace_tasks(provider, lambda task: _with_vocabulary(task, new))
+
+    def change(task):
+        features = {name: dataclasses.replace(feature, vocabulary=new) if _is_text(feature) else feature
+                    for name, feature in task.output_features.items()}
+        if features == dict(task.output_features) and new not in vocabularies_of(task):
+            raise Refusal(f"{task.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
+        return task.replace(output_features=features)
+
+    return replace_tasks(provider, change)
+
+
+def _is_text(feature):
+    seqio = import_seqio()
+    return type(feature) is seqio.Feature and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
 
 
 def text_vocabularies_of(name: str) -> list:
     """Returns the vocabularies of a task's or mixture's text features, without features that are ids in the source."""
-    features = get_provider(name).output_features.values()
-    return [feature.vocabulary for feature in features if _is_text(import_seqio(), feature)]
+    return [feature.vocabulary for feature in get_provider(name).output_features.values() if _is_text(feature)]
 
 
 def replace_tasks(provider: "seqio.Task | seqio.Mixture", change: Callable) -> "seqio.Task | seqio.Mixture":
@@ -127,30 +143,71 @@ def replace_tasks(provider: "seqio.Task | seqio.Mixture", change: Callable) -> "
         provider: seqio.Task or seqio.Mixture. The registered one stays unchanged.
         change: Function from a seqio.Task to another of the same name.
     """
-    return _replace_tasks(provider, change, {})
+    seqio, made = import_seqio(), {}
+
+    def replaced(provider):  # each once
+        if provider.name not in made and isinstance(provider, seqio.Mixture):
+            rates = [(replaced(provider._task_map[name]), rate) for name, rate in provider.rate_per_task_name.items()]
+            made[provider.name] = seqio.Mixture(provider.name, rates, sample_fn=provider._sample_fn)
+        elif provider.name not in made:
+            made[provider.name] = change(provider)
+        return made[provider.name]
+
+    return replaced(provider)
 
 
-def _replace_tasks(provider, change, made):
-    """Fills `made`, name -> changed task or mixture, so that each is changed once."""
-    seqio = import_seqio()
-    if provider.name not in made and isinstance(provider, seqio.Mixture):
-        rates = [(_replace_tasks(provider._task_map[name], change, made), rate)
-                 for name, rate in provider.rate_per_task_name.items()]
-        made[provider.name] = seqio.Mixture(provider.name, rates, sample_fn=provider._sample_fn)
-    elif provider.name not in made:
-        made[provider.name] = change(provider)
-    return made[provider.name]
+def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -> tf.data.Dataset:
+    """Returns the examples of a source that shuffles.
+
+    seqio repeats a source. TensorFlow's ways to another order in each repetition (`rerandomize_each_iteration`,
+    `reshuffle_each_iteration`) lose the number of the repetition if a position is saved while prefetched examples span
+    two repetitions, so a resumed run would read other examples. Here the number of the pass is part of every position.
+
+    Args:
+        one_pass: Function of a key, <int64>[2] of numbers from 0, to the tf.data.Dataset of all examples in an order
+            that depends only on the key.
+        seed: int, or None for a random order.
+
+    Returns:
+        Endless passes, each with its own key, for a training run. Otherwise one pass, and another one in each
+        repetition.
+    """
+    one_pass = tf.autograph.experimental.do_not_convert(one_pass)  # conversion would take seconds
+    if not context.current().endless_passes or seed is None:
+        keys = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
+        return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
+
+    def numbered(number):
+        seeds = tf.stack([tf.constant(seed, tf.int64), number])
+        return one_pass(tf.random.stateless_uniform([2], seeds, 0, tf.int64.max, tf.int64))
+
+    return tf.data.Dataset.counter().flat_map(tf.autograph.experimental.do_not_convert(numbered))
 
 
-def _with_vocabulary(task, vocabulary):
-    seqio = import_seqio()
-    features = {
-        name: dataclasses.replace(feature, vocabulary=vocabulary) if _is_text(seqio, feature) else feature
-        for name, feature in task.output_features.items()}
-    if features == dict(task.output_features) and vocabulary not in vocabularies_of(task):
-        raise Refusal(f"{task.name!r} has ids from its source, not text, so it takes no other VOCABULARY.")
-    return task.replace(output_features=features)
+def with_counted_passes(task: Any) -> Any:
+    """Returns a seqio task that reads its files in another order in each pass, if seqio itself reads them.
 
+    Any other task is returned unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no
+    position can hold (a function, or TFDS).
+    """
+    source = task.source
+    if not isinstance(source, import_seqio().FileDataSource):
+        return task
 
-def _is_text(seqio, feature):
-    return type(feature) is seqio.Feature and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
+    def get_dataset(split, shuffle=True, seed=None, shard_info=None, **unused):
+        if not shuffle:
+            return source.get_dataset(split=split, shuffle=False, seed=seed, shard_info=shard_info)
+        files = sorted(source.list_shards(split))
+        files = files[shard_info.index::shard_info.num_shards] if shard_info else files
+
+        def one_pass(key):
+            order = tf.random.experimental.stateless_shuffle(tf.constant(files), seed=key)
+            return tf.data.Dataset.from_tensor_slices(order).interleave(
+                source._reader, cycle_length=source._cycle_length, block_length=source._block_length,
+                num_parallel_calls=tf.data.AUTOTUNE)
+
+        return passes(one_pass, seed)
+
+    counting = copy.copy(source)
+    counting.get_dataset = get_dataset
+    return task.replace(source=counting)

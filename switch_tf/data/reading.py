@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from switch_tf import checks
 from switch_tf.data.providers import get_provider
-from switch_tf.data.seqio_import import import_seqio
 from switch_tf.data.spelling import SENTINELS, read_text
 from switch_tf.refusals import Refusal
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 _DECLARATION = "typed_sentinels"
 # T5's objectives with gaps in their inputs.
-_OBJECTIVES = {"denoise", "iid_denoising", "span_corruption", "unsupervised"}
+_OBJECTIVES = {f"t5.data.preprocessors.{name}" for name in ("denoise", "iid_denoising", "span_corruption",
+                                                            "unsupervised")}
 # seqio's steps that append the end of sequence -> whether it stays at the end of a text that is cut.
-_APPENDING = {"append_eos_after_trim": True, "append_eos": False, "tokenize_and_append_eos": False}
+_APPENDING = {"seqio.preprocessors.append_eos_after_trim": True, "seqio.preprocessors.append_eos": False,
+              "seqio.preprocessors.tokenize_and_append_eos": False}
 _KNOWN_PACKAGES = {"seqio", "switch_tf", "t5"}
 
 
@@ -50,10 +52,9 @@ class Reading:
     fields: tuple[str | int, str | int] = ("inputs", "targets")
 
     def __post_init__(self):
-        for name in ("inputs_end", "targets_end", "keeps_end"):
-            if not isinstance(getattr(self, name), bool):
-                raise Refusal(f"{name} must be True or False, not {checks.shown(getattr(self, name))}.")
-        if not isinstance(self.prefix, str) or not _is_unicode(self.prefix):
+        checks.fields(self, ("inputs_end", "targets_end", "keeps_end"), checks.flag)
+        # JSON may hold half of a surrogate pair, which no vocabulary reads.
+        if not isinstance(self.prefix, str) or re.search("[\ud800-\udfff]", self.prefix):
             raise Refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
         if not isinstance(self.sentinels, str) or self.sentinels not in SENTINELS:
             raise Refusal(f"sentinels must be one of {', '.join(SENTINELS)}, not "
@@ -63,8 +64,7 @@ class Reading:
 
     def as_data(self) -> dict:
         """Returns the record without its vocabularies, JSON-able."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-                  if field.name not in ("inputs", "targets")}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]}
         return {**values, "fields": list(self.fields)}
 
     @classmethod
@@ -75,7 +75,7 @@ class Reading:
         Raises:
             Refusal: A key is missing or unknown, or a value has another type or range.
         """
-        names = [field.name for field in dataclasses.fields(cls) if field.name not in ("inputs", "targets")]
+        names = [field.name for field in dataclasses.fields(cls)[2:]]
         if not isinstance(data, Mapping) or sorted(data) != sorted(names):
             raise Refusal(f"A reading must have the keys {', '.join(names)}, received {checks.shown(data)}.")
         fields = data["fields"]
@@ -105,13 +105,8 @@ class Reading:
         return [*ids, *end][:length], num_cut
 
 
-def _is_unicode(text):
-    """Returns whether text has no half of a surrogate pair, which JSON may hold but no vocabulary reads."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def _is_field(field):
-    return isinstance(field, str) or (isinstance(field, int) and not isinstance(field, bool) and field >= 0)
+    return isinstance(field, str) or type(field) is int and field >= 0
 
 
 def typed_sentinels(meaning: str) -> Callable:
@@ -167,35 +162,23 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
 
 def _conventions(task):
     """Returns the fields of a Reading that a task decides, and `has_end`, whether its steps append ends."""
-    sentinels, keeps_end = "as_tokenized", None
-    steps = [_unwrapped(step) for step in task.preprocessors]
-    for step, given in zip(steps, task.preprocessors, strict=True):
-        if meaning := getattr(step, _DECLARATION, None):
-            sentinels = meaning
-        elif _is_one_of(step, "t5.data.preprocessors", _OBJECTIVES):
-            sentinels = "gaps"
-        if _is_one_of(step, import_seqio().preprocessors.__name__, _APPENDING):
-            keeps_end = _APPENDING[step.__name__]
+    sentinels, keeps_end, is_known = "as_tokenized", None, True
+    for given in task.preprocessors:
+        step = given
+        # Without bound arguments and wrappers, or the outermost one with a declaration.
+        while not hasattr(step, _DECLARATION) and (
+                inner := step.func if isinstance(step, functools.partial) else getattr(step, "__wrapped__", None)):
+            step = inner
+        origin = f"{getattr(step, '__module__', None)}.{getattr(step, '__name__', None)}"
+        is_known &= origin.partition(".")[0] in _KNOWN_PACKAGES
+        sentinels = getattr(step, _DECLARATION, "gaps" if origin in _OBJECTIVES else sentinels)
+        if origin in _APPENDING:
+            keeps_end = _APPENDING[origin]
         elif isinstance(given, functools.partial) and given.keywords.get("with_eos"):  # seqio's `tokenize`
             keeps_end = False
     fields = getattr(task.source, "fields", None)
     fields = fields if isinstance(fields, Mapping) else {}  # in a source of the user it may have another meaning
     # An unknown step may append the end as well.
-    is_known = all(str(getattr(step, "__module__", "")).partition(".")[0] in _KNOWN_PACKAGES for step in steps)
     return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end is not False,
             "has_end": keeps_end is not None or not is_known,
             "fields": (fields.get("inputs", "inputs"), fields.get("targets", "targets"))}
-
-
-def _unwrapped(step):
-    """Returns a preprocessor without bound arguments and wrappers, or the outermost one with a declaration."""
-    while not hasattr(step, _DECLARATION):
-        inner = step.func if isinstance(step, functools.partial) else getattr(step, "__wrapped__", None)
-        if inner is None:
-            return step
-        step = inner
-    return step
-
-
-def _is_one_of(step, module, names):
-    return getattr(step, "__module__", None) == module and getattr(step, "__name__", None) in names

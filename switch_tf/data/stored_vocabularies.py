@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.data import vocabularies
-from switch_tf.data.seqio_import import import_seqio
+from switch_tf.data.vocabularies import import_seqio
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading, write_whole, writing
@@ -93,7 +93,11 @@ def store(vocabulary: "seqio.Vocabulary", folder: str | pathlib.Path, feature: s
     name = name or name_of(vocabulary)
     if type(vocabulary) is import_seqio().ByteVocabulary:
         return Stored(BYTES, name, vocabulary.vocab_size, vocabulary.extra_ids)
-    if not _is_made_of_its_file(vocabulary):
+    seqio = import_seqio()
+    is_made_of_its_file = type(vocabulary) is seqio.SentencePieceVocabulary and (  # and its number of sentinels
+        {**vocabulary.__getstate__(), "_use_fast_tokenizer": False} == seqio.SentencePieceVocabulary(
+            vocabulary.sentencepiece_model_file, vocabulary.extra_ids).__getstate__())
+    if not is_made_of_its_file:
         return Stored(OTHER, name, vocabulary.vocab_size)
     path = vocabulary.sentencepiece_model_file
     try:
@@ -117,7 +121,7 @@ def load(stored: Stored, folder: str | pathlib.Path) -> "seqio.Vocabulary":
             can make the vocabulary.
     """
     if stored.kind == BYTES:
-        vocabulary = _bytes(stored.extra_ids)
+        vocabulary = import_seqio().ByteVocabulary(stored.extra_ids)
         if vocabulary.vocab_size != stored.size:
             raise Refusal(f"A vocabulary of bytes with {stored.extra_ids} sentinels has {vocabulary.vocab_size} "
                           f"ids, and config.json in {folder} gives it {stored.size}.")
@@ -169,19 +173,6 @@ def name_of(vocabulary: "seqio.Vocabulary") -> str:
     if type(vocabulary) is import_seqio().ByteVocabulary:
         return BYTES
     return getattr(vocabulary, "sentencepiece_model_file", type(vocabulary).__name__)
-
-
-def _is_made_of_its_file(vocabulary):
-    """Returns whether a vocabulary is fully determined by its file and its number of sentinels."""
-    if type(vocabulary) is not import_seqio().SentencePieceVocabulary:
-        return False
-    again = import_seqio().SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)
-    return {**vocabulary.__getstate__(), "_use_fast_tokenizer": False} == again.__getstate__()
-
-
-@functools.cache
-def _bytes(extra_ids):
-    return import_seqio().ByteVocabulary(extra_ids)
 
 
 @functools.cache

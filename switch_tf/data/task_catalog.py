@@ -1,16 +1,93 @@
-"""Descriptions of registered tasks and mixtures that need no data, vocabularies or network."""
+"""Registered tasks and mixtures: their descriptions, which need no data, vocabularies or network, and fingerprints.
+
+A fingerprint has names, sizes and hashes of the files of sources and vocabularies.
+"""
 
 import glob
+import hashlib
 import inspect
+import json
 import os
+from typing import TYPE_CHECKING
 
 from etils import epy
 
-from switch_tf.data.providers import get_provider, vocabularies_of
-from switch_tf.data.seqio_import import import_seqio
+from switch_tf.data.providers import get_provider, tasks_of, vocabularies_of
+from switch_tf.data.vocabularies import import_seqio
+from switch_tf.refusals import Refusal
+from switch_tf.storage import places
+
+if TYPE_CHECKING:
+    import seqio
 
 with epy.lazy_imports():  # takes a second, and most tasks read no TFDS
     from tensorflow_datasets.core.utils import file_utils
+
+
+_BUDGET = 256 * 2**20  # bytes to read of all files of a split together
+
+
+def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
+    """Returns "task: file" -> size and hash, for every file of a split.
+
+    A file at a URL counts only by its name. A source may describe other data, or its way to read them, by a method
+    `fingerprint(split) -> str`.
+
+    Args:
+        mixture_or_task_name: str. A registered seqio task or mixture.
+        split: str. A task of a mixture may lack it.
+
+    Raises:
+        Refusal: The name or split is unknown, or a file cannot be read.
+    """
+    fingerprints, files = {}, {}
+    for task in tasks_of(get_provider(mixture_or_task_name), split):
+        if hasattr(task.source, "fingerprint"):
+            fingerprints[task.name] = task.source.fingerprint(split)
+        names = [name for name in task.source.list_shards(split) if os.sep in name or os.path.exists(name)]
+        folder = os.path.dirname(os.path.commonprefix(names))  # so that a folder can be moved
+        files |= {f"{task.name}: {os.path.relpath(name, folder)}": name for name in names}
+    for label, file in files.items():
+        try:
+            fingerprints[label] = "by its name" if "://" in file else (
+                f"{os.path.getsize(file)} bytes, {places.sample(file, _BUDGET // len(files))[:16]}")
+        except OSError as error:
+            raise Refusal(f"The data file {file!r} of {label.partition(':')[0]!r}, split {split!r}, cannot be read "
+                          f"({error.strerror}); a split is made of files.") from error
+    return fingerprints
+
+
+def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
+    """Returns the `fingerprint_of_vocabulary` of each vocabulary of a task or mixture.
+
+    Args:
+        mixture_or_task_name: str. A registered seqio task or mixture.
+        vocabulary: str or None, see `get_provider`.
+    """
+    return sorted(set(map(fingerprint_of_vocabulary, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
+
+
+def pieces_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
+    """Returns the `fingerprint_of_pieces` of each vocabulary. Arguments as for `vocabulary_fingerprint`."""
+    return sorted(set(map(fingerprint_of_pieces, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
+
+
+def fingerprint_of_pieces(vocabulary: "seqio.Vocabulary") -> str:
+    """Returns a text that is the same for any two files in which each id has the same piece."""
+    if not hasattr(vocabulary, "sp_model"):
+        return fingerprint_of_vocabulary(vocabulary)
+    pieces = [vocabulary.tokenizer.IdToPiece(id_) for id_ in range(vocabulary.tokenizer.GetPieceSize())]
+    return f"{len(pieces)} pieces, {_hash(json.dumps(pieces).encode())}"
+
+
+def fingerprint_of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
+    """Returns the class and size of a seqio vocabulary, and the hash of a SentencePiece model."""
+    content = getattr(vocabulary, "sp_model", b"")
+    return f"{type(vocabulary).__name__} of {vocabulary.vocab_size} ids" + (f", {_hash(content)}" if content else "")
+
+
+def _hash(content):
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def names() -> list[str]:
@@ -33,56 +110,41 @@ def describe(name: str) -> dict:
         Refusal: The name is unknown.
     """
     provider = get_provider(name)
-    tasks = getattr(provider, "tasks", [provider])
-    data_sets, missing = set(), set()
+    is_mixture = hasattr(provider, "tasks")
+    tasks = provider.tasks if is_mixture else [provider]
+    splits, metrics, data_sets, missing = set(), set(), set(), set()
     for task in tasks:
-        loader = getattr(task.source, "tfds_dataset", None)
+        source, loader = task.source, getattr(task.source, "tfds_dataset", None)
+        is_prepared = loader is not None and loader.name is not None and _is_prepared(loader)
         if loader is not None and loader.name is not None:
             data_sets.add(loader.name)
-            if not _is_prepared(loader):
-                missing.add(loader.name)
-        missing |= {pattern for pattern in _patterns(task.source) if "://" not in pattern and not glob.glob(pattern)}
+            missing |= set() if is_prepared else {loader.name}
+        for patterns in getattr(source, "_split_to_filepattern", {}).values():  # of seqio's sources of files
+            missing |= {pattern for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+                        if "://" not in pattern and not glob.glob(pattern)}
+        # Those of a whole TFDS data set are known once it is prepared.
+        splits |= set(source._splits or (source.splits if is_prepared else ()))
+        metrics |= {*map(_metric_name, task.metric_fns),
+                    *(metric.__name__ for metric in task._metric_objs_constructor_args)}
     return {
         "name": name,
-        "kind": "mixture" if hasattr(provider, "tasks") else "task",
-        "splits": sorted({split for task in tasks for split in _splits(task.source)}, key=_place),
-        "metrics": sorted({metric for task in tasks for metric in _metrics(task)}),
-        "vocabularies": sorted({_vocabulary_name(vocabulary) for vocabulary in vocabularies_of(provider)}),
+        "kind": "mixture" if is_mixture else "task",
+        # Training first, then validation, then the rest.
+        "splits": sorted(splits, key=lambda split: [split != "train", not split.startswith("validation"), split]),
+        "metrics": sorted(metrics),
+        "vocabularies": sorted({getattr(vocabulary, "sentencepiece_model_file", None) or type(vocabulary).__name__
+                                for vocabulary in vocabularies_of(provider)}),
         "data_sets": sorted(data_sets),
         "missing": sorted(missing),
-        "tasks": [task.name for task in tasks] if hasattr(provider, "tasks") else [],
+        "tasks": [task.name for task in tasks] if is_mixture else [],
     }
 
 
 def _is_prepared(loader):
     """Whether a TFDS data set is in one of TFDS's folders, or may be at a URL; its builder would ask the network."""
     folder = loader.name.replace(":", os.sep)
-    places = file_utils.list_data_dirs(given_data_dir=loader.data_dir)
     return any("://" in str(place) or os.path.exists(os.path.join(place, folder, "dataset_info.json"))
-               for place in places)
-
-
-def _patterns(source):
-    """Returns the file patterns of seqio's sources of files."""
-    by_split = getattr(source, "_split_to_filepattern", {}).values()
-    return [pattern for patterns in by_split for pattern in ([patterns] if isinstance(patterns, str) else patterns)]
-
-
-def _splits(source):
-    """Returns the known splits of a source; those of a whole TFDS data set are known once it is prepared."""
-    if source._splits:
-        return tuple(source._splits)
-    return tuple(source.splits) if _is_prepared(source.tfds_dataset) else ()
-
-
-def _place(split):
-    """Returns a sort key: training first, then validation, then the rest."""
-    return [split != "train", not split.startswith("validation"), split]
-
-
-def _metrics(task):
-    metric_objects = task._metric_objs_constructor_args
-    return [*map(_metric_name, task.metric_fns), *(metric.__name__ for metric in metric_objects)]
+               for place in file_utils.list_data_dirs(given_data_dir=loader.data_dir))
 
 
 def _metric_name(function):
@@ -92,10 +154,6 @@ def _metric_name(function):
     if "metric_fn" in closure:
         return _metric_name(closure["metric_fn"])
     return closure.get("metric_dict_str") or closure.get("metric_str") or function.__name__
-
-
-def _vocabulary_name(vocabulary):
-    return getattr(vocabulary, "sentencepiece_model_file", None) or type(vocabulary).__name__
 
 
 def describe_all(tasks: list[dict], to_be_given: dict[str, list[str]], left_out: dict[str, str]) -> str:
@@ -114,20 +172,14 @@ def describe_all(tasks: list[dict], to_be_given: dict[str, list[str]], left_out:
         for task in members:
             if any(task["name"].startswith(f"{other['name']}.") for other in members):
                 continue  # one of a hundred languages, which its mixture counts
-            is_mixture = task["kind"] == "mixture"
+            is_mixture, count, num_missing = task["kind"] == "mixture", len(task["data_sets"]), len(task["missing"])
             kind, metrics = (f"mixture of {len(task['tasks'])}", "") if is_mixture else ("", " ".join(task["metrics"]))
-            lines.append(f"  {task['name']:<34}{kind:<16}{' '.join(task['splits']):<24} {_presence(task):<15} {metrics}"
+            presence = f"{count - num_missing} of {count} here" if count > 1 else "not here"
+            presence = presence if num_missing else "here"
+            lines.append(f"  {task['name']:<34}{kind:<16}{' '.join(task['splits']):<24} {presence:<15} {metrics}"
                          .rstrip())
     if left_out:
         lines.append(f"Not listed: the tasks of {', '.join(left_out)}. {next(iter(left_out.values()))}")
     for file, macros in to_be_given.items():
         lines.append(f"{file}: a task of your own files, made from {', '.join(macros)}")
     return "\n".join(lines)
-
-
-def _presence(task):
-    """Returns whether the data sets of a task, or how many of a mixture's, are on this machine."""
-    num_missing, count = len(task["missing"]), len(task["data_sets"])
-    if not num_missing:
-        return "here"
-    return f"{count - num_missing} of {count} here" if count > 1 else "not here"

@@ -1,24 +1,49 @@
-"""Vocabularies by registered name or by the path of a SentencePiece model."""
+"""seqio, imported when a function needs it, and vocabularies by name or by the path of a SentencePiece model."""
 
 import functools
+import os
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import keras
 import sentencepiece
 import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.configs import names
 from switch_tf.configs.choices import nearest
-from switch_tf.data.seqio_import import import_seqio
+from switch_tf.hardware import devices
 from switch_tf.refusals import Refusal, first_line
 
 if TYPE_CHECKING:
     import seqio
 
+_OF_TPU = "tpu,cpu"  # JAX's own setting on a TPU VM, if nobody has chosen another
 # The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
+
+
+def import_seqio() -> Any:
+    """Returns seqio, imported so that its metrics take no accelerator."""
+    keep_jax_on_cpu()
+    import seqio  # after the line above, whoever comes first
+
+    return seqio
+
+
+def keep_jax_on_cpu() -> None:
+    """Keeps seqio's metrics, which run on JAX, from taking the accelerator that TensorFlow trains on.
+
+    Does nothing if Keras itself or the run's back end runs on JAX, or if JAX_PLATFORMS is set.
+    """
+    if keras.config.backend() != "tensorflow" or devices.are_jax():
+        return
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    jax = sys.modules.get("jax")  # TensorFlow imports it before anyone can set the variable
+    if jax is not None and jax.config.jax_platforms in (None, "", _OF_TPU):
+        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 
 def register_vocabulary(name: str, make: Callable) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from switch_tf import losses
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.data.added_features import AddedFeatures
+from switch_tf.data.batches import AddedFeatures
 from switch_tf.layers import masks
 from switch_tf.metrics import Mean, Measurements, RouterStats
 from switch_tf.partitioning.partitioner import Partitioner

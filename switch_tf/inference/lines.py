@@ -87,7 +87,7 @@ def choose_fields(field: str | None, target_field: str | None, has_targets: bool
         field, target_field: Values of the options, or None.
         has_targets: Whether targets are read.
         defaults: Keys or numbers of columns of inputs and targets that the run was trained on.
-        form: Form of the input, one of `data.row_parsing.KINDS`.
+        form: Form of the input, one of `data.rows.KINDS`.
     """
     is_table = form in ("tsv", "csv")
     fields: list[str | int] = []

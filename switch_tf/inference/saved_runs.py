@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from switch_tf import data
 from switch_tf.checkpoints import folders, run_config, sizes, tensors
 from switch_tf.data import stored_vocabularies
-from switch_tf.data.source_fingerprints import fingerprint_of_vocabulary
+from switch_tf.data.task_catalog import fingerprint_of_vocabulary
 from switch_tf.inference.text_model import TextModel
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy

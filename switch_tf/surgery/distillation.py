@@ -5,7 +5,7 @@ from typing import Any
 from switch_tf import checks
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.data.added_features import AddedFeatures
+from switch_tf.data.batches import AddedFeatures
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.metrics import Measurements, RouterStats
 from switch_tf.partitioning.partitioner import Partitioner

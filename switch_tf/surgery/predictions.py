@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from etils import epy
 
-from switch_tf.data import cache_manifest
+from switch_tf.data import cache_files
+from switch_tf.data.cache_files import fetched_shard, write_records
 from switch_tf.data.example_files import BadData
-from switch_tf.data.fetched_shards import fetched_shard
-from switch_tf.data.record_files import write_records
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import leftovers, places
 from switch_tf.storage.whole_file import reading, remove, write_whole, writing
@@ -149,7 +148,7 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
 def _local_rows(folder, number, checksum):
     """Returns the path of a local file with a shard's rows, after comparing its checksum."""
     rows = _files(folder, number)[0]
-    if places.is_local(rows) and cache_manifest.checksum(rows) != checksum:
+    if places.is_local(rows) and cache_files.checksum(rows) != checksum:
         raise DamagedShard(rows, folder)
     return fetched_shard(str(rows), checksum)
 
@@ -239,7 +238,7 @@ def begin(folder: Any, request: dict, overwrite: bool) -> None:
         raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
                       "name another one.")
     if has_manifest and not overwrite:
-        if found := cache_manifest.difference(read_manifest(folder), json.loads(json.dumps(request))):
+        if found := cache_files.difference(read_manifest(folder), json.loads(json.dumps(request))):
             raise Refusal(f"The predictions in {folder} are others: {found}. Give --overwrite to make them anew, or "
                           "another --output.")
         return

@@ -19,8 +19,8 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import Opened
-from switch_tf.data.added_features import AddedFeatures
-from switch_tf.data.source_fingerprints import fingerprint_of_pieces
+from switch_tf.data.batches import AddedFeatures
+from switch_tf.data.task_catalog import fingerprint_of_pieces
 from switch_tf.evaluation.objectives import target_features
 from switch_tf.inference import programs
 from switch_tf.metrics import Mean

@@ -13,7 +13,7 @@ from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import policies
 from switch_tf.configs.run import Run, StepSettings
-from switch_tf.data import providers, source_fingerprints, stored_vocabularies
+from switch_tf.data import providers, stored_vocabularies, task_catalog
 from switch_tf.data.reading import reading_of
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.hardware import devices
@@ -243,7 +243,7 @@ def _vocabularies(run, saved, configuration, checkpoint):
     files = " and ".join(dict.fromkeys(f"{folder / vocabulary.file}" for vocabulary in stored if vocabulary.file))
     before = f"{names} ({'; '.join(map(str, fingerprints))}{f'; the copy of the run is {files}' * bool(files)})"
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
-    vocabularies = {source_fingerprints.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
+    vocabularies = {task_catalog.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
                     for feature in features.values()}
     return before, " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(vocabulary)!r} ({fingerprint})"
                                 for fingerprint, vocabulary in sorted(vocabularies.items()))

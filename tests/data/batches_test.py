@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import threading
 import time
 
 import numpy as np
@@ -159,6 +160,24 @@ def test_an_input_that_waits_while_it_is_read_ahead_is_closed_soon(make_numbers,
     again.restore(tmp_path / "last")
     assert not again.is_stuck
     _open_for_writing(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError, StopIteration])
+def test_the_error_of_an_input_is_passed_on(error):
+    def fail():
+        raise error
+
+    for read in (next, lambda batches: batches.wait(lambda: False)):
+        with pytest.raises(error):
+            read(data.Batches({None: iter(fail, None)}, batch_size=1))
+
+
+def test_an_input_that_never_comes_is_given_up_when_that_is_wanted():
+    go, asked = threading.Event(), []
+    batches = data.Batches({None: iter(go.wait, None)}, batch_size=1)
+    assert batches.wait(lambda: asked.append(0) or len(asked) == 3) is None and batches.is_stuck
+    assert len(asked) == 3
+    go.set()
 
 
 def make_folder(path):

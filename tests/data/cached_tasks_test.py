@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import cache_manifest, cached_tasks, providers
+from switch_tf.data import cache_files, pipeline, providers
 from switch_tf.tasks import preprocessors, vocabularies
 
 NUM_TEXTS = 150
@@ -81,7 +81,7 @@ def texts_of(dataset):
 
 
 def source(cache, seed=0, split="train"):
-    return cached_tasks.get_cached_provider("cached", None, str(cache), split, seed).source
+    return pipeline.provider_of(describe("cached", split, cache, seed)).source
 
 
 def same(one, other):
@@ -120,7 +120,7 @@ def test_shards_share_an_epoch_and_together_are_it(cache, num_shards):
 def test_noise_is_drawn_anew_in_every_epoch(cache, texts):
     add_task("cached_once", {"train": str(texts / "validation.txt")})
     make("cached_once", "train", cache)
-    provider = cached_tasks.get_cached_provider("cached_once", None, str(cache), "train", 0)
+    provider = pipeline.provider_of(describe("cached_once", "train", cache))
     found = provider.get_dataset(LENGTHS, "train", shuffle=False, seed=0, num_epochs=2, try_in_mem_cache=False)
     pairs = [(example["inputs"].tolist(), example["targets"].tolist()) for example in found.as_numpy_iterator()]
     half = len(pairs) // 2
@@ -163,7 +163,7 @@ def test_every_type_that_an_example_holds_comes_back(tmp_path):
     add_task("typed", seqio.FunctionDataSource(read, ["train"]), output_features={"targets": feature},
              preprocessors=[seqio.CacheDatasetPlaceholder()])
     make("typed", "train", tmp_path, num_shards=2)
-    found = cached_tasks.get_cached_provider("typed", None, str(tmp_path), "train", 0).source.get_dataset(
+    found = pipeline.provider_of(describe("typed", "train", tmp_path)).source.get_dataset(
         "train", shuffle=False)
     plain = list(seqio.TaskRegistry.get("typed").source.get_dataset("train", shuffle=False).as_numpy_iterator())
     for expected, example in zip([plain[0], plain[2], plain[1]], found.as_numpy_iterator(), strict=True):
@@ -196,7 +196,7 @@ def test_damaged_and_missing_shards_are_found_and_written_again(cache, texts, tm
     middle = len(content) // 3
     damaged.file.write_bytes(content[:middle] + bytes(middle) + content[2 * middle:])
     with pytest.raises(tf.errors.OpError, match="BadData: .*00001-of-00008.array_record is damaged"):
-        list(cached_tasks.get_cached_provider("damaged", None, str(tmp_path), "train", 0).source.get_dataset("train"))
+        list(pipeline.provider_of(describe("damaged", "train", tmp_path)).source.get_dataset("train"))
     data.write_shard(damaged)
     assert damaged.file.read_bytes() == content
 
@@ -238,13 +238,13 @@ def test_a_step_is_known_by_its_code_and_its_fixed_arguments():
     def doubled(dataset, times=2):
         return dataset.repeat(times)
 
-    told = {cache_manifest._step(step) for step in (
+    told = {cache_files._step(step) for step in (
         doubled, functools.partial(doubled, times=3), functools.partial(doubled, times=2),
         preprocessors.span_corruption, tf.autograph.experimental.do_not_convert(preprocessors.span_corruption))}
     assert len(told) == 4 and any("span_corruption: " in step for step in told)
 
 
 def test_a_split_that_a_task_of_a_mixture_lacks_needs_no_cache(cache):
-    provider = cached_tasks.get_cached_provider("cached_mixture", None, str(cache), "validation", 0)
+    provider = pipeline.provider_of(describe("cached_mixture", "validation", cache))
     assert [type(task.source).__name__ for task in provider.tasks] == ["CachedSource", "FileDataSource"]
     assert [task.name for task in providers.tasks_of(provider, "validation")] == ["cached"]

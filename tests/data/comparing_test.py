@@ -12,7 +12,6 @@ from t5.data import postprocessors
 from t5.evaluation import metrics
 
 from switch_tf import data
-from switch_tf.data import comparing
 from switch_tf.tasks import preprocessors, text_files, vocabularies
 
 LENGTH = 16
@@ -110,7 +109,6 @@ def _of_task(examples, vocabulary, metric, postprocess_fn=None):
         postprocess_fn=postprocess_fn, output_features=preprocessors.output_features(vocabularies.docs_corpus()),
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim])
     try:
-        assert not comparing.is_by_spelling(seqio.TaskRegistry.get("perfect_task"))
         return _scores("perfect_task", vocabulary)
     finally:
         seqio.TaskRegistry.remove("perfect_task")

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from switch_tf import data
 from switch_tf.configs.run import Run
-from switch_tf.data import cached_tasks
-from switch_tf.data.corrupt_records import CorruptRecords
+from switch_tf.data import cached_tasks, pipeline
+from switch_tf.data.cache_files import CorruptRecords
 from switch_tf.data.example_files import UnreachableData
 from switch_tf.refusals import Refusal, sentence_about_data
 from switch_tf.tasks import preprocessors, vocabularies
@@ -98,7 +98,7 @@ def left_out(error_output):
 def test_every_pass_leaves_out_the_same_records_and_has_every_other_one(cache, capsys):
     description = data.DatasetDescription("corrupted", LENGTHS, 4, use_cached_tasks=True, cache_dir=str(cache),
                                           skip_corrupt_records=3)
-    provider = cached_tasks.get_cached_provider("corrupted", None, str(cache), "train", 0, 1, CorruptRecords(3))
+    provider = pipeline.provider_of(description)
     found = provider.source.get_dataset("train", seed=1).repeat(2)
     texts = [bytes(np.asarray(example["targets"] - 3).astype(np.uint8)).decode()
              for example in found.as_numpy_iterator()]

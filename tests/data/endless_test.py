@@ -7,9 +7,9 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import context, data
-from switch_tf.data import cached_tasks, example_files
-from switch_tf.data.corrupt_records import CorruptRecords
-from switch_tf.data.endless import with_counted_passes
+from switch_tf.data import cache_files, cached_tasks, example_files
+from switch_tf.data.cache_files import CorruptRecords
+from switch_tf.data.providers import with_counted_passes
 from switch_tf.tasks.in_memory import InMemorySource
 from switch_tf.tasks.text_source import TextFilesSource
 
@@ -50,9 +50,9 @@ def cached(tmp_path):
     cached_tasks_test.add_task("cached_passes", {"train": str(tmp_path / "texts.txt")})
     cached_tasks_test.make("cached_passes", "train", tmp_path / "cache")
     task = seqio.TaskRegistry.get("cached_passes")
-    manifest = cached_tasks.cache_manifest.load(task, "train", str(tmp_path / "cache"))
-    folder = cached_tasks.cache_manifest.folder_of(str(tmp_path / "cache"), "cached_passes", "train")
-    source = cached_tasks.CachedSource({"train": manifest}, {"train": folder}, 5, CorruptRecords())
+    manifest = cache_files.load(task, "train", str(tmp_path / "cache"))
+    folder = cache_files.folder_of(str(tmp_path / "cache"), "cached_passes", "train")
+    source = cached_tasks.CachedSource("train", manifest, folder, 5, CorruptRecords())
     return lambda: source.get_dataset("train").map(lambda example: next(iter(example.values()))[:4])
 
 

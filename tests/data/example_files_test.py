@@ -8,7 +8,7 @@ import json
 import pytest
 
 from switch_tf import data
-from switch_tf.data import example_files
+from switch_tf.data import example_files, rows
 
 ROWS = [("a", "first text"), ("b", 'with a "quote", a comma'), ("c", "naïve ☃"), ("d", "x" * 50), ("e", "last")]
 
@@ -154,7 +154,7 @@ ARRAY = json.dumps([{"id": id_, "text": text} for id_, text in ROWS], ensure_asc
     ARRAY, "\ufeff \r\n" + json.dumps(json.loads(ARRAY), indent=2) + "\n\n", ARRAY.replace("}, {", "}\n,\n{")])
 def test_an_array_of_json_is_read_element_by_element(tmp_path, monkeypatch, piece, name, content):
     monkeypatch.setattr(example_files, "PIECE", piece)
-    monkeypatch.setattr(example_files, "_BLOCK", piece)
+    monkeypatch.setattr(rows, "BLOCK", piece)
     path = _write(tmp_path, name, content)
     assert _all(data.TextFile(path, ["text", "id"])) == ([(text, id_) for id_, text in ROWS], [])
     assert [one.texts for one in data.TextFile(path, ["text"]).examples()] == [(text,) for _, text in ROWS]

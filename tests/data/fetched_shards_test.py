@@ -5,9 +5,9 @@ import hashlib
 import pytest
 
 from switch_tf import environment
-from switch_tf.data import fetched_shards
+from switch_tf.data import cache_files
+from switch_tf.data.cache_files import fetched_shard
 from switch_tf.data.example_files import BadData, UnreachableData
-from switch_tf.data.fetched_shards import fetched_shard
 from switch_tf.storage import places
 
 CONTENT = b"records" * 1000
@@ -43,7 +43,7 @@ def test_a_damaged_shard_is_refused_and_leaves_nothing(shard, tmp_path):
 
 
 def test_a_bucket_or_a_disk_that_fails_is_no_damage(shard, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetched_shards, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")),
+    monkeypatch.setattr(cache_files, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")),
                         raising=False)
     with pytest.raises(UnreachableData, match="make room"):
         fetched_shard(str(shard), SHA256)

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from switch_tf.data import seqio_import
+from switch_tf.data import vocabularies
 from switch_tf.hardware import devices
 
 
@@ -18,6 +18,6 @@ def test_jax_is_kept_on_the_cpu_unless_somebody_chose_otherwise(monkeypatch, bef
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(config=config))
     monkeypatch.setattr(devices, "are_jax", lambda: is_jax)
     environ = {"JAX_PLATFORMS": variable} if variable else {}
-    monkeypatch.setattr(seqio_import.os, "environ", environ)
-    seqio_import.keep_jax_on_cpu()
+    monkeypatch.setattr(vocabularies.os, "environ", environ)
+    vocabularies.keep_jax_on_cpu()
     assert config.jax_platforms == after

@@ -5,8 +5,8 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import source_fingerprints
-from switch_tf.data.source_fingerprints import source_fingerprint
+from switch_tf.data import task_catalog
+from switch_tf.data.task_catalog import source_fingerprint
 from switch_tf.storage import places
 from switch_tf.tasks import corpora, docs_corpus  # noqa: F401  (registers)
 
@@ -54,7 +54,7 @@ def test_moved_files_are_the_same_and_shuffled_lines_are_others(add_task, tmp_pa
 
 def test_of_large_files_blocks_from_everywhere_are_read(add_task, tmp_path, monkeypatch):
     monkeypatch.setattr(places, "_BLOCK", 4)
-    monkeypatch.setattr(source_fingerprints, "_BUDGET", 16)  # 4 blocks of a file of 40 bytes: at 0, 12, 24, 36
+    monkeypatch.setattr(task_catalog, "_BUDGET", 16)  # 4 blocks of a file of 40 bytes: at 0, 12, 24, 36
     large = add_task("large", _write(tmp_path, a="0123456789" * 4))
     before = source_fingerprint(large, "train")["large: a.txt"]
     for place, is_seen in ((0, True), (5, False), (13, True), (27, True), (30, False), (39, True)):
@@ -62,7 +62,7 @@ def test_of_large_files_blocks_from_everywhere_are_read(add_task, tmp_path, monk
         text[place] = "x"
         _write(tmp_path, a="".join(text))
         assert (source_fingerprint(large, "train")["large: a.txt"] != before) == is_seen, place
-    monkeypatch.setattr(source_fingerprints, "_BUDGET", 40)  # all of it
+    monkeypatch.setattr(task_catalog, "_BUDGET", 40)  # all of it
     _write(tmp_path, a="0123456789" * 4)
     before = source_fingerprint(large, "train")["large: a.txt"]
     for place in range(40):

@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant("partitioning/backends/pjrt.py", "zip(updated, found, strict=True)",
            "zip(updated[:-1], list(found)[:-1], strict=True)", PJRT),
     # The input.
-    Mutant("data/batches.py", "if not self._is_stuck and not self._ahead:", "if not self._is_stuck:", BATCHES),
+    Mutant("data/batches.py", "if not self.is_stuck and not self._ahead:", "if not self.is_stuck:", BATCHES),
     Mutant("data/batches.py", "if known.files is None or known.step != self._steps:", "if known.step != self._steps:",
            BATCHES),
     Mutant("data/batches.py", "if known.files is None or known.step != self._steps:", "if known.files is None:",
@@ -326,7 +326,7 @@ MUTANTS = (
            ("tests/training/trainer_test.py",)),
     Mutant("inference/server.py", "has_room(self._num_texts_prepared + len(texts))", "has_room(len(texts))",
            ("tests/inference/server_test.py",)),
-    Mutant("data/bad_rows.py", "row {count + index} of", "row {index} of", ("tests/data/bad_rows_test.py",)),
+    Mutant("data/inspection.py", "row {count + index} of", "row {index} of", ("tests/data/bad_rows_test.py",)),
     Mutant("training/stopping.py", "if told and all(told)", "if any(told)", ("tests/training/stopping_test.py",)),
     Mutant("comparison/results.py", "of_seed.get(run.seed, references[0])) for run in runs]",
            "reference) for run, reference in zip(runs, references * len(runs))]", RESULTS),

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from switch_tf import data, refusals
 from switch_tf.data import example_files
-from switch_tf.data.source_fingerprints import source_fingerprint
+from switch_tf.data.task_catalog import source_fingerprint
 from switch_tf.tasks import text_source
 from switch_tf.tasks.text_source import TextFilesSource
 

@@ -1,4 +1,7 @@
-"""Refuses data that cannot be read, and finds the row that is at fault: TensorFlow's error names only iterators."""
+"""Looks at data before and beside training: too few examples, rows at fault, and the first examples as text.
+
+TensorFlow's errors name only iterators, so the row at fault has to be found.
+"""
 
 import bisect
 import contextlib
@@ -10,11 +13,20 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from switch_tf import checks
-from switch_tf.data import pipeline
-from switch_tf.data.description import DatasetDescription, check_description
 from switch_tf.data.example_files import BadData
-from switch_tf.data.providers import check_split, tasks_of
-from switch_tf.data.seqio_import import import_seqio
+from switch_tf.data.pipeline import (
+    DatasetDescription,
+    arguments_of,
+    check_description,
+    failure,
+    feature_converter,
+    no_global_seed,
+    provider_of,
+    read_once,
+)
+from switch_tf.data.providers import check_split, get_provider, tasks_of
+from switch_tf.data.spelling import spell
+from switch_tf.data.vocabularies import import_seqio
 from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 _SECONDS = 20  # to look for the row
@@ -30,7 +42,7 @@ def bad_row(description: DatasetDescription, error: BaseException) -> str | None
     if _OF_TENSORFLOW_DATA not in str(error):
         return None
     deadline = time.monotonic() + _SECONDS
-    tasks = tasks_of(pipeline.provider_of(description), description.split)
+    tasks = tasks_of(provider_of(description), description.split)
     return next(filter(None, (_bad_row_of(task, description, deadline) for task in tasks)), None)
 
 
@@ -47,7 +59,7 @@ def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
         raise
 
 
-@pipeline.no_global_seed()
+@no_global_seed()
 def check_examples(description: DatasetDescription) -> None:
     """Refuses data with too few examples, because seqio would read an empty training split forever.
 
@@ -58,21 +70,17 @@ def check_examples(description: DatasetDescription) -> None:
             split any example.
     """
     check_description(description)
-    provider, split = pipeline.provider_of(description), description.split
-    check_split(provider, split)
-    converter, lengths = pipeline.feature_converter(provider, description), dict(description.task_feature_lengths)
+    provider, split = provider_of(description), description.split
     tasks, counts = tasks_of(provider, split), {}
+    converter, lengths = feature_converter(provider, description), dict(description.task_feature_lengths)
     # Repeating a line until a batch is full takes minutes. In a mixture, the other tasks fill it.
     needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
     for task in tasks:
         try:
-            examples = task.get_dataset(sequence_length=lengths, split=split, shuffle=False, seed=0, num_epochs=1,
-                                        try_in_mem_cache=False)
-            count = sum(1 for _ in converter(examples, lengths).take(needed))
+            counts[task.name] = sum(1 for _ in converter(_in_order(task, description), lengths).take(needed))
         except Exception as error:  # from preprocessors of the user, of any kind
             row = bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
-            raise Refusal(f"Data cannot be read: {row}." if row else pipeline.failure(task, split, error)) from error
-        counts[task.name] = count
+            raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
     short = [name for name, count in counts.items() if count < needed]
     if short and (description.is_training or len(short) == len(counts)):
         yields = f"{counts[short[0]]} of the {needed} sequences of a batch" if counts[short[0]] else "no example"
@@ -83,6 +91,10 @@ def check_examples(description: DatasetDescription) -> None:
         )
 
 
+def _in_order(task, description):
+    return task.get_dataset(**arguments_of(description), seed=0, num_epochs=1)
+
+
 def _bad_row_of(task, description, deadline):
     seqio, rows = import_seqio(), []
     raw = task.source.get_dataset(split=description.split, shuffle=False)
@@ -90,12 +102,10 @@ def _bad_row_of(task, description, deadline):
     def read(split, shuffle_files=False, seed=None):
         return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=raw.element_spec)
 
-    examples = task.replace(source=seqio.FunctionDataSource(read, splits=[description.split])).get_dataset(
-        sequence_length=dict(description.task_feature_lengths), split=description.split, shuffle=False, seed=0,
-        num_epochs=1, try_in_mem_cache=False)
+    examples = _in_order(task.replace(source=seqio.FunctionDataSource(read, splits=[description.split])), description)
 
-    def failure(of_rows):
-        rows[:] = of_rows
+    def error_of(some):
+        rows[:] = some
         try:
             for _ in examples:
                 if time.monotonic() > deadline:  # a preprocessor may repeat its rows for ever
@@ -113,10 +123,45 @@ def _bad_row_of(task, description, deadline):
                     f"{first_line(error)}")
         if not chunk:
             break
-        if failure(chunk):
-            index = bisect.bisect_left(range(1, len(chunk)), True, key=lambda size: failure(chunk[:size]) is not None)
-            cause = failure(chunk[index:index + 1])
+        if error_of(chunk):
+            index = bisect.bisect_left(range(1, len(chunk)), True, key=lambda size: error_of(chunk[:size]) is not None)
+            cause = error_of(chunk[index:index + 1])
             return cause and (f"row {count + index} of task {task.name!r}, split {description.split!r}, "
                               f"{checks.shown(chunk[index])}: {cause}")
         count += len(chunk)
     return None
+
+
+@no_global_seed()
+def examples(description: DatasetDescription, count: int) -> list[dict[str, dict]]:
+    """Returns the first examples of a split, in order, each `{feature: {"text": str, "ids": list of int}}`.
+
+    Args:
+        description: DatasetDescription. Its batch size and packing do not matter.
+        count: int. Largest number of examples.
+
+    Raises:
+        Refusal: The name or split is unknown, or the data are missing or cannot be read.
+    """
+    check_description(description)
+    checks.integer("count", count, at_least=1)
+    provider = get_provider(description.mixture_or_task_name, description.vocabulary)
+    try:
+        check_split(provider, description.split)
+        return [
+            {name: {"text": spell(feature.vocabulary, example[name].tolist()), "ids": example[name].tolist()}
+             for name, feature in provider.output_features.items() if name in example}
+            for example in read_once(provider, description).take(count).as_numpy_iterator()
+        ]
+    except Exception as error:  # from preprocessors of the user, of any kind
+        raise Refusal(failure(provider, description.split, error)) from error
+
+
+def describe(result: dict) -> str:
+    """Returns examples as text and ids, from their task's `name`, `split`, `lengths`, `vocabulary_size`, `examples`."""
+    lines = [f"{result['name']}, split {result['split']}, at most {result['lengths']} tokens of "
+             f"{result['vocabulary_size']}"]
+    for number, example in enumerate(result["examples"], 1):
+        for feature, shown in example.items():
+            lines += [f"{number}. {feature}: {shown['text']}", f"   {' '.join(map(str, shown['ids']))}"]
+    return "\n".join(lines)

@@ -11,14 +11,13 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import byte_lines, example_files
+from switch_tf.data import example_files, rows
 
 
 @pytest.fixture
 def short_lines(monkeypatch):
     """Lines of 100 bytes at most, and pieces of 7."""
-    monkeypatch.setattr(byte_lines, "LONGEST_LINE", 100)
-    monkeypatch.setattr("switch_tf.data.row_parsing.LONGEST_LINE", 100)
+    monkeypatch.setattr(rows, "LONGEST_LINE", 100)
     monkeypatch.setattr(example_files, "PIECE", 7)
 
 
@@ -73,22 +72,22 @@ def test_a_small_packed_file_that_holds_much_takes_little_memory(tmp_path):
     tracemalloc.start()
     try:
         texts, [sentence] = _all(data.TextFile(str(path), ["text"]))
-        assert tracemalloc.get_traced_memory()[1] < 3 * byte_lines.LONGEST_LINE
+        assert tracemalloc.get_traced_memory()[1] < 3 * rows.LONGEST_LINE
     finally:
         tracemalloc.stop()
     assert not texts and sentence == f"{path}, line 1: it has 67,108,864 bytes, and a line may have 16,777,216 at most."
 
 
 def test_a_long_last_line_that_has_grown_ends_the_reading(short_lines):
-    lines = byte_lines.ByteLines(io.BytesIO(b"x" * 150 + b"\n" + b"y" * 500), size=120)
-    with pytest.raises(byte_lines.LongLine, match="it has 151 bytes"):
+    lines = rows.Lines(io.BytesIO(b"x" * 150 + b"\n" + b"y" * 500), size=120)
+    with pytest.raises(rows.Fault, match="it has 151 bytes"):
         next(lines)
-    assert lines.left == 0 and not list(lines)
+    assert lines.bytes == 151 and not list(lines)
 
 
 def test_lines_of_any_length_are_skipped_to_their_ends():
     stream, ends = io.BytesIO(b"ab\ncdefghijklmnopqrstuvwxyz\n\n\nx\nlast"), []
-    while size := byte_lines.skip_line(stream):
+    while size := rows.skip_line(stream):
         ends.append(size)
     assert ends == [3, 25, 1, 1, 2, 4]
 

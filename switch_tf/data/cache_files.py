@@ -1,0 +1,277 @@
+"""The files of a task's cache, and the check that a cache still agrees with its task.
+
+`<cache_dir>/<task>/<split>/` holds shards of tokenised examples, `00003-of-00016.array_record`, each with a JSON file
+of its counts and checksum, and `manifest.json` once all shards are complete. An example is a `tf.train.Example` of the
+task's features before its `seqio.CacheDatasetPlaceholder`.
+"""
+
+import contextlib
+import errno
+import functools
+import hashlib
+import inspect
+import json
+import pathlib
+import sys
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+
+from switch_tf import environment
+from switch_tf.data.example_files import BadData, UnreachableData
+from switch_tf.data.task_catalog import describe, fingerprint_of_vocabulary, source_fingerprint
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import places
+from switch_tf.storage.whole_file import reading, writing, written
+
+if TYPE_CHECKING:
+    import seqio
+
+with epy.lazy_imports():  # only caches and stored predictions need it
+    from array_record.python import array_record_module
+
+FORMAT_VERSION = 1
+# Words in array_record's errors about the content of a file, and not about a disk that fails.
+_FORMAT = "Riegeli/records file"
+_CORRUPT = f"Corrupted {_FORMAT}"
+_PART = 2**24  # bytes of a shard to fetch at a time
+_fetching = threading.Lock()
+
+
+def write_records(path: Any, records: Iterable[bytes]) -> dict[str, Any]:
+    """Writes a new file, each record readable without its neighbours; returns its "bytes" and "sha256".
+
+    Raises:
+        Refusal: The file cannot be written. Errors of the iterable pass on.
+    """
+
+    def write(step, *arguments):
+        with writing(path):
+            try:
+                return step(*arguments)
+            except RuntimeError as error:  # every failure of the writer
+                number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
+                raise OSError(number, str(error).partition(";")[0].removeprefix("write() failed: ")) from error
+
+    with contextlib.ExitStack() as stack:
+        unfinished = write(stack.enter_context, written(path))
+        writer = write(array_record_module.ArrayRecordWriter, str(unfinished), "group_size:1")
+        try:
+            for record in records:
+                write(writer.write, record)
+        finally:
+            write(writer.close)
+        sums = {"bytes": unfinished.stat().st_size, "sha256": checksum(unfinished)}
+        write(stack.close)
+    return sums
+
+
+def fetched_shard(file: str, sha256: str) -> str:
+    """Returns the path of a local file with the contents of a shard, which is fetched once for all runs of a machine.
+
+    ArrayRecord reads at any place of a local file.
+
+    Args:
+        file: Path of the shard, of this machine or of a bucket.
+        sha256: Its checksum.
+
+    Raises:
+        BadData: The shard is damaged.
+        UnreachableData: It cannot be fetched, or this machine has no room for it.
+    """
+    if places.is_local(file):
+        return file
+    copy, digest = environment.cache_folder() / "shards" / f"{sha256}.array_record", hashlib.sha256()
+    with _fetching:
+        if copy.is_file():
+            return str(copy)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with written(copy) as unfinished:
+            try:
+                with (writing(copy), open(unfinished, "wb") as local, reading(file),
+                      places.at(file).open("rb") as source):
+                    while part := source.read(_PART):
+                        digest.update(part)
+                        local.write(part)
+            except Refusal as error:
+                raise UnreachableData(str(error)) from error
+            if digest.hexdigest() != sha256:
+                raise BadData(f"{file} is damaged: its SHA-256 is not the one in its manifest; `switch-tf cache` with "
+                              "the task's gin file and --overwrite writes it anew.")
+    return str(copy)
+
+
+def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path:
+    """Returns the folder of a split. `cache_dir` None means one for all runs of the user."""
+    return places.at(cache_dir or environment.cache_folder() / "tasks") / task_name.replace(":", "_") / split
+
+
+def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None) -> dict:
+    """Returns a JSON-able description of everything that the cache of a split depends on.
+
+    Args:
+        task: seqio.Task with the vocabulary of the cache.
+        split: str. A split of the task.
+        source: Result of `source_fingerprint`, computed if None.
+    """
+    return {
+        "format_version": FORMAT_VERSION,
+        "task": task.name,
+        "split": split,
+        "source": source_fingerprint(task.name, split) if source is None else source,
+        "preprocessors": [_step(step) for step in task.preprocessors[:placeholder_of(task)]],
+        "vocabularies": {name: fingerprint_of_vocabulary(feature.vocabulary)
+                         for name, feature in sorted(task.output_features.items())},
+    }
+
+
+def placeholder_of(task: "seqio.Task") -> int:
+    """Returns the index of a task's `seqio.CacheDatasetPlaceholder` among its preprocessors.
+
+    Raises:
+        Refusal: The task has none.
+    """
+    if not task.supports_caching:
+        raise Refusal(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
+                      "preprocessors, behind what needs neither lengths nor chance.")
+    return task._cache_step_idx
+
+
+def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
+    """Returns the manifest of a split's cache after comparing it with the task and its files.
+
+    The task's data are compared only if they are on this machine.
+
+    Raises:
+        Refusal: The cache is missing or unfinished, lacks files, or belongs to another task, vocabulary, preprocessing
+            or data.
+    """
+    folder = folder_of(cache_dir, task.name, split)
+    again = f"`switch-tf cache {task.name}` with the task's gin file and the run's --vocabulary"
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except FileNotFoundError:
+        state = "is unfinished" if folder.exists() else "does not exist"
+        raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, {state} in {str(folder)!r}; "
+                      f"make it by {again}, or set CACHE_DIR to where it is.") from None
+    except (OSError, ValueError) as error:
+        raise Refusal(f"USE_CACHED_TASKS: {folder}/manifest.json cannot be read ({error}); make it anew by "
+                      f"{again} and --overwrite.") from error
+    saved = manifest["request"]
+    is_here = not describe(task.name)["missing"]
+    if changed := difference(saved, request(task, split, None if is_here else saved["source"])):
+        raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
+                      f"{changed}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
+    # A bucket would be asked for each size, and shards are compared with their checksums when they are fetched.
+    is_local, names = places.is_local(folder), {entry.name for entry in folder.iterdir()}
+    for shard in manifest["shards"]:
+        file = folder / shard["file"]
+        size = None if file.name not in names else file.stat().st_size if is_local else shard["bytes"]
+        if size != shard["bytes"]:
+            fault = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
+            raise Refusal(f"USE_CACHED_TASKS: {file} {fault}; make it good by {again}.")
+    return manifest
+
+
+def difference(saved: dict, new: dict) -> str | None:
+    """Returns the first difference of two requests in words, None if they agree."""
+    for name, value in new.items():
+        if saved.get(name) == value:
+            continue
+        was, now = saved.get(name), value
+        if isinstance(value, dict) and isinstance(was, dict):
+            key = next(key for key in sorted({*was, *value}) if was.get(key) != value.get(key))
+            name, was, now = f"{name}, {key},", was.get(key), value.get(key)
+        return f"its {name} was {was!r} and is {now!r}"
+    return None
+
+
+def checksum(file: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _step(step):
+    """Returns a preprocessing step as text: its name, its fixed arguments and a hash of its code."""
+    fixed = ""
+    while isinstance(step, functools.partial):
+        fixed += "".join(f", {value!r}" for value in step.args)
+        fixed += "".join(f", {name}={value!r}" for name, value in sorted(step.keywords.items()))
+        step = step.func
+    step = inspect.unwrap(step)
+    name = f"{step.__module__}.{getattr(step, '__qualname__', type(step).__qualname__)}"
+    try:
+        code = hashlib.sha256(inspect.getsource(step).encode()).hexdigest()[:16]
+    except (OSError, TypeError):  # without a source file
+        code = "unknown code"
+    return f"{name}{fixed}: {code}"
+
+
+class CorruptRecords:
+    """The corrupt records of a cache that are left out of one part of the batches, up to a limit.
+
+    A record is left out by its index, and the next one is read in its place, so positions do not move. The records
+    found so far are a part of the position in the data: a run that was killed stops at the same record as one that was
+    not.
+
+    Args:
+        limit: Number of different records to leave out of each task.
+
+    Attributes:
+        has_failed: Whether the reading has ended with an error, which tf.data may hold back behind batches that were
+            read before.
+    """
+
+    def __init__(self, limit: int = 0):
+        self.has_failed = False
+        self._limit = limit
+        self._found: dict[str, set[int]] = {}  # task/split/file -> numbers of records
+        self._named: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()  # a position is saved while a thread of tf.data reads ahead
+
+    def add(self, file: str, number: int, error: Exception) -> None:
+        """Leaves out a record, with a line on standard error.
+
+        Args:
+            file: Path of its file.
+            number: Its number within the file.
+            error: Error of reading it.
+
+        Raises:
+            BadData: It is not the record that is damaged, or more of its task than the limit are.
+            UnreachableData: The disk failed.
+        """
+        if isinstance(error, RuntimeError) and _FORMAT not in str(error):
+            raise UnreachableData(f"{file}, record {number}, cannot be read ({first_line(error)}).") from error
+        task, place = pathlib.Path(file).parts[-3:-1], "/".join(pathlib.Path(file).parts[-3:])
+        with self._lock:
+            others = [(known, other) for known, numbers in self._found.items() for other in numbers
+                      if pathlib.Path(known).parts[:-1] == task and (known, other) != (place, number)]
+            if _CORRUPT not in str(error) or len(others) >= self._limit:
+                excess = f", one more than the {self._limit} of Run.skip_corrupt_records" * (self._limit > 0)
+                raise BadData(f"{file} is damaged, record {number}{excess} ({first_line(error)}); `switch-tf cache` "
+                              "with the task's gin file finds damaged shards and writes them anew.") from error
+            self._found.setdefault(place, set()).add(number)
+        if (place, number) not in self._named:
+            self._named.add((place, number))
+            print(f"Left out: {file}, record {number} ({first_line(error)}).", file=sys.stderr, flush=True)
+
+    def text(self) -> str:
+        """Returns the records found so far as JSON, "" if there are none."""
+        with self._lock:
+            found = {place: sorted(numbers) for place, numbers in self._found.items()}
+        return json.dumps(found) if found else ""
+
+    def take_up(self, text: str) -> None:
+        """Adds the records of a `text` of an earlier process.
+
+        Raises:
+            ValueError, AttributeError, TypeError: It is no such text.
+        """
+        found = {place: set(map(int, numbers)) for place, numbers in json.loads(text).items()}
+        with self._lock:
+            for place, numbers in found.items():
+                self._found.setdefault(place, set()).update(numbers)
