@@ -3,6 +3,7 @@
 `checkpointer.py` saves those of a run, and `folders.py` describes their files.
 """
 
+import contextlib
 import pathlib
 import re
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, index_files, verification
+from switch_tf.checkpoints import bundles, folders
 from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, resolve
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
@@ -86,7 +87,7 @@ def check_readable(checkpoint: str | pathlib.Path, variables: Mapping[str, Any])
     """
     description = describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
-    verification.check_positions(places.at(checkpoint), description)
+    folders.check_positions(places.at(checkpoint), description)
     _check_indices(places.at(checkpoint), description)
     return description
 
@@ -95,7 +96,7 @@ def _check_indices(checkpoint, description):
     for name in description["files"]:
         if name.endswith(".index"):
             try:
-                index_files.check(checkpoint / name)
+                bundles.check(checkpoint / name)
             except ValueError as error:
                 raise BrokenCheckpoint(f"{checkpoint} is damaged: {name} cannot be read ({error}).") from error
 
@@ -228,3 +229,59 @@ def _check_same(checkpoint, saved, variables):
             raise Refusal(f"{path} has shape {saved[path]['shape']} in {checkpoint} but {list(variable.shape)} in "
                           "this model. Start it with the configuration it was saved with (operative_config.gin), or "
                           "use another MODEL_DIR.")
+
+
+class StoredWeights:
+    """Opens the weights of a checkpoint.
+
+    Args:
+        checkpoint: Path of the checkpoint folder.
+
+    Raises:
+        BrokenCheckpoint: Files are missing or damaged.
+        Refusal: The run of the checkpoint has removed it.
+    """
+
+    def __init__(self, checkpoint: pathlib.Path):
+        self._checkpoint = checkpoint
+        with self._refusing():
+            self._variables = folders.describe(checkpoint)["variables"]
+            bundles.check(places.at(checkpoint) / "state.index")
+            self._literal = places.Literal(checkpoint / "state")  # for as long as the reader
+            self._reader = tf.train.load_checkpoint(str(self._literal))
+            self._dtypes = self._reader.get_variable_to_dtype_map()
+
+    def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
+        """Returns the values of a variable in its stored dtype, or rows of it, by a path of `tensors.state_variables`.
+
+        Rows of an unfolded variable, or of one that was written in one piece, take the memory of all of it.
+        """
+        saved = self._variables.get(path)
+        if saved is None:
+            raise BrokenCheckpoint(f"{self._checkpoint} has no {path}, which a model of its configuration has.")
+        unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
+        with self._refusing():
+            if unfolding.first:
+                return unfolding.fold(self._reader.get_tensor(bundles.key_of(path)), np)[rows]
+            dtype = self._dtypes.get(bundles.key_of(path))
+            is_float = dtype is not None and dtype.is_floating  # if not, TensorFlow says what is stored instead
+            if is_float and (not saved["shape"] or rows.indices(saved["shape"][0]) == (0, saved["shape"][0], 1)):
+                return self._reader.get_tensor(bundles.key_of(path))  # opens no file anew
+            text = slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
+            (values,) = bundles.read(self._checkpoint / "state", [(path, dtype if is_float else tf.float32, text)])
+            return values
+
+    @contextlib.contextmanager
+    def _refusing(self):
+        try:
+            yield
+        except (tf.errors.OpError, ValueError) as error:
+            if places.is_failure(error, self._checkpoint):
+                with places.os_errors(self._checkpoint):
+                    raise
+            if not folders.is_complete(self._checkpoint):
+                raise Refusal(f"{self._checkpoint} was removed by its run before it was read; keep more checkpoints "
+                              "with Run.keep_checkpoints, or wait for the end of the run.") from error
+            if isinstance(error, Refusal):
+                raise
+            raise BrokenCheckpoint(f"{self._checkpoint} is damaged ({first_line(error)}).") from error

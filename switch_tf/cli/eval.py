@@ -11,8 +11,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.checkpoints import sizes
 from switch_tf.checkpoints.folders import BrokenCheckpoint
-from switch_tf.checkpoints.following import follow
-from switch_tf.checkpoints.selection import select
+from switch_tf.checkpoints.run_folder import follow, select
 from switch_tf.cli import gin_files, trained_run
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal

@@ -4,7 +4,7 @@ import pathlib
 
 from switch_tf import checks
 from switch_tf.checkpoints import folders, sizes, tensors
-from switch_tf.checkpoints.stored_weights import StoredWeights
+from switch_tf.checkpoints.tensors import StoredWeights
 from switch_tf.conversion import own_writing, stated_config
 from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
 from switch_tf.models.switch_transformer import SwitchTransformer

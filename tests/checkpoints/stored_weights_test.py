@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from switch_tf.checkpoints import bundles, folders
-from switch_tf.checkpoints.stored_weights import StoredWeights
+from switch_tf.checkpoints.tensors import StoredWeights
 
 
 def test_a_weight_that_is_stored_unfolded_is_read_as_it_is(tmp_path, monkeypatch):
