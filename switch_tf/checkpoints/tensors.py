@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf.checkpoints import bundles, folders
-from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, resolve
+from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.backends.pjrt_variable import PjrtVariable
 from switch_tf.partitioning.pieces import slice_text
@@ -35,14 +35,9 @@ def state_variables(model: keras.Model, optimizer: keras.optimizers.Optimizer | 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
     """Returns path -> Keras variable of an optimizer."""
-    return {f"optimizer/{_without_number(variable.path)}": variable for variable in optimizer.variables
-            if not _is_learning_rate(variable.path)}
-
-
-def _without_number(path):
-    """Removes the number that Keras gives to each optimizer of a process, as in "adam_1"."""
-    name, slash, rest = path.partition("/")
-    return re.sub(r"_\d+$", "", name) + slash + rest
+    # Without the number that Keras gives to each optimizer of a process, as in "adam_1".
+    return {"optimizer/" + re.sub(r"^([^/]*)_\d+(?=/|$)", r"\1", variable.path): variable
+            for variable in optimizer.variables if not _is_learning_rate(variable.path)}
 
 
 def _is_learning_rate(path):
@@ -66,7 +61,7 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
         Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
     """
     description = check_readable(checkpoint, variables)
-    _read_checked(checkpoint, description["variables"], variables)
+    _read(checkpoint, description["variables"], variables)
     try:
         if batches is not None:
             batches.restore(places.at(checkpoint))
@@ -85,10 +80,11 @@ def check_readable(checkpoint: str | pathlib.Path, variables: Mapping[str, Any])
         BrokenCheckpoint: files are missing or damaged, except those of values, which are checked when they are read.
         Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
     """
-    description = describe(checkpoint)
+    checkpoint = places.at(checkpoint)
+    description = folders.describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
-    folders.check_positions(places.at(checkpoint), description)
-    _check_indices(places.at(checkpoint), description)
+    folders.check_positions(checkpoint, description)
+    _check_indices(checkpoint, description)
     return description
 
 
@@ -113,8 +109,8 @@ class InitialWeights:
     """
 
     def __init__(self, source: str | pathlib.Path):
-        self.path = resolve(source)
-        self.description = describe(self.path)
+        self.path = folders.resolve(source)
+        self.description = folders.describe(self.path)
 
     def fill(self, variables: Variables) -> None:
         """Reads variables that the checkpoint has with the same shape.
@@ -122,8 +118,8 @@ class InitialWeights:
         Raises:
             BrokenCheckpoint: files are missing or damaged.
         """
-        _check_indices(places.at(self.path), self.description)
-        _read_checked(self.path, self.description["variables"], variables)
+        _check_indices(self.path, self.description)
+        _read(self.path, self.description["variables"], variables)
 
 
 def start(initial: Any, variables: Variables, is_matching: bool = False) -> list[str]:
@@ -154,11 +150,18 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
     return [path for path in variables if path not in matching]
 
 
-def _read_checked(checkpoint, saved, variables):
+@contextlib.contextmanager
+def _reading(checkpoint):
+    """Turns errors of TensorFlow within this scope into a BrokenCheckpoint, or an OSError of a bucket."""
     try:
-        _read(places.at(checkpoint) / "state", saved, variables)
-    except (tf.errors.OpError, AssertionError) as error:  # TensorFlow asserts that the file has every variable
+        yield
+    except (tf.errors.OpError, AssertionError, ValueError) as error:  # TensorFlow asserts that there is every variable
         _check_is_read(checkpoint, error)
+        if not folders.is_complete(checkpoint):
+            raise Refusal(f"{checkpoint} was removed by its run before it was read; keep more checkpoints with "
+                          "Run.keep_checkpoints, or wait for the end of the run.") from error
+        if isinstance(error, Refusal):
+            raise
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
 
 
@@ -169,40 +172,38 @@ def _check_is_read(checkpoint, error):
             raise error
 
 
-def _read(prefix, saved, variables):
-    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host.
+def _stored_as(saved, dtype):
+    """Returns the stored form and dtype of a variable.
 
     Only dtypes of floats are converted, because a description may come from a stranger.
     """
-    unfoldings = {path: Unfolding(tuple(variable.shape), tuple(map(tuple, saved[path].get("unfolded", ()))))
-                  for path, variable in variables.items()}
-    dtypes = {path: saved[path]["dtype"] if saved[path]["dtype"] in _FLOATS else variable.dtype
-              for path, variable in variables.items()}
-    others = [path for path, variable in variables.items()
-              if unfoldings[path] != unfolding_of(variable) or dtypes[path] != variable.dtype]
-    _read_as_stored(prefix, {path: stored(variable) for path, variable in variables.items() if path not in others})
-    for path in others:
-        with tf.device("CPU:0"):
-            held = tf.Variable(tf.zeros(unfoldings[path].stored_shape, dtypes[path]))
-        _read_as_stored(prefix, {path: held})
-        assign(variables[path], unfoldings[path].fold(held.numpy(), np))
+    unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
+    return unfolding, saved["dtype"] if saved["dtype"] in _FLOATS else dtype
 
 
-def _read_as_stored(prefix, state):
-    others = {path: value for path, value in state.items() if not isinstance(value, PjrtVariable)}
-    literal = places.Literal(prefix)
-    status = tf.train.Checkpoint(state=others).read(str(literal))
-    status.assert_existing_objects_matched()
-    status.expect_partial()  # no warning about optimizer slots that are not read
-    waiting, num_bytes = {}, 0
-    for path, value in state.items():
-        if isinstance(value, PjrtVariable):
-            waiting[path] = value
-            num_bytes += value.array.nbytes
-            if num_bytes > _PORTION:
-                _load(prefix, waiting)
-                waiting, num_bytes = {}, 0
-    _load(prefix, waiting)
+def _read(checkpoint, saved, variables):
+    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host."""
+    checkpoint = places.at(checkpoint)
+    prefix, held, waiting, num_bytes = checkpoint / "state", {}, {}, 0
+    with _reading(checkpoint):
+        for path, variable in variables.items():
+            (unfolding, dtype), target = _stored_as(saved[path], variable.dtype), stored(variable)
+            if unfolding != unfolding_of(variable) or dtype != variable.dtype:
+                (values,) = bundles.read(prefix, [(path, dtype, "")])
+                assign(variable, unfolding.fold(values, np))
+            elif isinstance(target, PjrtVariable):
+                waiting[path] = target
+                num_bytes += target.array.nbytes
+                if num_bytes > _PORTION:
+                    _load(prefix, waiting)
+                    waiting, num_bytes = {}, 0
+            else:
+                held[path] = target
+        _load(prefix, waiting)
+        literal = places.Literal(prefix)
+        status = tf.train.Checkpoint(state=held).read(str(literal))
+        status.assert_existing_objects_matched()
+        status.expect_partial()  # no warning about optimizer slots that are not read
 
 
 def _load(prefix, variables):
@@ -216,23 +217,21 @@ def _load(prefix, variables):
 
 
 def _check_same(checkpoint, saved, variables):
+    way_out = "Start it with the configuration it was saved with (operative_config.gin), or use another MODEL_DIR."
     parts = {path.partition("/")[0] for path in variables}  # "model" alone, or the optimizer's as well
     for path in saved:
         if path not in variables and path.partition("/")[0] in parts and not _is_learning_rate(path):
-            raise Refusal(f"{checkpoint} has {path}, which this model or optimizer lacks. Start it with the "
-                          "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
+            raise Refusal(f"{checkpoint} has {path}, which this model or optimizer lacks. {way_out}")
     for path, variable in variables.items():
         if path not in saved:
-            raise Refusal(f"{checkpoint} has no {path}, so it is of another model or optimizer. Start it with the "
-                          "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
+            raise Refusal(f"{checkpoint} has no {path}, so it is of another model or optimizer. {way_out}")
         if saved[path]["shape"] != list(variable.shape):
             raise Refusal(f"{path} has shape {saved[path]['shape']} in {checkpoint} but {list(variable.shape)} in "
-                          "this model. Start it with the configuration it was saved with (operative_config.gin), or "
-                          "use another MODEL_DIR.")
+                          f"this model. {way_out}")
 
 
 class StoredWeights:
-    """Opens the weights of a checkpoint.
+    """The weights of a checkpoint, read one at a time without a model.
 
     Args:
         checkpoint: Path of the checkpoint folder.
@@ -244,12 +243,9 @@ class StoredWeights:
 
     def __init__(self, checkpoint: pathlib.Path):
         self._checkpoint = checkpoint
-        with self._refusing():
+        with _reading(checkpoint):
             self._variables = folders.describe(checkpoint)["variables"]
-            bundles.check(places.at(checkpoint) / "state.index")
-            self._literal = places.Literal(checkpoint / "state")  # for as long as the reader
-            self._reader = tf.train.load_checkpoint(str(self._literal))
-            self._dtypes = self._reader.get_variable_to_dtype_map()
+            bundles.check(checkpoint / "state.index")
 
     def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
         """Returns the values of a variable in its stored dtype, or rows of it, by a path of `tensors.state_variables`.
@@ -259,29 +255,9 @@ class StoredWeights:
         saved = self._variables.get(path)
         if saved is None:
             raise BrokenCheckpoint(f"{self._checkpoint} has no {path}, which a model of its configuration has.")
-        unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
-        with self._refusing():
-            if unfolding.first:
-                return unfolding.fold(self._reader.get_tensor(bundles.key_of(path)), np)[rows]
-            dtype = self._dtypes.get(bundles.key_of(path))
-            is_float = dtype is not None and dtype.is_floating  # if not, TensorFlow says what is stored instead
-            if is_float and (not saved["shape"] or rows.indices(saved["shape"][0]) == (0, saved["shape"][0], 1)):
-                return self._reader.get_tensor(bundles.key_of(path))  # opens no file anew
-            text = slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
-            (values,) = bundles.read(self._checkpoint / "state", [(path, dtype if is_float else tf.float32, text)])
-            return values
-
-    @contextlib.contextmanager
-    def _refusing(self):
-        try:
-            yield
-        except (tf.errors.OpError, ValueError) as error:
-            if places.is_failure(error, self._checkpoint):
-                with places.os_errors(self._checkpoint):
-                    raise
-            if not folders.is_complete(self._checkpoint):
-                raise Refusal(f"{self._checkpoint} was removed by its run before it was read; keep more checkpoints "
-                              "with Run.keep_checkpoints, or wait for the end of the run.") from error
-            if isinstance(error, Refusal):
-                raise
-            raise BrokenCheckpoint(f"{self._checkpoint} is damaged ({first_line(error)}).") from error
+        unfolding, dtype = _stored_as(saved, "float32")
+        is_whole = unfolding.first or not unfolding.shape
+        text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
+        with _reading(self._checkpoint):
+            (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])
+            return unfolding.fold(values, np)[rows] if unfolding.first else values
