@@ -55,7 +55,8 @@ class RunFolder:
                           "--gin.MODEL_DIR=\"'runs/x'\".") from error
 
     def _tidy(self):
-        leftovers.remove_all(self.path, self.checkpoints)
+        for folder in (self.path, self.checkpoints):
+            leftovers.remove_unfinished(folder)
         folders.remove_unfinished(self.checkpoints)
         for name in _FILES:
             leftovers.make_room(self.path / name)

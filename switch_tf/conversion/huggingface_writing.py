@@ -8,8 +8,8 @@ from switch_tf.conversion.rules import Link, Rule
 from switch_tf.conversion.shards import DTYPES, Shards
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.reporting import progress
+from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.storage.whole_file import writing
-from switch_tf.storage.whole_folder import resumable_folder
 
 _EMBEDDING = "token_embedder/embedding"
 

@@ -14,8 +14,8 @@ from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.pieces import Piece, in_host_memory, slice_text
 from switch_tf.reporting import progress
+from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.storage.whole_file import writing
-from switch_tf.storage.whole_folder import resumable_folder
 
 
 def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,

@@ -10,7 +10,8 @@ import tensorflow as tf
 from switch_tf import __version__, checks, data
 from switch_tf.inference.text_model import TextModel
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage.whole_folder import whole_folder
+from switch_tf.storage.resumable_folder import resumable_folder
+from switch_tf.storage.whole_file import writing
 
 if TYPE_CHECKING:
     from switch_tf.decoding import Sampler
@@ -54,9 +55,9 @@ def save(module: tf.Module, signatures: dict, card: str, folder: pathlib.Path) -
         Refusal: the disk is full or not writable.
     """
     try:
-        with whole_folder(folder, "saved_model.pb") as unfinished:
-            tf.saved_model.save(module, str(unfinished), signatures=signatures)
-            (unfinished / CARD).write_text(card)
+        with resumable_folder(folder, "saved_model.pb") as work, writing(folder):
+            tf.saved_model.save(module, str(work.folder), signatures=signatures)
+            (work.folder / CARD).write_text(card)
     except tf.errors.OpError as error:
         raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
 

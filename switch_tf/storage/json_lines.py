@@ -45,7 +45,7 @@ def loads(text: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def load(path: str | os.PathLike, largest: int) -> Any:
+def load(path: Any, largest: int) -> Any:
     """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
 
     Args:
@@ -56,15 +56,14 @@ def load(path: str | os.PathLike, largest: int) -> Any:
         ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
         OSError: The file does not exist or cannot be read.
     """
-    place = places.at(path)
-    if place.exists() and not place.is_file():
+    if path.exists() and not path.is_file():
         raise ValueError("it is no file")
-    if (size := places.size(place)) > largest:
+    if (size := places.size(path)) > largest:
         raise ValueError(f"it has {size} bytes")
-    return loads(place.read_bytes())
+    return loads(path.read_bytes())
 
 
-def append(path: str | os.PathLike, record: dict) -> None:
+def append(path: Any, record: dict) -> None:
     """Appends a record to a file, after `mend_end`.
 
     In a bucket, which cannot append, the whole file is written again.
@@ -76,19 +75,18 @@ def append(path: str | os.PathLike, record: dict) -> None:
         append_text(path, dumps(record) + "\n")
 
 
-def append_text(path: str | os.PathLike, lines: str) -> None:
+def append_text(path: Any, lines: str) -> None:
     """Appends whole lines of text to a file as `append` does.
 
     Raises:
         OSError: It cannot be written.
     """
-    place, content = places.at(path), lines.encode()
-    if not places.is_local(place):
-        put(place, (place.read_bytes() if place.is_file() else b"") + content)
+    if not places.is_local(path):
+        put(path, (path.read_bytes() if path.is_file() else b"") + lines.encode())
         return
-    mend_end(place)
-    with open(place, "ab") as file:
-        file.write(content)
+    mend_end(path)
+    with open(path, "ab") as file:
+        file.write(lines.encode())
 
 
 def mend_end(path: pathlib.Path) -> None:
@@ -121,7 +119,7 @@ def is_step(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def read(path: str | os.PathLike,
+def read(path: Any,
          is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a file that is a record, with the record. Prints a warning about the other lines.
 
@@ -132,11 +130,10 @@ def read(path: str | os.PathLike,
     Raises:
         Refusal: the file cannot be read.
     """
-    place = places.at(path)
-    if not place.is_file():
+    if not path.is_file():
         return
     bad = []
-    with reading(place), place.open("rb") as lines:
+    with reading(path), path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 record = loads(line)

@@ -86,9 +86,9 @@ class Lock:
         """
         with self._changing:
             if self._loss is None:
-                if self._is_local:
-                    self._check_file()
-                elif _now() > self._renewed + LIFETIME / 2:
+                if self._is_local and not self._is_same_file():
+                    self._loss = self.removed()
+                elif not self._is_local and _now() > self._renewed + LIFETIME / 2:
                     self._renew()
             if self._loss is not None:
                 raise Outage(self._loss)
@@ -169,10 +169,6 @@ class Lock:
             return os.path.samestat(os.stat(self._place), os.fstat(self._file.fileno()))
         except FileNotFoundError:
             return False
-
-    def _check_file(self):
-        if not self._is_same_file():
-            self._loss = self.removed()
 
     # In a bucket.
 

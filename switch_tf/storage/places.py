@@ -193,14 +193,14 @@ def sample(path: str | os.PathLike, budget: int) -> str:
     return digest.hexdigest()
 
 
-def tree_size(folder: str | os.PathLike) -> int:
+def tree_size(folder: Any) -> int:
     """Returns the bytes of all files in a folder and its folders."""
-    return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in at(folder).iterdir())
+    return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in folder.iterdir())
 
 
-def modified(path: str | os.PathLike) -> float:
+def modified(path: Any) -> float:
     """Returns the time at which a file was written last, in seconds, by the clock of its store."""
-    return at(path).stat().st_mtime
+    return path.stat().st_mtime
 
 
 def _gfile():
@@ -214,9 +214,8 @@ def is_link(path: str | os.PathLike) -> bool:
     return is_local(path) and pathlib.Path(path).is_symlink()
 
 
-def put(source: pathlib.Path, target: str | os.PathLike) -> None:
+def put(source: pathlib.Path, target: Any) -> None:
     """Moves a complete local file to its place, on the same file system or in a bucket."""
-    target = at(target)
     if is_local(target):
         source.replace(target)
         return
@@ -236,9 +235,8 @@ def upload(folder: pathlib.Path, target: Any) -> None:
         copy(file, target / file.relative_to(folder).as_posix())
 
 
-def move(source: str | os.PathLike, target: str | os.PathLike) -> Any:
+def move(source: Any, target: Any) -> Any:
     """Renames a file or folder and returns its new path. In a bucket every object of a folder is copied and removed."""
-    source, target = at(source), at(target)
     if is_local(source):
         return source.rename(target)
     with os_errors(source):

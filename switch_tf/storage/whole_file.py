@@ -127,12 +127,8 @@ def put(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None
         else:
             place.write_bytes(content)
         return
-    with written(place) as unfinished:
-        if isinstance(content, bytes):
-            unfinished.write_bytes(content)
-        else:
-            with open(unfinished, "wb") as file:
-                file.writelines(content)
+    with written(place) as unfinished, open(unfinished, "wb") as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
 
 
 @contextlib.contextmanager
@@ -157,30 +153,27 @@ def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             unfinished.unlink(missing_ok=True)
 
 
-def remove(path: str | os.PathLike) -> None:
+def remove(path: Any) -> None:
     """Removes a file, if there is one, or a link.
 
     Raises: See `put`.
     """
-    place, owner = places.at(path), owner_of(path)
-    if owner and not places.is_local(place):
-        owner.replace(place, None)
+    owner = owner_of(path)
+    if owner and not places.is_local(path):
+        owner.replace(path, None)
         return
-    if owner:
-        owner.check()
-    place.unlink(missing_ok=True)
+    check_owned(path)
+    path.unlink(missing_ok=True)
 
 
-def remove_tree(folder: str | os.PathLike) -> None:
+def remove_tree(folder: Any) -> None:
     """Removes a folder and what is in it, in a bucket what is there now and not what another process adds.
 
     Raises: See `put`.
     """
-    place, owner = places.at(folder), owner_of(folder)
-    urls = [] if places.is_local(place) else objects.urls_of(place)
-    if owner:
-        owner.check()
-    if places.is_local(place):
-        shutil.rmtree(place)
+    urls = [] if places.is_local(folder) else objects.urls_of(folder)
+    check_owned(folder)
+    if places.is_local(folder):
+        shutil.rmtree(folder)
     for url in urls:
         objects.remove(url)

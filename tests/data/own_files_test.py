@@ -7,7 +7,7 @@ import pytest
 from switch_tf.data import cache_writing
 from switch_tf.refusals import Refusal
 from switch_tf.storage import whole_file
-from switch_tf.storage.whole_folder import resumable_folder
+from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.surgery import prediction_store, prediction_writing
 
 OTHERS = (".env", ".gitignore", ".cache", ".notes.unfinished")

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_folder import resumable_folder
+from switch_tf.storage.resumable_folder import resumable_folder
 
 IDENTITY = {"source": "a", "size": 3}
 
