@@ -33,24 +33,29 @@ def finite(value: Any) -> Any:
     return value
 
 
-def loads(text: bytes | str) -> Any:
-    """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None.
+def loads(text: bytes | str, is_strict: bool = False) -> Any:
+    """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None unless `is_strict`.
 
     Raises:
         ValueError: the text is not UTF-8, no JSON, or nested too deeply.
     """
+    def constant(name):
+        if is_strict:
+            raise ValueError(f"{name} is no number of JSON")
+
     try:
-        return json.loads(text.decode() if isinstance(text, bytes) else text, parse_constant=lambda name: None)
+        return json.loads(text.decode() if isinstance(text, bytes) else text, parse_constant=constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def load(path: Any, largest: int) -> Any:
+def load(path: Any, largest: int, is_strict: bool = False) -> Any:
     """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
 
     Args:
         path: Path of the file.
         largest: Largest size to read, in bytes.
+        is_strict: See `loads`.
 
     Raises:
         ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
@@ -58,9 +63,9 @@ def load(path: Any, largest: int) -> Any:
     """
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
-    if (size := places.size(path)) > largest:
-        raise ValueError(f"it has {size} bytes")
-    return loads(path.read_bytes())
+    if places.size(path) > largest:
+        raise ValueError(f"it is larger than {largest} bytes")
+    return loads(path.read_bytes(), is_strict)
 
 
 def append(path: Any, record: dict) -> None:
