@@ -1,11 +1,20 @@
 """Saves and restores the checkpoints of a run. Saving goes on in a thread, while the run trains.
 
 A save copies this process's pieces of the variables to host memory, so later steps do not change them, and writes the
-small position in the data at once, because that moves on. A thread does the rest, see `py`. At most one save
-is under way: the next one waits for it, and so does everything that needs its files.
+small position in the data at once, because that moves on. A thread does the rest. At most one save is under way: the
+next one waits for it, and so does everything that needs its files.
+
+A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
+the older ones intact. A bucket has no renames of folders: there all files are uploaded under a name that no other
+process uses and renamed one by one, and the description is written last, without which there is no checkpoint. So a
+process that slept while another one took its run replaces none of its files. Several processes meet through files,
+because a collective in a thread would mix with those of the steps: each writes its part, and then a small file that
+reports success or failure. The thread of the first process waits for these files, joins the parts and renames the
+folder.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -23,7 +32,7 @@ import tensorflow as tf
 from switch_tf import environment
 from switch_tf.checkpoints import bundles, folders, tensors
 from switch_tf.checkpoints.best import Best
-from switch_tf.checkpoints.folders import BrokenCheckpoint, outdated, path_of, steps
+from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.pieces import Piece
@@ -93,8 +102,12 @@ class Checkpointer:
         if self._under_way is not None and self._under_way.step == step:
             return
         self.wait()
-        self._check_finite(step)
-        final = path_of(self._folder, step)
+        flags = self._partitioner.are_finite(list(self._variables.values()))
+        for path, is_finite in zip(self._variables, flags, strict=True):
+            if not is_finite:
+                raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
+                                       f"checkpoint is step {max(folders.steps(self._folder), default=None)}.")
+        final = folders.path_of(self._folder, step)
         if folders.is_complete(final):
             self._remove_outdated()  # a kill may have prevented that
             return
@@ -105,10 +118,13 @@ class Checkpointer:
         staging = staging_of(final)
         error = self._attempt(flush) or self._attempt(lambda: self._batches.save(staging, process[0]))
         pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})
-        description = bundles.describe(step, self._variables, pending_metrics, self._configuration,
-                                            self._partitioner)
-        self._under_way = Writing(final, staging, pieces, description, self._graph, process,
-                                          self._token, functools.partial(self._tidy, step), error)
+        description = bundles.describe(step, self._variables, pending_metrics, self._configuration, self._partitioner)
+
+        def tidy():
+            self.last = step, time.time()
+            self._remove_outdated()
+
+        self._under_way = Writing(final, staging, pieces, description, self._graph, process, self._token, tidy, error)
 
     def wait(self) -> None:
         """Waits until the save under way, if any, is complete in all processes.
@@ -119,19 +135,19 @@ class Checkpointer:
         under_way = self._under_way
         if under_way is None:
             return
-        final = path_of(self._folder, under_way.step)
+        final = folders.path_of(self._folder, under_way.step)
         with self._refusing(under_way.step):
             # The first process would wait in vain for the part of a process that is lost, which a collective notices.
-            under_way.wait_for_part()
+            under_way.has_part.wait()
             try:
                 self._agree(under_way.part_error)
             except BaseException as error:
                 under_way.abandon()
                 if not self._partitioner.is_lost_process(error):
-                    under_way.join()
+                    under_way.thread.join()
                 self._under_way = None
                 raise
-            under_way.join()
+            under_way.thread.join()
             self._under_way = None
             self._agree(under_way.error, final)
             if not self._partitioner.is_chief:
@@ -140,7 +156,7 @@ class Checkpointer:
     def settle(self) -> None:
         """Waits for the thread of this process alone. A failure stays for `wait`."""
         if self._under_way is not None:
-            self._under_way.join()
+            self._under_way.thread.join()
 
     def close(self) -> None:
         """Ends a run that did not `wait`: waits for the thread of this process alone.
@@ -187,20 +203,9 @@ class Checkpointer:
         self.wait()
         return tensors.restore(checkpoint, self._variables, None if restarts_data else self._batches)
 
-    def _check_finite(self, step):
-        flags = self._partitioner.are_finite(list(self._variables.values()))
-        for path, is_finite in zip(self._variables, flags, strict=True):
-            if not is_finite:
-                raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
-                                       f"checkpoint is step {max(steps(self._folder), default=None)}.")
-
-    def _tidy(self, step):
-        self.last = step, time.time()
-        self._remove_outdated()
-
     def _remove_outdated(self):
         if self._partitioner.is_chief:
-            for old in outdated(self._folder, self._keep, self._keep_every):
+            for old in folders.outdated(self._folder, self._keep, self._keep_every):
                 folders.remove(old)
 
     def _attempt(self, write: Callable[[], None]) -> BaseException | None:
@@ -218,7 +223,7 @@ class Checkpointer:
         if self._partitioner.any_process(error is not None):
             if final is not None and self._partitioner.is_chief:
                 discard(final)
-            raise error or OSError("another process could not write its part and names the cause")
+            raise error or OSError(_OTHER_FAILED)
 
     @contextlib.contextmanager
     def _refusing(self, step) -> Iterator[None]:
@@ -239,6 +244,7 @@ class Checkpointer:
 # Seconds between looks for the parts of other processes, on a disk and in a bucket.
 _LOOK_PERIODS = (0.05, 1.0)
 _GRACE = 5  # seconds
+_OTHER_FAILED = "another process could not write its part and names the cause"
 _RENAMED = "renamed"  # folder for files of a bucket that get their names at the end
 
 
@@ -288,6 +294,7 @@ def _part_name(index):
     return f"part_{index:05d}"
 
 
+@dataclasses.dataclass(eq=False)
 class Writing:
     """A checkpoint that a thread is writing. The thread starts at once.
 
@@ -300,37 +307,36 @@ class Writing:
         process: Index of this process, and the number of processes.
         token: Text that no other run of these processes has.
         tidy: Function that the first process calls when the checkpoint is complete.
-        error: Error that this process has met already, or None. The thread then only reports the failure.
+        part_error: Error that this process has met already, or None. The thread then only reports the failure.
 
     Attributes:
         step: The step that is saved.
+        has_part: Event. This process has written its part, or failed.
+        thread: Its end is that of the checkpoint in the first process.
         part_error: Error that kept this process from writing its part, or None.
         error: Error that kept the first process from completing the checkpoint, or None.
     """
 
-    def __init__(self, final: Any, staging: pathlib.Path, pieces: list[Piece], description: dict[str, Any],
-                 graph: Callable[[], bytes], process: tuple[int, int], token: str,
-                 tidy: Callable[[], None], error: BaseException | None = None):
-        self.step: int = description["step"]
-        self.part_error, self.error = error, None
-        self._final, self._temporary, self._staging = final, _temporary_of(final), staging
-        self._is_local = places.is_local(final)
-        self._pieces, self._description, self._graph, self._tidy = pieces, description, graph, tidy
-        self._index, self._count = process
-        # The parts folder that all processes share, and the local one of this process.
-        self._parts, self._own_parts = _parts_of(self._temporary, token), _parts_of(self._staging, token)
-        self._has_part, self._is_abandoned = threading.Event(), threading.Event()
-        # Not waited for when the interpreter ends: `join` does, unless another process is lost.
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
+    final: Any
+    staging: pathlib.Path
+    pieces: list[Piece]
+    description: dict[str, Any]
+    graph: Callable[[], bytes]
+    process: tuple[int, int]
+    token: str
+    tidy: Callable[[], None]
+    part_error: BaseException | None
+    error: BaseException | None = None
 
-    def wait_for_part(self) -> None:
-        """Waits until this process has written its part, or failed."""
-        self._has_part.wait()
-
-    def join(self) -> None:
-        """Waits for the thread. In the first process, that is the end of the checkpoint."""
-        self._thread.join()
+    def __post_init__(self):
+        self.step: int = self.description["step"]
+        self._is_local, self._temporary = places.is_local(self.final), _temporary_of(self.final)
+        self._index, self._count = self.process
+        self._parts = _parts_of(self._temporary, self.token)  # that all processes share
+        self.has_part, self._is_abandoned = threading.Event(), threading.Event()
+        # Not waited for when the interpreter ends: the checkpointer does, unless another process is lost.
+        self.thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self.thread.start()
 
     def abandon(self) -> None:
         """Stops waiting for the parts of other processes, because one of them is lost or has failed.
@@ -338,11 +344,11 @@ class Writing:
         If all parts are there, some seconds are left to complete the checkpoint.
         """
         self._is_abandoned.set()
-        self._thread.join(_GRACE)
+        self.thread.join(_GRACE)
 
     def _run(self):
         sums = self._write_part()
-        self._has_part.set()
+        self.has_part.set()
         if self._index:
             return
         try:
@@ -353,47 +359,36 @@ class Writing:
             self._publish(sums)
         except BaseException as error:  # raised again in the main thread
             self.error = error
-            discard(self._final)
+            discard(self.final)
 
     def _write_part(self):
         """Returns the sums of the files of this process, {} if it wrote none, or None if it failed."""
-        pieces, self._pieces = self._pieces, []
-        place = self._own_parts / _part_name(self._index) if self._count > 1 else self._staging / "state"
-        sums = None
+        pieces, self.pieces = self.pieces, []
+        name, sums = _part_name(self._index), None
+        place = _parts_of(self.staging, self.token) / name if self._count > 1 else self.staging / "state"
         try:
             if self.part_error is None:
-                graph = self._graph() if self._index == 0 else None
+                graph = self.graph() if self._index == 0 else None
                 sums = {}
                 place.parent.mkdir(exist_ok=True)
                 if bundles.write(place, pieces, graph):
                     file = bundles.data_file(place)
                     sums = {file.name: bundles.sum_of(file)}
-                if not self._is_local:
-                    sums |= self._upload(sums)
-                if self._count > 1:
-                    self._report(sums)
+                for file in [] if self._is_local else sorted(self.staging.rglob("*")):
+                    if file.is_file() and file.parent == self.staging:
+                        places.copy(file, self._parts / _RENAMED / file.name)
+                        sums[file.name] = sums.get(file.name) or bundles.sum_of(file)
+                    elif file.is_file():
+                        places.copy(file, self._parts / file.name)
+                if self._count > 1:  # nobody reads half of it
+                    write_whole(self._parts / f"{name}.json", json.dumps(sums))
         except BaseException as error:
             self.part_error = error
         if not self._is_local:
-            shutil.rmtree(self._staging, ignore_errors=True)
+            shutil.rmtree(self.staging, ignore_errors=True)
         if self.part_error is not None and self._count > 1:
             self._report_failure()
         return sums
-
-    def _upload(self, known):
-        """Copies the files of this process into the bucket. Returns the sums of final files that are not yet known."""
-        sums = {}
-        for file in sorted(file for file in self._staging.rglob("*") if file.is_file()):
-            if file.parent == self._staging:
-                places.copy(file, self._parts / _RENAMED / file.name)
-                sums[file.name] = known.get(file.name) or bundles.sum_of(file)
-            else:
-                places.copy(file, self._parts / file.name)
-        return sums
-
-    def _report(self, sums):
-        """Writes a file that the part of this process is complete. Nobody reads half of it."""
-        write_whole(self._parts / f"{_part_name(self._index)}.json", json.dumps(sums))
 
     def _report_failure(self):
         try:
@@ -404,44 +399,38 @@ class Writing:
 
     def _join_parts(self):
         """Waits for all parts, joins them and returns the sums of their files."""
-        reports = self._await_reports()
+        names = [_part_name(index) for index in range(self._count)]
+        while True:
+            found = {entry.name for entry in self._parts.iterdir()}
+            if all({f"{name}.json", f"{name}.failed"} & found for name in names):
+                break
+            if self._is_abandoned.wait(_LOOK_PERIODS[not self._is_local]):
+                raise OSError(_OTHER_FAILED)
         if self.part_error is not None:
             raise self.part_error
-        if None in reports:
-            raise OSError("another process could not write its part and names the cause")
-        parts, prefix = self._parts, self._temporary / "state"
-        known, written = {}, []
-        for index, report in enumerate(reports):
-            part = parts / _part_name(index)
-            if (entry := report.pop(bundles.data_file(part).name, None)) is not None:
-                written.append((part, entry))
+        if any(f"{name}.failed" in found for name in names):
+            raise OSError(_OTHER_FAILED)
+        prefix, known, written = self._temporary / "state", {}, []
+        for name in names:
+            report = json.loads((self._parts / f"{name}.json").read_text())
+            if (entry := report.pop(bundles.data_file(self._parts / name).name, None)) is not None:
+                written.append((self._parts / name, entry))
             known |= report
         bundles.join([part for part, _ in written], prefix)
         return known | {bundles.data_file(prefix, index, len(written)).name: entry
                         for index, (_, entry) in enumerate(written)}
 
-    def _await_reports(self):
-        """Returns the report of each process, None for those that failed."""
-        folder, names = self._parts, [_part_name(index) for index in range(self._count)]
-        while True:
-            found = {entry.name for entry in folder.iterdir()}
-            if all({f"{name}.json", f"{name}.failed"} & found for name in names):
-                return [None if f"{name}.failed" in found else json.loads((folder / f"{name}.json").read_text())
-                        for name in names]
-            if self._is_abandoned.wait(_LOOK_PERIODS[not self._is_local]):
-                raise OSError("another process could not write its part and names the cause")
-
     def _publish(self, sums):
         if not self._is_local:
             for file in (self._parts / _RENAMED).iterdir():
-                check_owned(self._final)
+                check_owned(self.final)
                 places.move(file, self._temporary / file.name)
         if self._count > 1:
             leftovers.remove(self._parts)
-        bundles.complete(self._temporary, self._description, sums)
+        bundles.complete(self._temporary, self.description, sums)
         if self._is_local:
-            check_owned(self._final)
-            leftovers.make_room(self._final, is_folder=True)
-            os.rename(self._temporary, self._final)
-            bundles.sync(self._final.parent)
-        self._tidy()
+            check_owned(self.final)
+            leftovers.make_room(self.final, is_folder=True)
+            os.rename(self._temporary, self.final)
+            bundles.sync(self.final.parent)
+        self.tidy()
