@@ -1,10 +1,13 @@
-"""The files of TensorFlow's checkpoints, written from pieces in host memory.
+"""The files of a checkpoint, and `checkpoint.json`, which completes it.
 
-`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read them, and `RestoreV2` reads any
-slice of a variable, in whatever pieces it was written.
+`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values, and `RestoreV2` reads
+any slice of a variable, in whatever pieces it was written. TensorFlow aborts its process if a shape in an index is
+impossible. An index is a sorted table (LevelDB's format): blocks of entries, a block with the places of these, and a
+footer with the place of that. The value of an entry is a `BundleEntryProto`.
 """
 
 import hashlib
+import itertools
 import os
 import pathlib
 import shutil
@@ -107,30 +110,28 @@ def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: d
         configuration: JSON-able, from `continuation.record`.
         partitioner: Partitioner that trains. None for a checkpoint of weights alone.
     """
-    configuration = configuration or {}
+    described = {}
+    for path, variable in variables.items():
+        described[path] = {"shape": list(variable.shape), "dtype": variable.dtype,
+                           "logical_axes": list(axes_of(variable))}
+        if split_off := unfolding_of(variable).first:
+            described[path]["unfolded"] = split_off
+    layout = None
+    if partitioner:
+        used = partitioner.layout
+        layout = {"mesh": ", ".join(f"{axis}={size}" for axis, size in used.mesh.items()), "rules": _rules(used.rules),
+                  "at_rest_rules": _rules(used.at_rest_rules), "backend": used.backend,
+                  "processes": partitioner.num_processes}
     return {
         "format_version": FORMAT_VERSION,
         "step": step,
         "versions": {"switch_tf": switch_tf.__version__, "tensorflow": tf.__version__, "keras": keras.__version__},
-        "layout": partitioner and _in_words(partitioner),
-        "vocabulary": configuration.get("vocabulary"),
-        "variables": {path: _described(variable) for path, variable in variables.items()},
+        "layout": layout,
+        "vocabulary": (configuration or {}).get("vocabulary"),
+        "variables": described,
         "pending_metrics": pending_metrics,
-        "configuration": configuration,
+        "configuration": configuration or {},
     }
-
-
-def _described(variable):
-    description = {"shape": list(variable.shape), "dtype": variable.dtype, "logical_axes": list(axes_of(variable))}
-    split_off = unfolding_of(variable).first
-    return {**description, "unfolded": split_off} if split_off else description
-
-
-def _in_words(partitioner):
-    layout = partitioner.layout
-    return {"mesh": ", ".join(f"{axis}={size}" for axis, size in layout.mesh.items()), "rules": _rules(layout.rules),
-            "at_rest_rules": _rules(layout.at_rest_rules), "backend": layout.backend,
-            "processes": partitioner.num_processes}
 
 
 def _rules(rules):
@@ -198,25 +199,23 @@ def check(path: Any) -> None:
         for _ in range(2):  # a block that is not used, and that of the blocks
             start, position = _number(content, position)
             length, position = _number(content, position)
+        blocks = []
         for _, place in _entries(content, start, length):
             start, position = _number(place, 0)
-            length, _ = _number(place, position)
-            for key, value in _entries(content, start, length):
-                if key:  # the first entry is the header
-                    _check_shape(key, value)
+            blocks.append((start, _number(place, position)[0]))
+        for key, value in itertools.chain.from_iterable(_entries(content, *block) for block in blocks):
+            if not key:  # the first entry is the header
+                continue
+            entry = tensor_bundle_pb2.BundleEntryProto()
+            try:
+                entry.ParseFromString(value)
+            except Exception as error:  # of protobuf's implementation in use
+                raise ValueError(f"the entry {key[:99]!r} is damaged") from error
+            sizes = [one.size for one in entry.shape.dim]
+            if entry.shape.unknown_rank or not is_shape(sizes):
+                raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
     except IndexError:
         raise ValueError("it is cut off") from None
-
-
-def _check_shape(key, value):
-    entry = tensor_bundle_pb2.BundleEntryProto()
-    try:
-        entry.ParseFromString(value)
-    except Exception as error:  # of protobuf's implementation in use
-        raise ValueError(f"the entry {key[:99]!r} is damaged") from error
-    sizes = [one.size for one in entry.shape.dim]
-    if entry.shape.unknown_rank or not is_shape(sizes):
-        raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
 
 
 def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
@@ -278,7 +277,7 @@ class Parts:
         """Writes a part, with the `object_graph` in one of them. Returns the sum of its values."""
         prefix = self._in(self._aside, index)
         write(prefix, pieces, graph)
-        sum_of(_index(prefix))  # waits until it is on disk
+        sum_of(prefix.with_suffix(".index"))  # waits until it is on disk
         entry = sum_of(data_file(prefix))
         data_file(prefix).rename(self._values(index))
         sync(self._aside)
@@ -290,8 +289,9 @@ class Parts:
         shutil.rmtree(self._joining, ignore_errors=True)
         self._joining.mkdir()
         for index in range(self._count):
-            shutil.copyfile(_index(self._in(self._aside, index)), _index(self._in(self._joining, index)))
-            self._values(index).rename(data_file(self._in(self._joining, index)))
+            part = self._in(self._joining, index)
+            shutil.copyfile(self._in(self._aside, index).with_suffix(".index"), part.with_suffix(".index"))
+            self._values(index).rename(data_file(part))
         join([self._in(self._joining, index) for index in range(self._count)], self._prefix)
 
     def sums(self, entries: Sequence[Sum]) -> dict[str, Sum]:
@@ -303,7 +303,3 @@ class Parts:
 
     def _in(self, folder, index):
         return folder / f"part_{index:05d}"
-
-
-def _index(prefix):
-    return prefix.with_name(f"{prefix.name}.index")

@@ -1,7 +1,6 @@
 """The run folder: locked by one process at a time, with files that a crash can only shorten."""
 
 import pathlib
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -13,9 +12,8 @@ from switch_tf.storage.whole_file import write_whole
 
 LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, where a signal ended an evaluation
 CONFIGURATION = "operative_config.gin"
-_FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
-_FOLDERS = ("events",)
 _END = "end.json"
+_FILES = ("metrics.jsonl", _END, "report.html", "loss.png", CONFIGURATION)
 _LOCK = "lock"
 _LARGEST_END = 2**20  # bytes
 # Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
@@ -35,7 +33,7 @@ class RunFolder:
         Refusal: the folder is no path or cannot be written, or another process trains in it.
     """
 
-    def __init__(self, path: str | pathlib.Path, is_owner: bool = True):
+    def __init__(self, path: folders.Folder, is_owner: bool = True):
         checks.place("MODEL_DIR", path)
         self.path = places.at(path)
         self.is_owner = is_owner
@@ -48,21 +46,16 @@ class RunFolder:
             leftovers.make_room(self.checkpoints, is_folder=True)
             self.checkpoints.mkdir(exist_ok=True)
             self._lock = lock.Lock(self.path, self.path / _LOCK, lock.RUN)
-            self._tidy()
+            for folder in (self.path, self.checkpoints):
+                leftovers.remove_unfinished(folder)
+            folders.remove_unfinished(self.checkpoints)
+            for name in (*_FILES, "checkpoints/best.json"):
+                leftovers.make_room(self.path / name)
+            leftovers.make_room(self.path / "events", is_folder=True)
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise Refusal(f"MODEL_DIR {str(path)!r} cannot be written ({reason}); choose a folder that can: "
                           "--gin.MODEL_DIR=\"'runs/x'\".") from error
-
-    def _tidy(self):
-        for folder in (self.path, self.checkpoints):
-            leftovers.remove_unfinished(folder)
-        folders.remove_unfinished(self.checkpoints)
-        for name in _FILES:
-            leftovers.make_room(self.path / name)
-        for name in _FOLDERS:
-            leftovers.make_room(self.path / name, is_folder=True)
-        leftovers.make_room(self.checkpoints / "best.json")
 
     def close(self) -> None:
         """Releases the folder for another process."""
@@ -91,7 +84,7 @@ class RunFolder:
                 raise Outage(self._lock.removed())
 
     @staticmethod
-    def checkpoints_of(path: str | pathlib.Path) -> pathlib.Path:
+    def checkpoints_of(path: folders.Folder) -> pathlib.Path:
         """Returns the folder of a run folder's checkpoints. Creates and locks nothing."""
         return places.at(path) / "checkpoints"
 
@@ -145,7 +138,7 @@ class RunFolder:
         leftovers.remove(self.path / _END)
 
 
-def end_of(path: str | pathlib.Path) -> str | None:
+def end_of(path: folders.Folder) -> str | None:
     """Returns the reason why the run of a folder ended, or None if it is training or was killed."""
     try:
         end = json_lines.load(places.at(path) / _END, _LARGEST_END)
@@ -155,12 +148,12 @@ def end_of(path: str | pathlib.Path) -> str | None:
     return checks.printable(reason) if isinstance(reason, str) else None
 
 
-def is_running(path: str | pathlib.Path) -> bool:
+def is_running(path: folders.Folder) -> bool:
     """Returns whether a process trains in a run folder. True if that is unknown."""
     return lock.is_held(places.at(path) / _LOCK)
 
 
-def records_of(path: str | pathlib.Path) -> Iterator[tuple[bytes, dict]]:
+def records_of(path: folders.Folder) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a `metrics.jsonl` with its record, see `json_lines.read`."""
     return json_lines.read(path, _is_record)
 
@@ -182,7 +175,7 @@ def _is_value(value):
     return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE
 
 
-def select(run_folder: str | pathlib.Path, step: str, hint: str = "") -> list[pathlib.Path]:
+def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathlib.Path]:
     """Returns checkpoint folders of a run, oldest first.
 
     Args:
@@ -215,7 +208,7 @@ def select(run_folder: str | pathlib.Path, step: str, hint: str = "") -> list[pa
     return [folders.path_of(checkpoints, step) for step in selected]
 
 
-def select_one(run_folder: str | pathlib.Path, step: str) -> pathlib.Path:
+def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
     """Returns the checkpoint folder that `step` means, see `select`; refuses "all"."""
     if step == "all":
         raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")
@@ -227,7 +220,7 @@ _POLL_SECONDS = 5
 _RESTART_SECONDS = 900
 
 
-def follow(folder: str | pathlib.Path, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
+def follow(folder: folders.Folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
     """Yields each new checkpoint of a run until the run ends.
 
     A run records why it ended, unless it was killed. A run that was killed may be restarted, so the wait goes on for
@@ -256,20 +249,17 @@ def follow(folder: str | pathlib.Path, last_step: int, done: Iterable[int] = ())
         if is_complete and (end is not None or not is_alive):
             return
         if end is not None and not is_alive:
-            _print(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are evaluated.")
+            leftovers.warn(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are "
+                           "evaluated.")
             return
         killed_at = None if is_alive else killed_at or time.monotonic()
         if killed_at and time.monotonic() - killed_at > _RESTART_SECONDS:
-            _print(f"No process has trained in {folder} for {_RESTART_SECONDS // 60} minutes, and the run did not "
-                   "record why it ended, as after a kill. Start the run and this command again.")
+            leftovers.warn(f"No process has trained in {folder} for {_RESTART_SECONDS // 60} minutes, and the run did "
+                           "not record why it ended, as after a kill. Start the run and this command again.")
             return
         if not is_announced and not is_complete:
-            _print(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends this." + (
-                f" No process trains there now; in case the run was killed and is started again, this waits "
-                f"{_RESTART_SECONDS // 60} minutes." if killed_at else ""))
+            leftovers.warn(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends "
+                           "this." + (" No process trains there now; in case the run was killed and is started again, "
+                                      f"this waits {_RESTART_SECONDS // 60} minutes." if killed_at else ""))
         is_announced = True
         time.sleep(_POLL_SECONDS)
-
-
-def _print(text):
-    print(text, file=sys.stderr, flush=True)

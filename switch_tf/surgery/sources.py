@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from switch_tf.checkpoints import continuation, folders, run_folder
+from switch_tf.checkpoints import continuation, folders
+from switch_tf.checkpoints.run_folder import select, select_one
 from switch_tf.conversion import formats
 from switch_tf.conversion.formats import Format
 from switch_tf.refusals import Refusal
@@ -16,7 +17,7 @@ def checkpoint_in(source: Any, source_format: Format) -> Any:
     """
     if source_format is not formats.SWITCH_TF or (source / folders.DESCRIPTION).exists():
         return source
-    return run_folder.select_one(source, "last")
+    return select_one(source, "last")
 
 
 def newest(run_folder: Any, count: int) -> list[Any]:
@@ -27,7 +28,7 @@ def newest(run_folder: Any, count: int) -> list[Any]:
     """
     if not (run_folder / "checkpoints").is_dir():
         raise Refusal(f"--run must name a run folder, which holds checkpoints; {str(run_folder)!r} does not.")
-    found = run_folder.select(run_folder, "all")
+    found = select(run_folder, "all")
     if len(found) < count:
         raise Refusal(f"--last must be at most {len(found)}, the number of checkpoints in {str(run_folder)!r}, not "
                       f"{count}; a run keeps more of them with --gin.Run.keep_checkpoints=N.")
