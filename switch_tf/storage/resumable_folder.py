@@ -55,7 +55,7 @@ class Work:
         if not all(isinstance(line, dict) for line in lines):
             raise Refusal(f"{self._record} is damaged, so the work in its folder cannot go on; remove "
                           f"{self._record.parent} to begin anew.")
-        self.finished = lines[1:]
+        self.finished: list[Entry] = lines[1:]
         if not lines:
             self._append(identity or {})
         elif lines[0] != identity:
