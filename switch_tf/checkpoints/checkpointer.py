@@ -70,7 +70,7 @@ class Checkpointer:
         configuration: JSON-able, from `continuation.record`.
     """
 
-    def __init__(self, folder: str | pathlib.Path, variables: tensors.Variables, batches: Batches,
+    def __init__(self, folder: folders.Folder, variables: tensors.Variables, batches: Batches,
                  partitioner: Partitioner | None = None, keep: int = 1, keep_every: int = 0,
                  configuration: dict | None = None):
         self._folder, self._variables, self._batches = places.at(folder), variables, batches
@@ -191,7 +191,7 @@ class Checkpointer:
         except Refusal as error:
             raise FailedSave(f"Step {step} is the best one, but {first_line(error)}", step) from error
 
-    def restore(self, checkpoint: str | pathlib.Path, restarts_data: bool = False) -> dict[str, Any]:
+    def restore(self, checkpoint: folders.Folder, restarts_data: bool = False) -> dict[str, Any]:
         """Restores all variables and, unless the data are read from their beginning, the position in them.
 
         Returns:

@@ -12,7 +12,6 @@ no TensorFlow.
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 from switch_tf.checkpoints import folders, run_config
@@ -71,10 +70,10 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
                 entries[name] = getattr(part, field.name)
     entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in _settings_of(optimizer).items()}
     entries |= {f"{type(objective).__name__}.{name}": value for name, value in objective.get_config().items()}
-    return as_recorded(entries)
+    return _as_recorded(entries)
 
 
-def as_recorded(entries: dict[str, Any]) -> dict[str, Any]:
+def _as_recorded(entries):
     """Returns entries as `checkpoint.json` has them: JSON values, and the class name of anything else."""
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
@@ -105,7 +104,7 @@ def model_fields(saved: dict) -> dict[str, Any]:
     return fields
 
 
-def check_weights(saved: dict, new: dict, checkpoint: str | pathlib.Path,
+def check_weights(saved: dict, new: dict, checkpoint: folders.Folder,
                   vocabularies: tuple[str, str] | None = None, initial_variables: str = "all") -> None:
     """Raises Refusal if a new run cannot start from the weights of a checkpoint. Arguments as in `check` and `Run`."""
     compared = {"all": {"vocabulary"} | _MODEL, "matching": {"vocabulary"},
@@ -116,7 +115,7 @@ def check_weights(saved: dict, new: dict, checkpoint: str | pathlib.Path,
                       "VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
 
 
-def check(saved: dict, new: dict, checkpoint: str | pathlib.Path, restart_changed_data: bool = False,
+def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_data: bool = False,
           vocabularies: tuple[str, str] | None = None) -> tuple[list[str], bool]:
     """Compares a checkpoint's record with that of the run that would resume from it.
 
@@ -210,19 +209,10 @@ def check_early(described: Experiment) -> None:
         hint = nearest(run.best_metric, [f"eval/{run.mixture_or_task_name}/{metric}"])
         raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, not {run.best_metric!r}."
                       + (hint or f" The task of this run is {run.mixture_or_task_name!r}."))
-    _check_checkpoint(described)
-
-
-def _check_checkpoint(described):
-    """Compares the values that are known without TensorFlow. The trainer compares all values."""
-    run = described.run
-    if described.config is None:
-        return
-    newest = next(folders.described(RunFolder.checkpoints_of(run.model_dir)), None)
-    if newest is None:
-        return
-    path, description = newest
-    new = record_of_model(described.config) | {
-        "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
-        "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
-    check(description["configuration"], as_recorded(new), path, run.restart_changed_data)
+    newest = described.config and next(folders.described(RunFolder.checkpoints_of(run.model_dir)), None)
+    if newest:  # the trainer compares all values
+        path, description = newest
+        new = record_of_model(described.config) | {
+            "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
+            "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
+        check(description["configuration"], _as_recorded(new), path, run.restart_changed_data)

@@ -335,7 +335,7 @@ class Finding(NamedTuple):
         return f"{self.checkpoint} is whole."
 
 
-def checkpoints_in(folder: str | pathlib.Path) -> list[pathlib.Path]:
+def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
     """Returns the checkpoints of a run folder, oldest first, or the folder if it is a checkpoint.
 
     Raises:

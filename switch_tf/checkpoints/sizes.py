@@ -1,7 +1,6 @@
 """Sizes of a checkpoint, read before anything is allocated for it."""
 
 import math
-import pathlib
 
 from switch_tf.checkpoints import folders
 from switch_tf.configs.switch_config import SwitchConfig
@@ -9,7 +8,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
 
-def check(config: SwitchConfig, checkpoint: str | pathlib.Path) -> None:
+def check(config: SwitchConfig, checkpoint: folders.Folder) -> None:
     """Checks that a checkpoint, which may come from a stranger, is large enough for the weights of a model.
 
     Args:
@@ -28,7 +27,7 @@ def check(config: SwitchConfig, checkpoint: str | pathlib.Path) -> None:
                       f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")
 
 
-def summary(checkpoint: str | pathlib.Path) -> dict:
+def summary(checkpoint: folders.Folder) -> dict:
     """Returns the `step`, `num_parameters` and `bytes` of a checkpoint folder.
 
     The bytes are of "weights" and "optimizer" as float32, whatever their dtype, and of all files, "on_disk".

@@ -45,7 +45,7 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
+def restore(checkpoint: folders.Folder, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
     """Restores variables and, if given, the data position from a checkpoint.
 
     Args:
@@ -73,7 +73,7 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
     return description
 
 
-def check_readable(checkpoint: str | pathlib.Path, variables: Mapping[str, Any]) -> dict[str, Any]:
+def check_readable(checkpoint: folders.Folder, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the description of a checkpoint, if it has these variables. Only their shapes are used.
 
     Raises:
@@ -108,7 +108,7 @@ class InitialWeights:
         description: See `folders.describe`.
     """
 
-    def __init__(self, source: str | pathlib.Path):
+    def __init__(self, source: folders.Folder):
         self.path = folders.resolve(source)
         self.description = folders.describe(self.path)
 

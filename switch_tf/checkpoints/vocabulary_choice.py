@@ -18,8 +18,13 @@ def choose(run: Run) -> str | None:
     """
     is_resumed = bool(folders.steps(RunFolder.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
-        if is_resumed:
-            _check_exists(run)
+        folder = places.at(run.model_dir)
+        if is_resumed and "://" not in run.vocabulary and not vocabularies.is_registered(run.vocabulary) \
+                and not places.at(run.vocabulary).exists() and run_config.is_in(folder):
+            for stored in map(stored_vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()):
+                if stored.name == run.vocabulary and stored.file:
+                    raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
+                                  f"--gin.VOCABULARY=\"'{folder / stored.file}'\".")
         return run.vocabulary
     if run.initial_checkpoint is None:
         return None
@@ -45,15 +50,3 @@ def _choice_of(folder, task):
     if choice is not None:
         print(f"VOCABULARY is that of {folder}: {choice}.", file=sys.stderr)
     return choice
-
-
-def _check_exists(run):
-    """Refuses a VOCABULARY without its file if the run keeps a copy, and names the copy."""
-    if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or places.at(run.vocabulary).exists() \
-            or not run_config.is_in(run.model_dir):
-        return
-    for stored in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
-        if stored.name == run.vocabulary and stored.file:
-            copied = places.at(run.model_dir) / stored.file
-            raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
-                          f"--gin.VOCABULARY=\"'{copied}'\".")

@@ -428,7 +428,7 @@ class _Names:
         is_whole = statement.is_from or statement.alias
         self._modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
         is_task = f"{statement.module}.".startswith(f"{parts.TASKS}.")  # which declares its names when it is imported
-        if is_task or not parts.holds_parts(statement.module) and statement.module != "gin":
+        if is_task or statement.module not in parts.MODULES and statement.module != "gin":
             self._found.imports.setdefault(statement.module, self._source)
 
     def resolved(self, value):
@@ -453,7 +453,8 @@ class _Names:
         if name in parts.NAMES:
             return parts.NAMES[name]
         module, _, last = name.rpartition(".")
-        if parts.holds_parts(module) and (hint := nearest(last, parts.parts_of(module))):
+        ends = [end for above, _, end in (known.rpartition(".") for known in parts.NAMES) if above == module]
+        if hint := nearest(last, ends):
             self._found._wrong.append(f"{self._source}: {module} has no {last!r}.{hint}")
         self._found._sources.setdefault(name, self._source)
         return name

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
 from switch_tf.storage import leftovers, objects, places, whole_file
+from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
 LIFETIME = 60.0  # seconds without a renewal after which another process takes the lease
@@ -253,7 +254,7 @@ def is_held(place: Any) -> bool:
 
 
 @contextlib.contextmanager
-def held(output: str | os.PathLike, argument: str = "--output") -> Iterator[Lock]:
+def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
     """Locks an output within this scope, with a hidden file beside it.
 
     Args:

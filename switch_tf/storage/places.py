@@ -19,7 +19,7 @@ from typing import Any
 
 from switch_tf.refusals import Refusal
 from switch_tf.storage import objects
-from switch_tf.storage.objects import BucketError
+from switch_tf.storage.objects import BucketError, Place
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
@@ -61,7 +61,7 @@ class Literal:
             os.close(self._folder)
 
 
-def at(path: str | os.PathLike) -> Any:
+def at(path: Place) -> Any:
     """Returns the path of a file or folder: a pathlib.Path of this machine, or one of a bucket.
 
     Raises:
@@ -78,7 +78,7 @@ def at(path: str | os.PathLike) -> Any:
     return _bucket_path()(path)
 
 
-def is_supported(path: str | os.PathLike) -> bool:
+def is_supported(path: Place) -> bool:
     """Returns whether `at` takes a path, and no local folder called "gs:" would be made for it."""
     text = os.fspath(path)
     if found := _SCHEME.match(text):
@@ -86,7 +86,7 @@ def is_supported(path: str | os.PathLike) -> bool:
     return "://" not in text and not _ONE_SLASH.match(text.lstrip())
 
 
-def is_local(path: str | os.PathLike) -> bool:
+def is_local(path: Place) -> bool:
     """Returns whether a path is one of this machine's file system, which has renames and locks."""
     return not _SCHEME.match(os.fspath(path))
 
@@ -147,7 +147,7 @@ class _Opened(contextlib.AbstractContextManager):
 
 
 @contextlib.contextmanager
-def os_errors(path: str | os.PathLike) -> Iterator[None]:
+def os_errors(path: Place) -> Iterator[None]:
     """Raises errors of TensorFlow within this scope as OSErrors about a path, of a bucket as BucketErrors.
 
     A file that is not there is a FileNotFoundError in both.
@@ -165,24 +165,24 @@ def os_errors(path: str | os.PathLike) -> Iterator[None]:
         raise (OSError if is_local(path) else BucketError)(number, text, os.fspath(path)) from error
 
 
-def is_failure(error: BaseException, path: str | os.PathLike) -> bool:
+def is_failure(error: BaseException, path: Place) -> bool:
     """Returns whether an error of TensorFlow is one of the bucket of a path, and says nothing about its contents."""
     found = {one.__name__ for one in type(error).__mro__}
     return not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
         "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"})
 
 
-def is_pattern(path: str | os.PathLike) -> bool:
+def is_pattern(path: Place) -> bool:
     """Returns whether TensorFlow would take a path in a bucket for a pattern, for which there is no remedy."""
     return not is_local(path) and bool(_OF_PATTERNS & set(os.fspath(path)))
 
 
-def size(path: str | os.PathLike) -> int:
+def size(path: Place) -> int:
     """Returns the bytes of a file."""
     return at(path).stat().st_size
 
 
-def sample(path: str | os.PathLike, budget: int) -> str:
+def sample(path: Place, budget: int) -> str:
     """Returns the SHA-256 of a file, of one that is larger than a budget of bytes that of evenly spaced blocks."""
     length, digest = size(path), hashlib.sha256()
     count = max(1, min(-(-length // _BLOCK), budget // _BLOCK))
@@ -209,7 +209,7 @@ def _gfile():
     return tf.io.gfile
 
 
-def is_link(path: str | os.PathLike) -> bool:
+def is_link(path: Place) -> bool:
     """Returns whether a path is a symbolic link. A bucket has none."""
     return is_local(path) and pathlib.Path(path).is_symlink()
 
@@ -245,7 +245,7 @@ def move(source: Any, target: Any) -> Any:
 
 
 @contextlib.contextmanager
-def fetched(path: str | os.PathLike, is_needed: Callable[[str], bool] = lambda name: True) -> Iterator[pathlib.Path]:
+def fetched(path: Place, is_needed: Callable[[str], bool] = lambda name: True) -> Iterator[pathlib.Path]:
     """Yields a file or folder as local ones, for libraries that read only those; a copy if it is in a bucket.
 
     Args:
@@ -263,7 +263,7 @@ def fetched(path: str | os.PathLike, is_needed: Callable[[str], bool] = lambda n
 
 
 @contextlib.contextmanager
-def uploaded(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
+def uploaded(folder: Place) -> Iterator[pathlib.Path]:
     """Yields a folder as a local one, for libraries that write only those. The files of a copy go into the bucket."""
     place = at(folder)
     if is_local(place):

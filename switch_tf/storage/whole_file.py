@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from switch_tf.refusals import Refusal
 from switch_tf.storage import objects, places
+from switch_tf.storage.places import Place
 
 # Cause and way out, by errno.
 _WAYS_OUT = {
@@ -48,18 +49,18 @@ def _key(path):
     return os.path.abspath(path) if places.is_local(path) else os.fspath(path).rstrip("/")
 
 
-def own(path: str | os.PathLike, owner: Owner) -> None:
+def own(path: Place, owner: Owner) -> None:
     """Declares that a file or folder belongs to this process as long as its owner says so."""
     _owners[_key(path)] = owner
 
 
-def disown(path: str | os.PathLike, owner: Owner) -> None:
+def disown(path: Place, owner: Owner) -> None:
     """Ends what `own` declared."""
     if _owners.get(_key(path)) is owner:
         del _owners[_key(path)]
 
 
-def owner_of(path: str | os.PathLike) -> Owner | None:
+def owner_of(path: Place) -> Owner | None:
     """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x".
 
     Of several, such as those of a comparison and of one of its runs, it is the innermost.
@@ -69,14 +70,14 @@ def owner_of(path: str | os.PathLike) -> Owner | None:
     return _owners.get(max(found, key=len)) if found else None
 
 
-def check_owned(path: str | os.PathLike) -> None:
+def check_owned(path: Place) -> None:
     """Raises Outage if this process has locked a path and lost it to another process."""
     if owner := owner_of(path):
         owner.check()
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike) -> Iterator[None]:
+def writing(path: Place) -> Iterator[None]:
     """Turns an OSError within this scope into a Refusal that names the file, the reason and the way out."""
     try:
         with places.os_errors(path):
@@ -87,7 +88,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike) -> Iterator[None]:
+def reading(path: Place) -> Iterator[None]:
     """Turns an OSError within this scope into a Refusal that names the file and the reason."""
     try:
         with places.os_errors(path):
@@ -97,7 +98,7 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
                       ) from error
 
 
-def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None:
+def write_whole(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file atomically, also while other processes read or write it.
 
     Args:
@@ -111,7 +112,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[bytes])
         put(path, content)
 
 
-def put(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None:
+def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file as `write_whole` does.
 
     Raises:
@@ -132,7 +133,7 @@ def put(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None
 
 
 @contextlib.contextmanager
-def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+def written(path: Place) -> Iterator[pathlib.Path]:
     """Yields the path of a new local file, which takes its place at the end. An error leaves nothing behind.
 
     Raises: See `put`.
