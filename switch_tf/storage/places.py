@@ -126,24 +126,16 @@ def _raising_os_errors(method):
             result = method(self, *args, **kwargs)
             if method.__name__ in ("iterdir", "glob"):
                 return iter(list(result))
-            return _Opened(result, self) if method.__name__ == "open" else result
+            return _opened(result, self) if method.__name__ == "open" else result
 
     return call
 
 
-class _Opened(contextlib.AbstractContextManager):
-    """An open file of a bucket. It is written when its scope ends."""
-
-    def __init__(self, opened, path):
-        self._opened, self._path = opened, path
-
-    def __enter__(self):
-        with os_errors(self._path):
-            return self._opened.__enter__()
-
-    def __exit__(self, *error):
-        with os_errors(self._path):
-            return self._opened.__exit__(*error)
+@contextlib.contextmanager
+def _opened(opened, path):
+    """Raises errors of an open file of a bucket as OSErrors. It is written when its scope ends."""
+    with os_errors(path), opened as file:
+        yield file
 
 
 @contextlib.contextmanager

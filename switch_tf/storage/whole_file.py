@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from switch_tf.refusals import Refusal
 from switch_tf.storage import objects, places
@@ -31,36 +31,26 @@ _WAYS_OUT = {
 }
 
 
-class Owner(Protocol):
-    """The lock of a path, see `lock.Lock`."""
-
-    token: str
-
-    def check(self) -> None: ...
-
-    def replace(self, path: Any, content: bytes | None) -> None: ...
-
-
-# Weak, so that a lock ends with whoever holds it.
-_owners: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
+# Path -> `lock.Lock`. Weak, so that a lock ends with whoever holds it.
+_owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def _key(path):
     return os.path.abspath(path) if places.is_local(path) else os.fspath(path).rstrip("/")
 
 
-def own(path: Place, owner: Owner) -> None:
+def own(path: Place, owner: Any) -> None:
     """Declares that a file or folder belongs to this process as long as its owner says so."""
     _owners[_key(path)] = owner
 
 
-def disown(path: Place, owner: Owner) -> None:
+def disown(path: Place, owner: Any) -> None:
     """Ends what `own` declared."""
     if _owners.get(_key(path)) is owner:
         del _owners[_key(path)]
 
 
-def owner_of(path: Place) -> Owner | None:
+def owner_of(path: Place) -> Any:
     """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x".
 
     Of several, such as those of a comparison and of one of its runs, it is the innermost.
