@@ -17,8 +17,7 @@ from switch_tf.configs.choices import (
     check_choice,
     nearest,
 )
-from switch_tf.configs.grouping import Grouping
-from switch_tf.configs.semantics import Rules, rules_of
+from switch_tf.configs.semantics import Grouping, Rules, rules_of
 from switch_tf.refusals import Refusal
 
 with epy.lazy_imports():  # imports gin

@@ -8,8 +8,8 @@ from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.configs.choices import DISPATCHES, check_choice
-from switch_tf.configs.grouping import Grouping
 from switch_tf.configs.policies import Policy
+from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import dispatch, grouping, masks, routes
 from switch_tf.layers.experts import ExpertFeedForward
 from switch_tf.layers.observing import Observed

@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant("layers/dropout.py", "dtypes.widen(x) * factors", "x * ops.cast(factors, x.dtype)", DROPOUT),
     Mutant("layers/dropout.py", "draws >= rate", "draws >= 1 - rate", DROPOUT),
     # Groups and capacities.
-    Mutant("configs/grouping.py", "return self.train_capacity_factor if training else self.eval_capacity_factor",
+    Mutant("configs/semantics.py", "return self.train_capacity_factor if training else self.eval_capacity_factor",
            "return self.train_capacity_factor", GROUPING),
     Mutant("layers/grouping.py", "return -(-num_tokens // grouping.group_size)",
            "return num_tokens // grouping.group_size", GROUPING),
