@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers, objects, places
 from switch_tf.storage.whole_file import write_whole
@@ -354,7 +355,7 @@ def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
 def num_bytes_of(checkpoint: pathlib.Path) -> int:
     """Returns the bytes of all files of a checkpoint, 0 if it has no readable description."""
     try:
-        return sum(entry["size"] for entry in describe(checkpoint)["files"].values())
+        return _size_of(describe(checkpoint)["files"])
     except Refusal:
         return 0
 
@@ -373,8 +374,11 @@ def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda n
     for name, entry in files.items():
         if damage := _damage(checkpoint / name, entry, on_read):
             return Finding(checkpoint, damage)
-    entries = files.values()
-    return Finding(checkpoint, None, sum(entry["size"] for entry in entries), all(entry["sha256"] for entry in entries))
+    return Finding(checkpoint, None, _size_of(files), all(entry["sha256"] for entry in files.values()))
+
+
+def _size_of(files):
+    return sum(entry["size"] for entry in files.values())
 
 
 def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> None:
@@ -411,3 +415,40 @@ def _damage(file, entry, on_read=lambda num_bytes: None):
     if entry["sha256"] in (None, digest.hexdigest()):
         return None
     return f"{file.name} has the SHA-256 {digest.hexdigest()} and not {entry['sha256']}."
+
+
+def check_size(config: SwitchConfig, checkpoint: Folder) -> None:
+    """Checks that a checkpoint, which may come from a stranger, is large enough for the weights of a model.
+
+    Args:
+        config: SwitchConfig.
+        checkpoint: path of the checkpoint folder.
+
+    Raises:
+        Refusal: the model has more parameters than the checkpoint has bytes.
+        BrokenCheckpoint: the checkpoint disagrees with its description, or the description is damaged.
+    """
+    checkpoint = places.at(checkpoint)
+    describe(checkpoint)
+    held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
+    if config.num_parameters > held:
+        raise Refusal(f"The configuration describes a model of {config.num_parameters:,} parameters, and the "
+                      f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")
+
+
+def summary(checkpoint: Folder) -> dict:
+    """Returns the `step`, `num_parameters` and `bytes` of a checkpoint folder.
+
+    The bytes are of "weights" and "optimizer" as float32, whatever their dtype, and of all files, "on_disk".
+
+    Raises:
+        BrokenCheckpoint: The checkpoint disagrees with its description, or the description is damaged.
+        Refusal: The format has another version.
+    """
+    description = describe(checkpoint)
+    sizes = {"model": 0, "optimizer": 0}
+    for path, variable in description["variables"].items():
+        sizes[path.partition("/")[0]] += math.prod(variable["shape"])
+    return {"step": description["step"], "num_parameters": sizes["model"],
+            "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
+                      "on_disk": _size_of(description["files"])}}

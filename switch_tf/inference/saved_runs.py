@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from switch_tf import data
-from switch_tf.checkpoints import folders, run_config, sizes, tensors
+from switch_tf.checkpoints import folders, run_config, tensors
 from switch_tf.data import stored_vocabularies
 from switch_tf.data.source_fingerprints import fingerprint_of_vocabulary
 from switch_tf.inference.text_model import TextModel
@@ -106,7 +106,7 @@ def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: 
         Refusal: The checkpoint or the vocabulary belongs to another model.
     """
     run, config = described.run, described.config
-    sizes.check(config, checkpoint)
+    folders.check_size(config, checkpoint)
     if isinstance(described, SavedRun):
         reading = described.reading
     else:

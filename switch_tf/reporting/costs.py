@@ -4,7 +4,6 @@ import pathlib
 import sys
 
 from switch_tf.checkpoints import folders, run_config
-from switch_tf.checkpoints import sizes as checkpoint_sizes
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.optim import memory
 from switch_tf.refusals import Refusal, first_line
@@ -57,7 +56,7 @@ def of_checkpoint(folder: str | pathlib.Path) -> dict:
     except Refusal as error:
         raise Refusal(f"{str(folder)!r} holds no checkpoint: name a run folder, one of its checkpoints/step_... "
                       "folders, or a folder of Hugging Face, which holds config.json.") from error
-    summary = checkpoint_sizes.summary(checkpoint)
+    summary = folders.summary(checkpoint)
     return {**_of_run(checkpoint.resolve().parent.parent), "checkpoint": str(checkpoint), **summary}
 
 

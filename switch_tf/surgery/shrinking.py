@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from switch_tf.checkpoints import sizes, tensors
+from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
@@ -87,7 +87,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
         Refusal: The checkpoint is damaged or of another model, the task has no held-out examples, or the folder cannot
             be written.
     """
-    sizes.check(described.config, checkpoint)
+    folders.check_size(described.config, checkpoint)
     batches = held_out.batches_of(described)
     model = described.make_model()
     described.partitioner.build(model)

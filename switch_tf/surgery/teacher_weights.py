@@ -8,7 +8,7 @@ import tempfile
 from typing import Any
 
 from switch_tf import checks, data
-from switch_tf.checkpoints import folders, sizes, tensors
+from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
 from switch_tf.conversion.formats import SWITCH_TF, Format
@@ -67,7 +67,7 @@ class TeacherWeights:
                           f"convert it first: switch-tf convert --input {self._folder} --output FOLDER "
                           "--gin_file=gin/models/NAME.gin")
         if self._format is SWITCH_TF:
-            sizes.check(config, self.path)
+            folders.check_size(config, self.path)
         return config
 
     @functools.cached_property

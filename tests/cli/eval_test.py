@@ -7,7 +7,7 @@ import types
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.checkpoints import folders, sizes
+from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import select
 from switch_tf.cli import main, trained_run
 from switch_tf.configs.run import Run, StepSettings
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
     monkeypatch.setattr("switch_tf.experiments.on_this_machine", lambda described, is_checked: types.SimpleNamespace(
         config=SwitchConfig(), run=Run("run", "task", {"inputs": 8, "targets": 8}, 20, 2), settings=StepSettings(),
         partitioner=Partitioner()))
-    monkeypatch.setattr(sizes, "check", lambda config, checkpoint: None)
+    monkeypatch.setattr(folders, "check_size", lambda config, checkpoint: None)
     monkeypatch.setattr(checkpoint_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
     assert main.main(["eval", f"--run={run_folder}", "--step=all"]) == (0 if is_removed else 2)
