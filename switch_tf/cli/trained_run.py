@@ -10,7 +10,7 @@ from etils import epy
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, sampler_arguments
-from switch_tf.configs import gin_syntax, gin_trust, parts
+from switch_tf.configs import experiment, gin_syntax, parts
 from switch_tf.configs.choices import check_choice, nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.hardware import host
@@ -92,7 +92,7 @@ def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: i
     """Returns the run of its gin file and the command line, on this machine's devices; see `gin_files.load`.
 
     Raises:
-        Refusal: See `gin_trust.check` and `gin_files.load`.
+        Refusal: See `experiment.check_trust` and `gin_files.load`.
     """
     _check_gin_file(arguments, folder)
     arguments.gin_file = [str(folder / CONFIGURATION), *arguments.gin_file]
@@ -119,7 +119,7 @@ def _check_gin_file(arguments, folder):
         raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
     found = gin_syntax.read([str(folder / CONFIGURATION)], search_paths=arguments.gin_search_paths)
     if not arguments.trust:
-        gin_trust.check(found, str(folder / CONFIGURATION))
+        experiment.check_trust(found, str(folder / CONFIGURATION))
     return found
 
 
