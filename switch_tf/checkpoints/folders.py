@@ -118,13 +118,13 @@ def run_folder_of(source: Folder) -> pathlib.Path:
     return source.parent.parent if is_checkpoint else source
 
 
-def best(folder: Folder) -> dict[str, Any] | None:
+def best(folder: pathlib.Path) -> dict[str, Any] | None:
     """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
 
     None if there is no such file or checkpoint, or the value is not a finite number.
     """
     try:
-        entry = json_lines.load(places.at(folder) / _BEST, _LARGEST)
+        entry = json_lines.load(folder / _BEST, _LARGEST)
     except places.BucketError:
         raise
     except (OSError, ValueError):
@@ -169,7 +169,7 @@ def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Pat
             if not (keep_every and step % keep_every == 0) and not (kept and step == kept["step"])]
 
 
-def describe(checkpoint: Folder) -> dict[str, Any]:
+def describe(checkpoint: pathlib.Path) -> dict[str, Any]:
     """Reads `checkpoint.json` and checks that every file has its full size.
 
     In the result, "files" has the "size" and the "sha256" of each file, the latter None if the format has no sums.
@@ -179,8 +179,6 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
         Refusal: the checkpoint has another format version.
         BucketError: the bucket does not answer.
     """
-    checkpoint = places.at(checkpoint)
-
     def unreadable(reason):
         return BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({reason}); {_WAY_OUT}.")
 
@@ -294,9 +292,9 @@ _PARTS = {
 }
 
 
-def hash_of_weights(checkpoint: Folder) -> str:
+def hash_of_weights(checkpoint: pathlib.Path) -> str:
     """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
-    return hashlib.sha256((places.at(checkpoint) / "state.index").read_bytes()).hexdigest()
+    return hashlib.sha256((checkpoint / "state.index").read_bytes()).hexdigest()
 
 
 def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:
@@ -417,7 +415,7 @@ def _damage(file, entry, on_read=lambda num_bytes: None):
     return f"{file.name} has the SHA-256 {digest.hexdigest()} and not {entry['sha256']}."
 
 
-def check_size(config: SwitchConfig, checkpoint: Folder) -> None:
+def check_size(config: SwitchConfig, checkpoint: pathlib.Path) -> None:
     """Checks that a checkpoint, which may come from a stranger, is large enough for the weights of a model.
 
     Args:
@@ -428,7 +426,6 @@ def check_size(config: SwitchConfig, checkpoint: Folder) -> None:
         Refusal: the model has more parameters than the checkpoint has bytes.
         BrokenCheckpoint: the checkpoint disagrees with its description, or the description is damaged.
     """
-    checkpoint = places.at(checkpoint)
     describe(checkpoint)
     held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
     if config.num_parameters > held:

@@ -45,7 +45,7 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def restore(checkpoint: folders.Folder, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
+def restore(checkpoint: pathlib.Path, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
     """Restores variables and, if given, the data position from a checkpoint.
 
     Args:
@@ -64,7 +64,7 @@ def restore(checkpoint: folders.Folder, variables: Variables, batches: Batches |
     _read(checkpoint, description["variables"], variables)
     try:
         if batches is not None:
-            batches.restore(places.at(checkpoint))
+            batches.restore(checkpoint)
     except (tf.errors.OpError, AssertionError) as error:
         _check_is_read(checkpoint, error)
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data, "
@@ -73,14 +73,13 @@ def restore(checkpoint: folders.Folder, variables: Variables, batches: Batches |
     return description
 
 
-def check_readable(checkpoint: folders.Folder, variables: Mapping[str, Any]) -> dict[str, Any]:
+def check_readable(checkpoint: pathlib.Path, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the description of a checkpoint, if it has these variables. Only their shapes are used.
 
     Raises:
         BrokenCheckpoint: files are missing or damaged, except those of values, which are checked when they are read.
         Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
     """
-    checkpoint = places.at(checkpoint)
     description = folders.describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
     folders.check_positions(checkpoint, description)
@@ -183,7 +182,6 @@ def _stored_as(saved, dtype):
 
 def _read(checkpoint, saved, variables):
     """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host."""
-    checkpoint = places.at(checkpoint)
     prefix, held, waiting, num_bytes = checkpoint / "state", {}, {}, 0
     with _reading(checkpoint):
         for path, variable in variables.items():
