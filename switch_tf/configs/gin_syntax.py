@@ -461,10 +461,8 @@ class _Names:
 
     def _full_of_end(self, selector):
         """As gin without dynamic registration, and as on the command line: by the end of a name that is known."""
-        libraries = {f"{module}.{name}" for module, names in parts.LIBRARIES.items() for name in names}
-        others = {name: name for name in (self._found.names() - set(parts.PARTS)) | libraries}
-        ends = {full for name, full in (parts.NAMES | others).items()
-                if name == selector or name.endswith(f".{selector}")}
+        known = {name: name for name in (self._found.names() - set(parts.PARTS)) | parts.IN_LIBRARIES}
+        ends = {full for name, full in (parts.NAMES | known).items() if f".{name}".endswith(f".{selector}")}
         if len(ends) == 1:
             return ends.pop()
         self._found._sources.setdefault(selector, self._source)

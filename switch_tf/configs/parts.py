@@ -79,7 +79,8 @@ LIBRARIES = {
         "split_tokens_to_random_length", "split_tokens_to_targets_length", "unsupervised"),
     "t5.data.utils": ("rate_num_examples", "rate_unsupervised"),
 }
-BOUND = ALLOWED | {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names}
+IN_LIBRARIES = {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names}
+BOUND = ALLOWED | IN_LIBRARIES
 
 _DEEPEST = 20  # brackets within brackets
 
