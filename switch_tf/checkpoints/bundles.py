@@ -31,6 +31,10 @@ from switch_tf.storage.whole_file import put
 
 # TensorFlow's key of the names and the order of the variables, by which `tf.train.Checkpoint` finds them again.
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+Sum = dict[str, Any]
+_FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
+_TRAILER = 5  # bytes after a block: its compression and its checksum
+_LARGEST = 2**30  # bytes; the index of Switch-C's 120,000 variables has 20 MB
 
 
 def key_of(path: str) -> str:
@@ -94,9 +98,6 @@ def join(parts: list[pathlib.Path], prefix: pathlib.Path) -> None:
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=list(map(str, parts)), destination_prefix=str(prefix),
                                       delete_old_dirs=False)
-
-
-Sum = dict[str, Any]
 
 
 def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: dict | None = None,
@@ -180,11 +181,6 @@ def sync(folder: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
-_TRAILER = 5  # bytes after a block: its compression and its checksum
-_LARGEST = 2**30  # bytes; the index of Switch-C's 120,000 variables has 20 MB
 
 
 def check(path: Any) -> None:

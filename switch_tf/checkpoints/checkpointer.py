@@ -41,6 +41,12 @@ from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.storage import leftovers, places, whole_file
 from switch_tf.storage.whole_file import check_owned, write_whole
 
+# Seconds between looks for the parts of other processes, on a disk and in a bucket.
+_LOOK_PERIODS = (0.05, 1.0)
+_GRACE = 5  # seconds
+_OTHER_FAILED = "another process could not write its part and names the cause"
+_RENAMED = "renamed"  # folder for files of a bucket that get their names at the end
+
 
 class FailedSave(Refusal):
     """A checkpoint that could not be written. The older ones are as they were.
@@ -239,13 +245,6 @@ class Checkpointer:
             reason = first_line(error).rstrip(".")
             raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the "
                              "older ones are as they were.", step) from error
-
-
-# Seconds between looks for the parts of other processes, on a disk and in a bucket.
-_LOOK_PERIODS = (0.05, 1.0)
-_GRACE = 5  # seconds
-_OTHER_FAILED = "another process could not write its part and names the cause"
-_RENAMED = "renamed"  # folder for files of a bucket that get their names at the end
 
 
 def _temporary_of(final):

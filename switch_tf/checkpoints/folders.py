@@ -38,6 +38,7 @@ _WAY_OUT = "copy it again, or use another checkpoint"
 _LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
 
 Folder = str | pathlib.Path
+_BLOCK = 2**22  # bytes to read at a time
 
 
 class BrokenCheckpoint(Refusal):
@@ -306,9 +307,6 @@ def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:
     if before.is_dir() and not before.is_symlink():
         leftovers.remove(before)
     return leftovers.set_aside(checkpoint)
-
-
-_BLOCK = 2**22  # bytes
 
 
 class Finding(NamedTuple):

@@ -18,6 +18,9 @@ _LOCK = "lock"
 _LARGEST_END = 2**20  # bytes
 # Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
+_POLL_SECONDS = 5
+# A preempted machine is back within minutes, so the end of a run that was killed is awaited for this long.
+_RESTART_SECONDS = 900
 
 
 class RunFolder:
@@ -213,11 +216,6 @@ def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
     if step == "all":
         raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")
     return select(run_folder, step)[0]
-
-
-_POLL_SECONDS = 5
-# A preempted machine is back within minutes, so the end of a run that was killed is awaited for this long.
-_RESTART_SECONDS = 900
 
 
 def follow(folder: folders.Folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:

@@ -22,6 +22,9 @@ _KINDS = {"config": (SwitchConfig, type(None)), "run": (Run,), "settings": (Step
           "optimizer": (Part,), "objective": (Part, type(None))}
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
+# A gin file names modules to import and functions to call. Reading it does neither, so a stranger's is checked between.
+_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
+_MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,11 +212,6 @@ class Experiment:
             Refusal: There is no such checkpoint or split.
         """
         return importlib.import_module("switch_tf.experiments").evaluate(self, str(step), split, num_examples)
-
-
-# A gin file names modules to import and functions to call. Reading it does neither, so a stranger's is checked between.
-_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
-_MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
 
 def check_trust(found: Gin, file: str) -> None:
