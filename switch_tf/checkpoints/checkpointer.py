@@ -197,7 +197,7 @@ class Checkpointer:
         except Refusal as error:
             raise FailedSave(f"Step {step} is the best one, but {first_line(error)}", step) from error
 
-    def restore(self, checkpoint: pathlib.Path, restarts_data: bool = False) -> dict[str, Any]:
+    def restore(self, checkpoint: Any, restarts_data: bool = False) -> dict[str, Any]:
         """Restores all variables and, unless the data are read from their beginning, the position in them.
 
         Returns:

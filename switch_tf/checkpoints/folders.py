@@ -119,7 +119,7 @@ def run_folder_of(source: Folder) -> pathlib.Path:
     return source.parent.parent if is_checkpoint else source
 
 
-def best(folder: pathlib.Path) -> dict[str, Any] | None:
+def best(folder: Any) -> dict[str, Any] | None:
     """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
 
     None if there is no such file or checkpoint, or the value is not a finite number.
@@ -157,7 +157,7 @@ def unset_best(folder: Any) -> None:
     leftovers.remove(folder / _BEST)
 
 
-def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
+def outdated(folder: Any, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
     """Returns the checkpoints to remove: all but the newest, the best, and multiples of `keep_every`.
 
     Args:
@@ -170,7 +170,7 @@ def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Pat
             if not (keep_every and step % keep_every == 0) and not (kept and step == kept["step"])]
 
 
-def describe(checkpoint: pathlib.Path) -> dict[str, Any]:
+def describe(checkpoint: Any) -> dict[str, Any]:
     """Reads `checkpoint.json` and checks that every file has its full size.
 
     In the result, "files" has the "size" and the "sha256" of each file, the latter None if the format has no sums.
@@ -248,7 +248,7 @@ def remove_unfinished(folder: Any) -> None:
             leftovers.remove(entry)
 
 
-def is_whole(checkpoint: Folder) -> bool:
+def is_whole(checkpoint: Any) -> bool:
     """Returns whether `describe` accepts a checkpoint."""
     try:
         describe(checkpoint)
@@ -293,7 +293,7 @@ _PARTS = {
 }
 
 
-def hash_of_weights(checkpoint: pathlib.Path) -> str:
+def hash_of_weights(checkpoint: Any) -> str:
     """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
     return hashlib.sha256((checkpoint / "state.index").read_bytes()).hexdigest()
 
@@ -413,7 +413,7 @@ def _damage(file, entry, on_read=lambda num_bytes: None):
     return f"{file.name} has the SHA-256 {digest.hexdigest()} and not {entry['sha256']}."
 
 
-def check_size(config: SwitchConfig, checkpoint: pathlib.Path) -> None:
+def check_size(config: SwitchConfig, checkpoint: Any) -> None:
     """Checks that a checkpoint, which may come from a stranger, is large enough for the weights of a model.
 
     Args:
@@ -431,7 +431,7 @@ def check_size(config: SwitchConfig, checkpoint: pathlib.Path) -> None:
                       f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")
 
 
-def summary(checkpoint: Folder) -> dict:
+def summary(checkpoint: Any) -> dict:
     """Returns the `step`, `num_parameters` and `bytes` of a checkpoint folder.
 
     The bytes are of "weights" and "optimizer" as float32, whatever their dtype, and of all files, "on_disk".

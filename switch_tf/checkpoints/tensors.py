@@ -45,7 +45,7 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def restore(checkpoint: pathlib.Path, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
+def restore(checkpoint: Any, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
     """Restores variables and, if given, the data position from a checkpoint.
 
     Args:
@@ -73,7 +73,7 @@ def restore(checkpoint: pathlib.Path, variables: Variables, batches: Batches | N
     return description
 
 
-def check_readable(checkpoint: pathlib.Path, variables: Mapping[str, Any]) -> dict[str, Any]:
+def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the description of a checkpoint, if it has these variables. Only their shapes are used.
 
     Raises:

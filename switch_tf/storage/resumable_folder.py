@@ -49,7 +49,7 @@ class Work:
         json_lines.mend_end(self._record)  # a kill may have cut the last line short
         text = self._record.read_bytes() if self._record.exists() else b""
         try:
-            lines = [json_lines.loads(line) for line in text.splitlines()]
+            lines: list[Any] = [json_lines.loads(line) for line in text.splitlines()]
         except ValueError:
             lines = [None]
         if not all(isinstance(line, dict) for line in lines):
