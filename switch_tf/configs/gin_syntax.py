@@ -240,7 +240,7 @@ class Gin:
             if isinstance(statement, config_parser.IncludeStatement):
                 self.read_file(statement.filename, folders, (*included_from, path))
             else:
-                self._add(statement, names, path)
+                names.add(statement)
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
         """Adds bindings "NAME=VALUE" of the command line, and returns itself.
@@ -260,23 +260,8 @@ class Gin:
             for statement in _statements(binding, source):
                 if not isinstance(statement, config_parser.BindingStatement):
                     raise Refusal(f"{source} must have the form --gin.NAME=VALUE.")
-                self._add(statement, names, source)
+                names.add(statement)
         return self
-
-    def _add(self, statement, names, source):
-        if isinstance(statement, config_parser.ImportStatement):
-            names.add_import(statement)
-        elif isinstance(statement, config_parser.BindingStatement):
-            value = names.resolved(statement.value)
-            self._mentioned |= {found.name for found in _flat(value) if isinstance(found, Macro)}
-            if not statement.arg_name:
-                self.macros[f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"] = value
-                return
-            name = names.full(statement.selector)
-            if name in parts.PARTS and statement.arg_name not in parts.parameters(name):
-                self._wrong.append(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
-                                   f"{statement.arg_name!r}.{nearest(statement.arg_name, parts.parameters(name))}")
-            self.bound.setdefault((statement.scope, name), {})[statement.arg_name] = value
 
     def _unmatched(self, name):
         """Returns the message for a name that matches no part and nothing in an imported module."""
@@ -421,22 +406,32 @@ class _Names:
         self._is_dynamic = False
         self._modules = {}  # name in the file -> full name
 
-    def add_import(self, statement):
-        if statement.module == _DYNAMIC and statement.is_from:
-            self._is_dynamic = True
-            return
-        is_whole = statement.is_from or statement.alias
-        self._modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
-        is_task = f"{statement.module}.".startswith(f"{parts.TASKS}.")  # which declares its names when it is imported
-        if is_task or statement.module not in parts.MODULES and statement.module != "gin":
-            self._found.imports.setdefault(statement.module, self._source)
-
-    def resolved(self, value):
-        """Returns a value with full names."""
-        try:
-            return _renamed(value, self.full)
-        except RecursionError:
-            raise Refusal(f"{self._source} cannot be read: its brackets are nested too deeply.") from None
+    def add(self, statement):
+        """Adds what a statement imports or binds to the Gin, by full names."""
+        found, source = self._found, self._source
+        if isinstance(statement, config_parser.ImportStatement):
+            if statement.module == _DYNAMIC and statement.is_from:
+                self._is_dynamic = True
+                return
+            is_whole = statement.is_from or statement.alias
+            self._modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
+            is_task = f"{statement.module}.".startswith(f"{parts.TASKS}.")  # which declares its names when imported
+            if is_task or statement.module not in parts.MODULES and statement.module != "gin":
+                found.imports.setdefault(statement.module, source)
+        elif isinstance(statement, config_parser.BindingStatement):
+            try:
+                value = _renamed(statement.value, self.full)
+            except RecursionError:
+                raise Refusal(f"{source} cannot be read: its brackets are nested too deeply.") from None
+            found._mentioned |= {leaf.name for leaf in _flat(value) if isinstance(leaf, Macro)}
+            if not statement.arg_name:
+                found.macros[f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"] = value
+                return
+            name = self.full(statement.selector)
+            if name in parts.PARTS and statement.arg_name not in parts.parameters(name):
+                found._wrong.append(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
+                                    f"{statement.arg_name!r}.{nearest(statement.arg_name, parts.parameters(name))}")
+            found.bound.setdefault((statement.scope, name), {})[statement.arg_name] = value
 
     def full(self, selector):
         """Returns the full name of what a selector names. What cannot be is kept for `Gin.check`."""
