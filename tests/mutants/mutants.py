@@ -260,7 +260,7 @@ MUTANTS = (
            BATCHES),
     Mutant("data/batches.py", "if index not in self._corrupt or not self._corrupt[index].has_failed:", "if True:",
            ("tests/data/corrupt_records_test.py",)),
-    Mutant("checkpoints/tensors.py", "    folders.check_positions(places.at(checkpoint), description)\n", "",
+    Mutant("checkpoints/tensors.py", "    folders.check_positions(checkpoint, description)\n", "",
            ("tests/checkpoints/tensors_test.py",)),
     Mutant("checkpoints/folders.py", "if recorded is not None and recorded != own_sum(description):", "if False:",
            ("tests/checkpoints/tensors_test.py",)),
