@@ -53,14 +53,6 @@ def weights(config: Any) -> Iterator[Weight]:
         yield Weight("experts", 2 * num_sparse_attentions, (e, expert_f, heads * kv), ("expert", "expert_mlp", "embed"))
 
 
-def parameters_by_part(config: Any) -> dict[str, int]:
-    """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
-    parts: dict[str, int] = {}
-    for weight in weights(config):
-        parts[weight.part] = parts.get(weight.part, 0) + weight.size
-    return {part: size for part, size in parts.items() if size}
-
-
 def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
     """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 

@@ -310,7 +310,10 @@ class SwitchConfig:
 
     def parameters_by_part(self) -> dict[str, int]:
         """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
-        return accounting.parameters_by_part(self)
+        parts: dict[str, int] = {}
+        for weight in self.weights():
+            parts[weight.part] = parts.get(weight.part, 0) + weight.size
+        return {part: size for part, size in parts.items() if size}
 
     @property
     def num_parameters(self) -> int:
