@@ -68,7 +68,11 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
             if field.name not in _WITHOUT_EFFECT.get(kind, ()):
                 name = field.name.upper() if kind == "Run" and field.name in _MACROS else f"{kind}.{field.name}"
                 entries[name] = getattr(part, field.name)
-    entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in _settings_of(optimizer).items()}
+    try:
+        arguments = {name: _plain(value) for name, value in optimizer.get_config().items() if name != "name"}
+    except NotImplementedError:  # a user's own schedule need not be serializable
+        arguments = {"learning_rate": type(optimizer._learning_rate).__name__}
+    entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in arguments.items()}
     entries |= {f"{type(objective).__name__}.{name}": value for name, value in objective.get_config().items()}
     return _as_recorded(entries)
 
@@ -172,16 +176,6 @@ def _difference(name, saved, new):
     files = [file for file in sorted({*saved, *new}) if saved.get(file) != new.get(file)]
     first, more = files[0], f" and {len(files) - 1} more" * (len(files) > 1)
     return f"the {name}, {first}{more}, was {saved.get(first, 'not there')} and is {new.get(first, 'not there')}"
-
-
-def _settings_of(optimizer):
-    """Returns the optimizer's arguments, a schedule as one text."""
-    try:
-        arguments = optimizer.get_config()
-    except NotImplementedError:  # a user's own schedule need not be serializable
-        return {"learning_rate": type(optimizer._learning_rate).__name__}
-    arguments.pop("name", None)
-    return {name: _plain(value) for name, value in arguments.items()}
 
 
 def _plain(value):

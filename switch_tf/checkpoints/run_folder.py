@@ -165,12 +165,9 @@ def _is_record(record):
     """Returns whether reports and resumed runs can use a record."""
     step = record.get("step")
     return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
-        _is_load(value) if name.endswith("/expert_load") else _is_value(value)
+        value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
+        if name.endswith("/expert_load") else _is_value(value)
         for name, value in record.items() if name.startswith(("train/", "eval/", "router/")))
-
-
-def _is_load(value):
-    return value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
 
 
 def _is_value(value):
