@@ -1,13 +1,11 @@
 """The VOCABULARY of a run: its own, or that of the run that it starts from."""
 
-import sys
-
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.data import providers, stored_vocabularies, vocabularies
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.storage import leftovers, places
 
 
 def choose(run: Run) -> str | None:
@@ -45,8 +43,8 @@ def _choice_of(folder, task):
             return None  # compared by name, because reading the task's vocabulary may need the network
         choice = stored_vocabularies.choice_of(stored, folder)
     except Refusal as error:
-        print(f"The vocabulary that {folder} keeps is not used: {error}", file=sys.stderr)
+        leftovers.warn(f"The vocabulary that {folder} keeps is not used: {error}")
         return None
     if choice is not None:
-        print(f"VOCABULARY is that of {folder}: {choice}.", file=sys.stderr)
+        leftovers.warn(f"VOCABULARY is that of {folder}: {choice}.")
     return choice

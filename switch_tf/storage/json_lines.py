@@ -4,11 +4,10 @@ import json
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from switch_tf.storage import places
+from switch_tf.storage import leftovers, places
 from switch_tf.storage.whole_file import put, reading, writing
 
 
@@ -149,5 +148,5 @@ def read(path: Any,
             else:
                 bad.append(number)
     if bad:
-        print(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
-              f"(line {', '.join(map(str, bad[:5]))}{', ...' * (len(bad) > 5)}).", file=sys.stderr, flush=True)
+        leftovers.warn(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
+                       f"(line {', '.join(map(str, bad[:5]))}{', ...' * (len(bad) > 5)}).")

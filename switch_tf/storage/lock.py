@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -186,8 +185,8 @@ class Lock:
                     if watched:
                         raise self._taken(owner)
                     watched, until = generation, _now() + LIFETIME
-                    print(f"{self._path} was used by another process ({owner}), which may have been killed; waiting up "
-                          f"to {LIFETIME:.0f} s for a sign of life.", file=sys.stderr, flush=True)
+                    leftovers.warn(f"{self._path} was used by another process ({owner}), which may have been killed; "
+                                   f"waiting up to {LIFETIME:.0f} s for a sign of life.")
                 if _now() < until:
                     time.sleep(min(PERIOD, LIFETIME) / 3)
                     continue

@@ -11,7 +11,6 @@ import os
 import pathlib
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -106,7 +105,7 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
     with writing(folder):
         work = Work(place, identity)
     if work.finished:
-        print(f"Going on with {place} (finished parts: {len(work.finished)}).", file=sys.stderr)
+        leftovers.warn(f"Going on with {place} (finished parts: {len(work.finished)}).")
     is_kept = identity is not None
     try:
         _check_room(place, num_bytes)
