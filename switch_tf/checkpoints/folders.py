@@ -119,13 +119,13 @@ def run_folder_of(source: Folder) -> pathlib.Path:
     return source.parent.parent if is_checkpoint else source
 
 
-def best(folder: Any) -> dict[str, Any] | None:
+def best(folder: Folder) -> dict[str, Any] | None:
     """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
 
     None if there is no such file or checkpoint, or the value is not a finite number.
     """
     try:
-        entry = json_lines.load(folder / _BEST, _LARGEST)
+        entry = json_lines.load(places.at(folder) / _BEST, _LARGEST)
     except places.BucketError:
         raise
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def unset_best(folder: Any) -> None:
     leftovers.remove(folder / _BEST)
 
 
-def outdated(folder: Any, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
+def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
     """Returns the checkpoints to remove: all but the newest, the best, and multiples of `keep_every`.
 
     Args:
