@@ -1,21 +1,39 @@
-"""The files of TensorFlow's checkpoints, written from pieces in host memory.
+"""The files of a checkpoint, and `checkpoint.json`, which completes it.
 
-`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read them, and `RestoreV2` reads any
-slice of a variable, in whatever pieces it was written.
+`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values, and `RestoreV2` reads
+any slice of a variable, in whatever pieces it was written. TensorFlow aborts its process if a shape in an index is
+impossible. An index is a sorted table (LevelDB's format): blocks of entries, a block with the places of these, and a
+footer with the place of that. The value of an entry is a `BundleEntryProto`.
 """
 
+import hashlib
+import itertools
+import os
 import pathlib
+import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import tensor_bundle_pb2
 
-from switch_tf.partitioning.variables import Piece
-from switch_tf.storage import places
+import switch_tf
+from switch_tf.checkpoints.folders import DESCRIPTION, FORMAT_VERSION, OWN_SUM, is_shape, own_sum
+from switch_tf.partitioning import axes_of
+from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.variables import Piece, unfolding_of
+from switch_tf.storage import json_lines, places
+from switch_tf.storage.whole_file import put
 
 # TensorFlow's key of the names and the order of the variables, by which `tf.train.Checkpoint` finds them again.
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+Sum = dict[str, Any]
+_FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
+_TRAILER = 5  # bytes after a block: its compression and its checksum
+_LARGEST = 2**30  # bytes; the index of Switch-C's 120,000 variables has 20 MB
 
 
 def key_of(path: str) -> str:
@@ -79,3 +97,204 @@ def join(parts: list[pathlib.Path], prefix: pathlib.Path) -> None:
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=list(map(str, parts)), destination_prefix=str(prefix),
                                       delete_old_dirs=False)
+
+
+def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: dict | None = None,
+             configuration: dict | None = None, partitioner: Partitioner | None = None) -> dict[str, Any]:
+    """Returns the description of a checkpoint, without its files.
+
+    Args:
+        step: int.
+        variables: path -> Keras variable.
+        pending_metrics: JSON-able sums since the last logged step, or None.
+        configuration: JSON-able, from `continuation.record`.
+        partitioner: Partitioner that trains. None for a checkpoint of weights alone.
+    """
+    described = {}
+    for path, variable in variables.items():
+        described[path] = {"shape": list(variable.shape), "dtype": variable.dtype,
+                           "logical_axes": list(axes_of(variable))}
+        if split_off := unfolding_of(variable).first:
+            described[path]["unfolded"] = split_off
+    layout = None
+    if partitioner:
+        used = partitioner.layout
+        layout = {"mesh": ", ".join(f"{axis}={size}" for axis, size in used.mesh.items()), "rules": _rules(used.rules),
+                  "at_rest_rules": _rules(used.at_rest_rules), "backend": used.backend,
+                  "processes": partitioner.num_processes}
+    return {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "versions": {"switch_tf": switch_tf.__version__, "tensorflow": tf.__version__, "keras": keras.__version__},
+        "layout": layout,
+        "vocabulary": (configuration or {}).get("vocabulary"),
+        "variables": described,
+        "pending_metrics": pending_metrics,
+        "configuration": configuration or {},
+    }
+
+
+def _rules(rules):
+    return ", ".join(f"{logical} over {axes if isinstance(axes, str) else ' and '.join(axes)}"
+                     for logical, axes in rules)
+
+
+def sum_of(file: Any) -> Sum:
+    """Returns the size and the SHA-256 of a file, and waits until it is on disk, if that is where it is."""
+    if not places.is_local(file):
+        content = file.read_bytes()
+        return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    with open(file, "rb") as opened:
+        os.fsync(opened.fileno())
+        return {"size": os.fstat(opened.fileno()).st_size,
+                "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+
+
+def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | None = None) -> None:
+    """Writes the description and the sums of all files, which completes a checkpoint.
+
+    Args:
+        folder: Checkpoint folder.
+        description: From `describe`.
+        known: Name of a file -> its sum, of files that need not be read again.
+    """
+    known = known or {}
+    files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())
+             if not file.name.startswith("parts.")}  # of a process that woke up after another one had taken its run
+    described = json_lines.loads(json_lines.dumps({**description, "files": files}))
+    text = json_lines.dumps({**described, OWN_SUM: own_sum(described)}, indent=1)
+    if not places.is_local(folder):
+        put(folder / DESCRIPTION, text)
+        return
+    with open(folder / DESCRIPTION, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
+
+
+def sync(folder: pathlib.Path) -> None:
+    """Waits until the entries of a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check(path: Any) -> None:
+    """Raises ValueError if the index in a file is damaged or has an impossible shape. The text is half a sentence."""
+    if (size := path.stat().st_size) > _LARGEST:
+        raise ValueError(f"it has {size} bytes")
+    content = path.read_bytes()
+    try:
+        if int.from_bytes(content[-8:], "little") != _MAGIC:
+            raise ValueError("it does not end as an index does")
+        position = len(content) - _FOOTER
+        for _ in range(2):  # a block that is not used, and that of the blocks
+            start, position = _number(content, position)
+            length, position = _number(content, position)
+        blocks = []
+        for _, place in _entries(content, start, length):
+            start, position = _number(place, 0)
+            blocks.append((start, _number(place, position)[0]))
+        for key, value in itertools.chain.from_iterable(_entries(content, *block) for block in blocks):
+            if not key:  # the first entry is the header
+                continue
+            entry = tensor_bundle_pb2.BundleEntryProto()
+            try:
+                entry.ParseFromString(value)
+            except Exception as error:  # of protobuf's implementation in use
+                raise ValueError(f"the entry {key[:99]!r} is damaged") from error
+            sizes = [one.size for one in entry.shape.dim]
+            if entry.shape.unknown_rank or not is_shape(sizes):
+                raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
+    except IndexError:
+        raise ValueError("it is cut off") from None
+
+
+def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a block."""
+    if start + length + _TRAILER > len(content) or content[start + length]:
+        raise ValueError("a block is cut off or compressed")
+    block = content[start:start + length]
+    end, position, key = length - 4 - 4 * int.from_bytes(block[-4:], "little"), 0, b""
+    while position < end:
+        shared, position = _number(block, position)
+        added, position = _number(block, position)
+        size, position = _number(block, position)
+        if shared > len(key) or position + added + size > end:
+            raise ValueError("an entry is cut off")
+        key = key[:shared] + block[position:position + added]
+        position += added
+        yield key, block[position:position + size]
+        position += size
+
+
+def _number(content, position):
+    """Returns a number of 7 bits a byte, the lowest first, and the position after it."""
+    value = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")
+
+
+class Parts:
+    """The values of a checkpoint.
+
+    The values of part i of n are `folder/state.data-i-of-n` as soon as it is written. Its index stays aside until all
+    are joined, which renames the files of values away and back.
+
+    Args:
+        folder: Path of the checkpoint folder.
+        aside: Path of a folder on the same file system, for files that the checkpoint does not need.
+        count: Number of parts.
+    """
+
+    def __init__(self, folder: pathlib.Path, aside: pathlib.Path, count: int):
+        self._prefix, self._aside, self._joining, self._count = folder / "state", aside, aside / "joining", count
+        for index in range(count):
+            moved = data_file(self._in(self._joining, index))
+            if moved.exists():  # a kill interrupted the joining
+                moved.rename(self._values(index))
+        names = {self._values(index).name for index in range(count)}
+        for file in folder.iterdir():  # an index, and what else was written after the last part
+            if file.name not in names:
+                file.unlink()
+
+    def write(self, index: int, pieces: Sequence[Piece], graph: bytes | None = None) -> Sum:
+        """Writes a part, with the `object_graph` in one of them. Returns the sum of its values."""
+        prefix = self._in(self._aside, index)
+        write(prefix, pieces, graph)
+        sum_of(prefix.with_suffix(".index"))  # waits until it is on disk
+        entry = sum_of(data_file(prefix))
+        data_file(prefix).rename(self._values(index))
+        sync(self._aside)
+        sync(self._prefix.parent)
+        return entry
+
+    def join(self) -> None:
+        """Writes the common index of all parts."""
+        shutil.rmtree(self._joining, ignore_errors=True)
+        self._joining.mkdir()
+        for index in range(self._count):
+            part = self._in(self._joining, index)
+            shutil.copyfile(self._in(self._aside, index).with_suffix(".index"), part.with_suffix(".index"))
+            self._values(index).rename(data_file(part))
+        join([self._in(self._joining, index) for index in range(self._count)], self._prefix)
+
+    def sums(self, entries: Sequence[Sum]) -> dict[str, Sum]:
+        """Returns name of each file of values -> its sum, given what `write` returned of each part."""
+        return {self._values(index).name: entry for index, entry in enumerate(entries)}
+
+    def _values(self, index):
+        return data_file(self._prefix, index, self._count)
+
+    def _in(self, folder, index):
+        return folder / f"part_{index:05d}"

@@ -1,28 +1,50 @@
 """Saves and restores the checkpoints of a run. Saving goes on in a thread, while the run trains.
 
 A save copies this process's pieces of the variables to host memory, so later steps do not change them, and writes the
-small position in the data at once, because that moves on. A thread does the rest, see `writing.py`. At most one save
-is under way: the next one waits for it, and so does everything that needs its files.
+small position in the data at once, because that moves on. A thread does the rest. At most one save is under way: the
+next one waits for it, and so does everything that needs its files.
+
+A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
+the older ones intact. A bucket has no renames of folders: there all files are uploaded under a name that no other
+process uses and renamed one by one, and the description is written last, without which there is no checkpoint. So a
+process that slept while another one took its run replaces none of its files. Several processes meet through files,
+because a collective in a thread would mix with those of the steps: each writes its part, and then a small file that
+reports success or failure. The thread of the first process waits for these files, joins the parts and renames the
+folder.
 """
 
 import contextlib
+import dataclasses
 import functools
+import json
+import os
 import pathlib
 import secrets
+import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, descriptions, folders, tensors, writing
+from switch_tf import environment
+from switch_tf.checkpoints import bundles, folders, tensors
 from switch_tf.checkpoints.best import Best
-from switch_tf.checkpoints.folders import BrokenCheckpoint, outdated, path_of, steps
+from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.variables import stored
-from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import places, whole_file
+from switch_tf.partitioning.variables import Piece, stored
+from switch_tf.refusals import Outage, Refusal, first_line
+from switch_tf.storage import leftovers, places, whole_file
+from switch_tf.storage.whole_file import check_owned, write_whole
+
+# Seconds between looks for the parts of other processes, on a disk and in a bucket.
+_LOOK_PERIODS = (0.05, 1.0)
+_GRACE = 5  # seconds
+_OTHER_FAILED = "another process could not write its part and names the cause"
+_RENAMED = "renamed"  # folder for files of a bucket that get their names at the end
 
 
 class FailedSave(Refusal):
@@ -53,7 +75,7 @@ class Checkpointer:
         configuration: JSON-able, from `continuation.record`.
     """
 
-    def __init__(self, folder: str | pathlib.Path, variables: tensors.Variables, batches: Batches,
+    def __init__(self, folder: folders.Folder, variables: tensors.Variables, batches: Batches,
                  partitioner: Partitioner | None = None, keep: int = 1, keep_every: int = 0,
                  configuration: dict | None = None):
         self._folder, self._variables, self._batches = places.at(folder), variables, batches
@@ -63,7 +85,7 @@ class Checkpointer:
         owner = whole_file.owner_of(self._folder)
         self._token = self._partitioner.gather_texts(owner.token if owner else secrets.token_hex(8))[0]
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
-        self._under_way: writing.Writing | None = None
+        self._under_way: Writing | None = None
         self._unsaved: int | None = None  # the step of the last save that failed
         self.last: tuple[int, float] | None = None
 
@@ -85,22 +107,29 @@ class Checkpointer:
         if self._under_way is not None and self._under_way.step == step:
             return
         self.wait()
-        self._check_finite(step)
-        final = path_of(self._folder, step)
+        flags = self._partitioner.are_finite(list(self._variables.values()))
+        for path, is_finite in zip(self._variables, flags, strict=True):
+            if not is_finite:
+                raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
+                                       f"checkpoint is step {max(folders.steps(self._folder), default=None)}.")
+        final = folders.path_of(self._folder, step)
         if folders.is_complete(final):
             self._remove_outdated()  # a kill may have prevented that
             return
         process = self._partitioner.process_index, self._partitioner.num_processes
         with self._refusing(step):
-            self._agree(self._attempt(lambda: writing.make_empty(final, process[1], self._token))
+            self._agree(self._attempt(lambda: make_empty(final, process[1], self._token))
                         if self._partitioner.is_chief else None, final)
-        staging = writing.staging_of(final)
+        staging = staging_of(final)
         error = self._attempt(flush) or self._attempt(lambda: self._batches.save(staging, process[0]))
         pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})
-        description = descriptions.describe(step, self._variables, pending_metrics, self._configuration,
-                                            self._partitioner)
-        self._under_way = writing.Writing(final, staging, pieces, description, self._graph, process,
-                                          self._token, functools.partial(self._tidy, step), error)
+        description = bundles.describe(step, self._variables, pending_metrics, self._configuration, self._partitioner)
+
+        def tidy():
+            self.last = step, time.time()
+            self._remove_outdated()
+
+        self._under_way = Writing(final, staging, pieces, description, self._graph, process, self._token, tidy, error)
 
     def wait(self) -> None:
         """Waits until the save under way, if any, is complete in all processes.
@@ -111,19 +140,19 @@ class Checkpointer:
         under_way = self._under_way
         if under_way is None:
             return
-        final = path_of(self._folder, under_way.step)
+        final = folders.path_of(self._folder, under_way.step)
         with self._refusing(under_way.step):
             # The first process would wait in vain for the part of a process that is lost, which a collective notices.
-            under_way.wait_for_part()
+            under_way.has_part.wait()
             try:
                 self._agree(under_way.part_error)
             except BaseException as error:
                 under_way.abandon()
                 if not self._partitioner.is_lost_process(error):
-                    under_way.join()
+                    under_way.thread.join()
                 self._under_way = None
                 raise
-            under_way.join()
+            under_way.thread.join()
             self._under_way = None
             self._agree(under_way.error, final)
             if not self._partitioner.is_chief:
@@ -132,7 +161,7 @@ class Checkpointer:
     def settle(self) -> None:
         """Waits for the thread of this process alone. A failure stays for `wait`."""
         if self._under_way is not None:
-            self._under_way.join()
+            self._under_way.thread.join()
 
     def close(self) -> None:
         """Ends a run that did not `wait`: waits for the thread of this process alone.
@@ -167,7 +196,7 @@ class Checkpointer:
         except Refusal as error:
             raise FailedSave(f"Step {step} is the best one, but {first_line(error)}", step) from error
 
-    def restore(self, checkpoint: str | pathlib.Path, restarts_data: bool = False) -> dict[str, Any]:
+    def restore(self, checkpoint: Any, restarts_data: bool = False) -> dict[str, Any]:
         """Restores all variables and, unless the data are read from their beginning, the position in them.
 
         Returns:
@@ -179,20 +208,9 @@ class Checkpointer:
         self.wait()
         return tensors.restore(checkpoint, self._variables, None if restarts_data else self._batches)
 
-    def _check_finite(self, step):
-        flags = self._partitioner.are_finite(list(self._variables.values()))
-        for path, is_finite in zip(self._variables, flags, strict=True):
-            if not is_finite:
-                raise BrokenCheckpoint(f"{path} is not finite at step {step}, so this step is not saved; the last good "
-                                       f"checkpoint is step {max(steps(self._folder), default=None)}.")
-
-    def _tidy(self, step):
-        self.last = step, time.time()
-        self._remove_outdated()
-
     def _remove_outdated(self):
         if self._partitioner.is_chief:
-            for old in outdated(self._folder, self._keep, self._keep_every):
+            for old in folders.outdated(self._folder, self._keep, self._keep_every):
                 folders.remove(old)
 
     def _attempt(self, write: Callable[[], None]) -> BaseException | None:
@@ -209,8 +227,8 @@ class Checkpointer:
         """Raises in all processes if one has an error, after the first one has removed the files of `final`."""
         if self._partitioner.any_process(error is not None):
             if final is not None and self._partitioner.is_chief:
-                writing.discard(final)
-            raise error or OSError("another process could not write its part and names the cause")
+                discard(final)
+            raise error or OSError(_OTHER_FAILED)
 
     @contextlib.contextmanager
     def _refusing(self, step) -> Iterator[None]:
@@ -226,3 +244,191 @@ class Checkpointer:
             reason = first_line(error).rstrip(".")
             raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the "
                              "older ones are as they were.", step) from error
+
+
+def _temporary_of(final):
+    """Returns the folder in which a checkpoint is written."""
+    return final.with_name(f"tmp.{final.name}") if places.is_local(final) else final
+
+
+def make_empty(final: Any, num_processes: int, token: str) -> None:
+    """Creates the folder in which a checkpoint is written, for all processes. A single one needs none in a bucket."""
+    temporary = _temporary_of(final)
+    if temporary.exists():
+        leftovers.remove(temporary)
+    if num_processes > 1:
+        _parts_of(temporary, token).mkdir(parents=True, exist_ok=True)
+    elif places.is_local(final):
+        temporary.mkdir(parents=True, exist_ok=True)
+
+
+def staging_of(final: Any) -> pathlib.Path:
+    """Returns the local folder to which this process writes its files: a new one for a checkpoint in a bucket.
+
+    Those that killed processes left are removed, since each is as large as a checkpoint.
+    """
+    if places.is_local(final):
+        return _temporary_of(final)
+    prefix = f"switch_tf.{environment.visible_processes()}."
+    for old in pathlib.Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if not environment.is_running(int(old.name.removeprefix(prefix).partition(".")[0])):
+            shutil.rmtree(old, ignore_errors=True)
+    return pathlib.Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}."))
+
+
+def discard(final: Any) -> None:
+    """Removes what was written of a checkpoint that failed, unless the run was taken by another process."""
+    with contextlib.suppress(OSError, Outage):  # the error that failed it says more
+        if _temporary_of(final).exists():
+            leftovers.remove(_temporary_of(final))
+
+
+def _parts_of(temporary, token):
+    """Returns the folder for the parts of all processes, which no other run of these processes has."""
+    return temporary / f"parts.{token}"
+
+
+def _part_name(index):
+    return f"part_{index:05d}"
+
+
+@dataclasses.dataclass(eq=False)
+class Writing:
+    """A checkpoint that a thread is writing. The thread starts at once.
+
+    Args:
+        final: path of the checkpoint folder, for which `make_empty` was called.
+        staging: From `staging_of`, with the position in the data.
+        pieces: Pieces of variables that this process writes. The thread frees them.
+        description: From `bundles.describe`.
+        graph: Function that returns `bundles.object_graph` of the variables.
+        process: Index of this process, and the number of processes.
+        token: Text that no other run of these processes has.
+        tidy: Function that the first process calls when the checkpoint is complete.
+        part_error: Error that this process has met already, or None. The thread then only reports the failure.
+
+    Attributes:
+        step: The step that is saved.
+        has_part: Event. This process has written its part, or failed.
+        thread: Its end is that of the checkpoint in the first process.
+        part_error: Error that kept this process from writing its part, or None.
+        error: Error that kept the first process from completing the checkpoint, or None.
+    """
+
+    final: Any
+    staging: pathlib.Path
+    pieces: list[Piece]
+    description: dict[str, Any]
+    graph: Callable[[], bytes]
+    process: tuple[int, int]
+    token: str
+    tidy: Callable[[], None]
+    part_error: BaseException | None
+    error: BaseException | None = None
+
+    def __post_init__(self):
+        self.step: int = self.description["step"]
+        self._is_local, self._temporary = places.is_local(self.final), _temporary_of(self.final)
+        self._index, self._count = self.process
+        self._parts = _parts_of(self._temporary, self.token)  # that all processes share
+        self.has_part, self._is_abandoned = threading.Event(), threading.Event()
+        # Not waited for when the interpreter ends: the checkpointer does, unless another process is lost.
+        self.thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self.thread.start()
+
+    def abandon(self) -> None:
+        """Stops waiting for the parts of other processes, because one of them is lost or has failed.
+
+        If all parts are there, some seconds are left to complete the checkpoint.
+        """
+        self._is_abandoned.set()
+        self.thread.join(_GRACE)
+
+    def _run(self):
+        sums = self._write_part()
+        self.has_part.set()
+        if self._index:
+            return
+        try:
+            if self._count > 1:
+                sums = self._join_parts()
+            if self.part_error is not None:
+                raise self.part_error
+            self._publish(sums)
+        except BaseException as error:  # raised again in the main thread
+            self.error = error
+            discard(self.final)
+
+    def _write_part(self):
+        """Returns the sums of the files of this process, {} if it wrote none, or None if it failed."""
+        pieces, self.pieces = self.pieces, []
+        name, sums = _part_name(self._index), None
+        place = _parts_of(self.staging, self.token) / name if self._count > 1 else self.staging / "state"
+        try:
+            if self.part_error is None:
+                graph = self.graph() if self._index == 0 else None
+                sums = {}
+                place.parent.mkdir(exist_ok=True)
+                if bundles.write(place, pieces, graph):
+                    file = bundles.data_file(place)
+                    sums = {file.name: bundles.sum_of(file)}
+                for file in [] if self._is_local else sorted(self.staging.rglob("*")):
+                    if file.is_file() and file.parent == self.staging:
+                        places.copy(file, self._parts / _RENAMED / file.name)
+                        sums[file.name] = sums.get(file.name) or bundles.sum_of(file)
+                    elif file.is_file():
+                        places.copy(file, self._parts / file.name)
+                if self._count > 1:  # nobody reads half of it
+                    write_whole(self._parts / f"{name}.json", json.dumps(sums))
+        except BaseException as error:
+            self.part_error = error
+        if not self._is_local:
+            shutil.rmtree(self.staging, ignore_errors=True)
+        if self.part_error is not None and self._count > 1:
+            self._report_failure()
+        return sums
+
+    def _report_failure(self):
+        try:
+            (self._parts / f"{_part_name(self._index)}.failed").write_text("")
+        except OSError as error:  # the main threads will agree on it
+            error.__context__ = self.part_error
+            self.part_error = error
+
+    def _join_parts(self):
+        """Waits for all parts, joins them and returns the sums of their files."""
+        names = [_part_name(index) for index in range(self._count)]
+        while True:
+            found = {entry.name for entry in self._parts.iterdir()}
+            if all({f"{name}.json", f"{name}.failed"} & found for name in names):
+                break
+            if self._is_abandoned.wait(_LOOK_PERIODS[not self._is_local]):
+                raise OSError(_OTHER_FAILED)
+        if self.part_error is not None:
+            raise self.part_error
+        if any(f"{name}.failed" in found for name in names):
+            raise OSError(_OTHER_FAILED)
+        prefix, known, written = self._temporary / "state", {}, []
+        for name in names:
+            report = json.loads((self._parts / f"{name}.json").read_text())
+            if (entry := report.pop(bundles.data_file(self._parts / name).name, None)) is not None:
+                written.append((self._parts / name, entry))
+            known |= report
+        bundles.join([part for part, _ in written], prefix)
+        return known | {bundles.data_file(prefix, index, len(written)).name: entry
+                        for index, (_, entry) in enumerate(written)}
+
+    def _publish(self, sums):
+        if not self._is_local:
+            for file in (self._parts / _RENAMED).iterdir():
+                check_owned(self.final)
+                places.move(file, self._temporary / file.name)
+        if self._count > 1:
+            leftovers.remove(self._parts)
+        bundles.complete(self._temporary, self.description, sums)
+        if self._is_local:
+            check_owned(self.final)
+            leftovers.make_room(self.final, is_folder=True)
+            os.rename(self._temporary, self.final)
+            bundles.sync(self.final.parent)
+        self.tidy()

@@ -12,9 +12,13 @@ no TensorFlow.
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
+from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs import names
+from switch_tf.configs.choices import nearest
+from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
@@ -64,12 +68,16 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
             if field.name not in _WITHOUT_EFFECT.get(kind, ()):
                 name = field.name.upper() if kind == "Run" and field.name in _MACROS else f"{kind}.{field.name}"
                 entries[name] = getattr(part, field.name)
-    entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in _settings_of(optimizer).items()}
+    try:
+        arguments = {name: _plain(value) for name, value in optimizer.get_config().items() if name != "name"}
+    except NotImplementedError:  # a user's own schedule need not be serializable
+        arguments = {"learning_rate": type(optimizer._learning_rate).__name__}
+    entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in arguments.items()}
     entries |= {f"{type(objective).__name__}.{name}": value for name, value in objective.get_config().items()}
-    return as_recorded(entries)
+    return _as_recorded(entries)
 
 
-def as_recorded(entries: dict[str, Any]) -> dict[str, Any]:
+def _as_recorded(entries):
     """Returns entries as `checkpoint.json` has them: JSON values, and the class name of anything else."""
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
@@ -100,7 +108,7 @@ def model_fields(saved: dict) -> dict[str, Any]:
     return fields
 
 
-def check_weights(saved: dict, new: dict, checkpoint: str | pathlib.Path,
+def check_weights(saved: dict, new: dict, checkpoint: folders.Folder,
                   vocabularies: tuple[str, str] | None = None, initial_variables: str = "all") -> None:
     """Raises Refusal if a new run cannot start from the weights of a checkpoint. Arguments as in `check` and `Run`."""
     compared = {"all": {"vocabulary"} | _MODEL, "matching": {"vocabulary"},
@@ -111,7 +119,7 @@ def check_weights(saved: dict, new: dict, checkpoint: str | pathlib.Path,
                       "VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
 
 
-def check(saved: dict, new: dict, checkpoint: str | pathlib.Path, restart_changed_data: bool = False,
+def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_data: bool = False,
           vocabularies: tuple[str, str] | None = None) -> tuple[list[str], bool]:
     """Compares a checkpoint's record with that of the run that would resume from it.
 
@@ -170,16 +178,6 @@ def _difference(name, saved, new):
     return f"the {name}, {first}{more}, was {saved.get(first, 'not there')} and is {new.get(first, 'not there')}"
 
 
-def _settings_of(optimizer):
-    """Returns the optimizer's arguments, a schedule as one text."""
-    try:
-        arguments = optimizer.get_config()
-    except NotImplementedError:  # a user's own schedule need not be serializable
-        return {"learning_rate": type(optimizer._learning_rate).__name__}
-    arguments.pop("name", None)
-    return {name: _plain(value) for name, value in arguments.items()}
-
-
 def _plain(value):
     if isinstance(value, float):
         return float(f"{value:.7g}")  # a learning rate was rounded to float32
@@ -187,3 +185,28 @@ def _plain(value):
         arguments = ", ".join(f"{name}={_plain(entry)}" for name, entry in (value.get("config") or {}).items())
         return f"{value['class_name']}({arguments})"
     return value
+
+
+def check_early(described: Experiment) -> None:
+    """Refuses a run that cannot start or resume, in the cases known without TensorFlow.
+
+    Raises:
+        Refusal: VOCABULARY or the task of BEST_METRIC does not exist, or the model or the batches differ from those of
+            the newest checkpoint.
+    """
+    run = described.run
+    if run.vocabulary is not None and not run_config.is_in(run.model_dir):  # a run folder has a copy
+        names.check_vocabulary(run.vocabulary)
+    metric = run.best_metric and run.best_metric.rpartition("/")[2]
+    if metric and run.best_metric != "eval/average" and not run.best_metric.startswith(
+            tuple(f"eval/{task}" for task in (run.mixture_or_task_name, *names.task_names()))):
+        hint = nearest(run.best_metric, [f"eval/{run.mixture_or_task_name}/{metric}"])
+        raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, not {run.best_metric!r}."
+                      + (hint or f" The task of this run is {run.mixture_or_task_name!r}."))
+    newest = described.config and next(folders.described(RunFolder.checkpoints_of(run.model_dir)), None)
+    if newest:  # the trainer compares all values
+        path, description = newest
+        new = record_of_model(described.config) | {
+            "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
+            "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
+        check(description["configuration"], _as_recorded(new), path, run.restart_changed_data)

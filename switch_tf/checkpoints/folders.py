@@ -18,8 +18,9 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers, objects, places
 from switch_tf.storage.whole_file import write_whole
@@ -37,14 +38,11 @@ _WAY_OUT = "copy it again, or use another checkpoint"
 _LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
 
 Folder = str | pathlib.Path
+_BLOCK = 2**22  # bytes to read at a time
 
 
 class BrokenCheckpoint(Refusal):
     """A checkpoint folder that is damaged or disagrees with its checkpoint.json."""
-
-
-def _unreadable(checkpoint, reason):
-    return BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({reason}); {_WAY_OUT}.")
 
 
 def steps(folder: Folder) -> list[int]:
@@ -52,11 +50,11 @@ def steps(folder: Folder) -> list[int]:
     folder = places.at(folder)
     if not places.is_local(folder):  # one request for all
         found = (re.fullmatch(rf".*/({_STEP.pattern})/{DESCRIPTION}", url) for url in objects.urls_of(folder))
-        return sorted(int(match[2]) for match in found if match and match[1] == path_of(folder, int(match[2])).name)
-    entries = folder.iterdir() if folder.is_dir() else ()
-    matches = [(int(match[1]), entry) for entry in entries if (match := _STEP.fullmatch(entry.name))]
+    else:
+        entries = folder.iterdir() if folder.is_dir() else ()
+        found = (re.fullmatch(f"({_STEP.pattern})", entry.name) for entry in entries if entry.is_dir())
     # A run writes no name with more zeros than needed.
-    return sorted(step for step, entry in matches if entry.name == path_of(folder, step).name and is_complete(entry))
+    return sorted(int(match[2]) for match in found if match and match[1] == path_of(folder, int(match[2])).name)
 
 
 def is_complete(checkpoint: Any) -> bool:
@@ -132,11 +130,9 @@ def best(folder: Folder) -> dict[str, Any] | None:
         raise
     except (OSError, ValueError):
         return None
-    if not isinstance(entry, dict) or not json_lines.is_step(entry.get("step")):
-        return None
-    is_complete = isinstance(entry.get("metric"), str) and is_finite(entry.get("value"))
-    is_there = is_complete and entry["step"] in steps(folder)
-    return {name: entry[name] for name in ("step", "metric", "value")} if is_there else None
+    is_best = (isinstance(entry, dict) and json_lines.is_step(entry.get("step")) and is_finite(entry.get("value"))
+               and isinstance(entry.get("metric"), str) and entry["step"] in steps(folder))
+    return {name: entry[name] for name in ("step", "metric", "value")} if is_best else None
 
 
 def is_finite(value: Any) -> bool:
@@ -147,18 +143,18 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def set_best(folder: Folder, step: int, metric: str, value: float) -> None:
+def set_best(folder: Any, step: int, metric: str, value: float) -> None:
     """Declares the existing checkpoint of a step the best one, atomically.
 
     Raises:
         Refusal: best.json cannot be written. It keeps its old contents.
     """
-    write_whole(places.at(folder) / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
+    write_whole(folder / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
 
 
-def unset_best(folder: Folder) -> None:
+def unset_best(folder: Any) -> None:
     """Declares that no checkpoint is the best one."""
-    leftovers.remove(places.at(folder) / _BEST)
+    leftovers.remove(folder / _BEST)
 
 
 def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
@@ -174,7 +170,7 @@ def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Pat
             if not (keep_every and step % keep_every == 0) and not (kept and step == kept["step"])]
 
 
-def describe(checkpoint: Folder) -> dict[str, Any]:
+def describe(checkpoint: Any) -> dict[str, Any]:
     """Reads `checkpoint.json` and checks that every file has its full size.
 
     In the result, "files" has the "size" and the "sha256" of each file, the latter None if the format has no sums.
@@ -184,34 +180,44 @@ def describe(checkpoint: Folder) -> dict[str, Any]:
         Refusal: the checkpoint has another format version.
         BucketError: the bucket does not answer.
     """
-    checkpoint = places.at(checkpoint)
+    def unreadable(reason):
+        return BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({reason}); {_WAY_OUT}.")
+
     try:
         description = json_lines.load(checkpoint / DESCRIPTION, _LARGEST)
     except places.BucketError:
         raise
     except (OSError, ValueError) as error:
-        raise _unreadable(checkpoint, error) from error
-    recorded = description.pop(OWN_SUM, None) if isinstance(description, dict) else None
+        raise unreadable(error) from error
+    if not isinstance(description, dict):
+        raise unreadable("it is no description of a checkpoint")
+    recorded = description.pop(OWN_SUM, None)
     if recorded is not None and recorded != own_sum(description):
-        raise _unreadable(checkpoint, "its SHA-256 is not the recorded one")
-    version = description.get("format_version") if isinstance(description, dict) else None
+        raise unreadable("its SHA-256 is not the recorded one")
+    version = description.get("format_version")
     if not json_lines.is_step(version) or version == 0:
-        raise _unreadable(checkpoint, "it is no description of a checkpoint")
+        raise unreadable("it is no description of a checkpoint")
     if version not in _READABLE:
         raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads formats "
                       f"{' and '.join(map(str, _READABLE))}, so use the version that wrote it.")
     for name, is_right in _PARTS.items():
         if not is_right(description.get(name)):
-            raise _unreadable(checkpoint, f"{name!r} is missing or damaged")
-    files = {name: _as_sum(entry) for name, entry in description["files"].items()}
+            raise unreadable(f"{name!r} is missing or damaged")
+    files = {name: entry if isinstance(entry, dict) else {"size": entry, "sha256": None}
+             for name, entry in description["files"].items()}
     for name, entry in files.items():
         file = checkpoint / name
-        actual_size = _size(file)
+        try:
+            actual_size = places.size(file) if file.is_file() else "nothing"
+        except places.BucketError:
+            raise
+        except (OSError, ValueError):  # an impossible file name
+            actual_size = "nothing"
         if actual_size != entry["size"]:
             raise BrokenCheckpoint(f"{file} should have {entry['size']} bytes but has {actual_size}; {_WAY_OUT}.")
     match = _STEP.fullmatch(checkpoint.name)
     if match and int(match[1]) != description["step"]:
-        raise _unreadable(checkpoint, f"it is of step {description['step']}")
+        raise unreadable(f"it is of step {description['step']}")
     return {"configuration": {}, "pending_metrics": None,
             **{name: value for name, value in description.items() if value is not None}, "files": files}
 
@@ -226,52 +232,29 @@ def identity(description: dict[str, Any]) -> str:
     return f"step {description['step']}, {own_sum({'files': description['files']})[:16]}"
 
 
-def remove(checkpoint: Folder) -> None:
+def remove(checkpoint: Any) -> None:
     """Removes a checkpoint, in a bucket its description first, without which it is none; a failure is a warning."""
     if not places.is_local(checkpoint):
-        leftovers.remove(places.at(checkpoint) / DESCRIPTION)
+        leftovers.remove(checkpoint / DESCRIPTION)
     leftovers.remove(checkpoint)
 
 
-def remove_unfinished(folder: Folder) -> None:
-    """Removes checkpoints that a kill left unfinished under their final names, as they are in a bucket."""
-    if not places.is_local(folder):
-        whole = {path_of(folder, step).name for step in steps(folder)}
-        for entry in sorted(places.at(folder).iterdir()):
-            if _STEP.fullmatch(entry.name) and entry.name not in whole:
-                leftovers.remove(entry)
+def remove_unfinished(folder: Any) -> None:
+    """Removes checkpoints that a kill left unfinished, in a bucket under their final names."""
+    whole = {path.name for path in newest_first(folder)}
+    for entry in sorted(folder.iterdir()):
+        name = entry.name.removeprefix("tmp.")
+        if _STEP.fullmatch(name) and (name != entry.name or not places.is_local(folder) and name not in whole):
+            leftovers.remove(entry)
 
 
-def is_whole(checkpoint: Folder) -> bool:
+def is_whole(checkpoint: Any) -> bool:
     """Returns whether `describe` accepts a checkpoint."""
     try:
         describe(checkpoint)
     except Refusal:
         return False
     return True
-
-
-def _size(file):
-    """Returns the size of a file in bytes, or "nothing" if there is no such file."""
-    try:
-        return places.size(file) if file.is_file() else "nothing"
-    except places.BucketError:
-        raise
-    except (OSError, ValueError):  # an impossible file name
-        return "nothing"
-
-
-def _are_variables(value):
-    return isinstance(value, dict) and all(
-        path.startswith(_OWNERS) and _is_variable(variable) for path, variable in value.items())
-
-
-def _is_variable(value):
-    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
-        return False
-    shape, unfolded = value.get("shape"), value.get("unfolded", [])
-    return (is_shape(shape) and isinstance(value.get("logical_axes", []), list) and isinstance(unfolded, list)
-            and all(_are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded))
 
 
 def is_shape(value: Any) -> bool:
@@ -283,50 +266,184 @@ def _are_sizes(value):
     return isinstance(value, list) and all(map(json_lines.is_step, value))
 
 
-def _is_configuration(value):
-    """Returns whether a value is a record of `continuation` or None. Fingerprints of data are objects."""
-    return value is None or isinstance(value, dict) and all(
-        isinstance(value.get(name, {}), dict) for name in ("training data", "held-out data"))
-
-
-def _are_files(value):
-    return isinstance(value, dict) and all(map(_is_file, value.values()))
+def _is_variable(value):
+    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
+        return False
+    shape, unfolded = value.get("shape"), value.get("unfolded", [])
+    return (is_shape(shape) and isinstance(value.get("logical_axes", []), list) and isinstance(unfolded, list)
+            and all(_are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded))
 
 
 def _is_file(value):
     """Returns whether a value is the size of a file, or its size and sum."""
-    if not isinstance(value, dict):
-        return json_lines.is_step(value)
-    return json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str)
-
-
-def _as_sum(value):
-    """Returns the size and the sum of a file of any format."""
-    return value if isinstance(value, dict) else {"size": value, "sha256": None}
+    return json_lines.is_step(value) or isinstance(value, dict) and (
+        json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str))
 
 
 # Entries of a description that other modules read -> a check of each.
 _PARTS = {
     "step": json_lines.is_step,
-    "variables": _are_variables,
-    "files": _are_files,
-    "configuration": _is_configuration,
-    "pending_metrics": lambda value: value is None or isinstance(value, dict),
+    "variables": lambda value: isinstance(value, dict) and all(
+        path.startswith(_OWNERS) and _is_variable(variable) for path, variable in value.items()),
+    "files": lambda value: isinstance(value, dict) and all(map(_is_file, value.values())),
+    # None, or a record of `continuation`. Fingerprints of data are objects.
+    "configuration": lambda value: value is None or isinstance(value, dict) and all(
+        isinstance(value.get(name, {}), dict) for name in ("training data", "held-out data")),
+    "pending_metrics": lambda value: isinstance(value, dict | None),
 }
 
 
-def hash_of_weights(checkpoint: Folder) -> str:
+def hash_of_weights(checkpoint: Any) -> str:
     """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
-    return hashlib.sha256((places.at(checkpoint) / "state.index").read_bytes()).hexdigest()
+    return hashlib.sha256((checkpoint / "state.index").read_bytes()).hexdigest()
 
 
-def set_aside(checkpoint: Folder) -> pathlib.Path:
+def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:
     """Renames a broken checkpoint, so that its step can be saved again, and returns its new path.
 
     Removes an earlier broken checkpoint of the same step.
     """
-    checkpoint = places.at(checkpoint)
     before = checkpoint.with_name(f"broken.{checkpoint.name}")
     if before.is_dir() and not before.is_symlink():
         leftovers.remove(before)
     return leftovers.set_aside(checkpoint)
+
+
+class Finding(NamedTuple):
+    """The result of reading one checkpoint.
+
+    Attributes:
+        checkpoint: Path of its folder.
+        damage: Sentence that names the first damaged file, or None.
+        num_bytes: Bytes of all files.
+        has_sums: Whether the description has sums of the files, as those of format 3 have not.
+    """
+
+    checkpoint: pathlib.Path
+    damage: str | None
+    num_bytes: int = 0
+    has_sums: bool = True
+
+    def __str__(self):
+        if self.damage:
+            return f"{self.checkpoint} is damaged: {self.damage}"
+        if not self.has_sums:
+            return f"{self.checkpoint} has files of the right sizes; its format has no sums to compare them with."
+        return f"{self.checkpoint} is whole."
+
+
+def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
+    """Returns the checkpoints of a run folder, oldest first, or the folder if it is a checkpoint.
+
+    Raises:
+        Refusal: it is neither.
+    """
+    folder = places.at(folder)
+    if (folder / DESCRIPTION).exists() or folder.name in {path.name for path in newest_first(folder.parent)}:
+        return [folder]
+    found = newest_first(folder / "checkpoints")[::-1]
+    if not found:
+        raise Refusal(f"{str(folder)!r} holds no checkpoint to verify: name a run folder, or one of its "
+                      "checkpoints/step_... folders.")
+    return found
+
+
+def num_bytes_of(checkpoint: pathlib.Path) -> int:
+    """Returns the bytes of all files of a checkpoint, 0 if it has no readable description."""
+    try:
+        return _size_of(describe(checkpoint)["files"])
+    except Refusal:
+        return 0
+
+
+def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda num_bytes: None) -> Finding:
+    """Reads all files of a checkpoint, up to the first one that is damaged.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        on_read: function called with the number of bytes of each block that was read.
+    """
+    try:
+        files = describe(checkpoint)["files"]
+    except Refusal as error:
+        return Finding(checkpoint, str(error))
+    for name, entry in files.items():
+        if damage := _damage(checkpoint / name, entry, on_read):
+            return Finding(checkpoint, damage)
+    return Finding(checkpoint, None, _size_of(files), all(entry["sha256"] for entry in files.values()))
+
+
+def _size_of(files):
+    return sum(entry["size"] for entry in files.values())
+
+
+def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> None:
+    """Compares the files that no checksum of TensorFlow covers, such as the position in the data, with their sums.
+
+    TensorFlow compares each tensor that it reads with a checksum in the index, which is one of these files.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        description: From `describe`.
+
+    Raises:
+        BrokenCheckpoint: a file is damaged, or is one of another checkpoint.
+        BucketError: the bucket does not answer.
+    """
+    for name, entry in description["files"].items():
+        is_checked = name.startswith("state.data") or entry["sha256"] is None
+        if not is_checked and (damage := _damage(checkpoint / name, entry)):
+            raise BrokenCheckpoint(f"{checkpoint} is damaged: {damage}")
+
+
+def _damage(file, entry, on_read=lambda num_bytes: None):
+    """Returns a sentence about a file that differs from its recorded sum, or None."""
+    try:
+        digest = hashlib.sha256()
+        with file.open("rb") as opened:
+            while block := opened.read(_BLOCK):
+                digest.update(block)
+                on_read(len(block))
+    except places.BucketError:
+        raise
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror or error})."
+    if entry["sha256"] in (None, digest.hexdigest()):
+        return None
+    return f"{file.name} has the SHA-256 {digest.hexdigest()} and not {entry['sha256']}."
+
+
+def check_size(config: SwitchConfig, checkpoint: Any) -> None:
+    """Checks that a checkpoint, which may come from a stranger, is large enough for the weights of a model.
+
+    Args:
+        config: SwitchConfig.
+        checkpoint: path of the checkpoint folder.
+
+    Raises:
+        Refusal: the model has more parameters than the checkpoint has bytes.
+        BrokenCheckpoint: the checkpoint disagrees with its description, or the description is damaged.
+    """
+    describe(checkpoint)
+    held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
+    if config.num_parameters > held:
+        raise Refusal(f"The configuration describes a model of {config.num_parameters:,} parameters, and the "
+                      f"weights of {checkpoint} have {held:,} bytes, so they are of another model.")
+
+
+def summary(checkpoint: Any) -> dict:
+    """Returns the `step`, `num_parameters` and `bytes` of a checkpoint folder.
+
+    The bytes are of "weights" and "optimizer" as float32, whatever their dtype, and of all files, "on_disk".
+
+    Raises:
+        BrokenCheckpoint: The checkpoint disagrees with its description, or the description is damaged.
+        Refusal: The format has another version.
+    """
+    description = describe(checkpoint)
+    sizes = {"model": 0, "optimizer": 0}
+    for path, variable in description["variables"].items():
+        sizes[path.partition("/")[0]] += math.prod(variable["shape"])
+    return {"step": description["step"], "num_parameters": sizes["model"],
+            "bytes": {"weights": 4 * sizes["model"], "optimizer": 4 * sizes["optimizer"],
+                      "on_disk": _size_of(description["files"])}}

@@ -72,16 +72,15 @@ def write(folder: Folder, config: RunConfig) -> None:
 
 def is_in(folder: Folder) -> bool:
     """Returns whether a folder has the `config.json` of a run, damaged or not."""
-    path = places.at(folder) / FILE
-    return path.is_file() and (path.parent / "checkpoints").is_dir() and not is_foreign(folder)
+    folder = places.at(folder)
+    return (folder / FILE).is_file() and (folder / "checkpoints").is_dir() and not is_foreign(folder)
 
 
 def is_hugging_face(folder: Folder) -> bool:
     """Returns whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
     folder = places.at(folder)
-    is_ours = ((folder / "checkpoint.json").is_file() or bool(folders.steps(folder / "checkpoints"))
-               or is_in(folder))
-    return (folder / FILE).is_file() and not is_ours
+    return (folder / FILE).is_file() and not (
+        (folder / "checkpoint.json").is_file() or folders.steps(folder / "checkpoints") or is_in(folder))
 
 
 def is_foreign(folder: Folder) -> bool:
@@ -103,43 +102,26 @@ def read(folder: Folder) -> RunConfig:
         Refusal: the file is missing, damaged, has another format or describes an impossible model.
     """
     path = places.at(folder) / FILE
-    contents = _parsed(path)
+    names = {field.name for field in dataclasses.fields(RunConfig)}
+    try:
+        contents = json_lines.load(path, _LARGEST_FILE, is_strict=True)
+    except (ValueError, OSError) as error:
+        raise Refusal(f"{path} cannot be read: {first_line(error)}.") from error
     if not isinstance(contents, dict) or "format_version" not in contents:
         raise Refusal(f"{path} is no configuration of a run: it has no format_version.")
     if contents["format_version"] != FORMAT_VERSION:
         raise Refusal(f"{path} has format {checks.shown(contents['format_version'])} and this version of switch_tf "
                       f"reads format {FORMAT_VERSION}; use the version that wrote it.")
-    names = {field.name for field in dataclasses.fields(RunConfig)} | {"format_version", "package_version"}
-    if different := sorted(names ^ contents.keys()):
-        raise Refusal(f"{path} must have the keys {', '.join(sorted(names))}; {checks.shown(different[0])} is "
-                      f"{'missing' if different[0] in names else 'none of them'}.")
+    keys = names | {"format_version", "package_version"}
+    if different := sorted(keys ^ contents.keys()):
+        raise Refusal(f"{path} must have the keys {', '.join(sorted(keys))}; {checks.shown(different[0])} is "
+                      f"{'missing' if different[0] in keys else 'none of them'}.")
     try:
-        return _checked({name: contents[name] for name in names - {"format_version", "package_version"}}, folder)
+        return _checked({name: contents[name] for name in names}, folder)
     except RecursionError:
-        raise _too_deep(path) from None
+        raise Refusal(f"{path} cannot be read: its brackets are nested too deeply.") from None
     except (ValueError, TypeError) as error:
         raise Refusal(f"{path}: {first_line(error)}") from error
-
-
-def _parsed(path):
-    """Returns the JSON contents of a file from an unknown source."""
-    def refuse(constant):
-        raise ValueError(f"{constant} is no number of JSON")
-
-    try:
-        if not path.is_file():
-            raise ValueError("it is no file")
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError(f"it is larger than {_LARGEST_FILE} bytes")
-        return json.loads(path.read_bytes().decode(), parse_constant=refuse)
-    except RecursionError:
-        raise _too_deep(path) from None
-    except (ValueError, OSError) as error:
-        raise Refusal(f"{path} cannot be read: {first_line(error)}.") from error
-
-
-def _too_deep(path):
-    return Refusal(f"{path} cannot be read: its brackets are nested too deeply.")
 
 
 def _checked(contents, folder):
@@ -147,8 +129,7 @@ def _checked(contents, folder):
         if not isinstance(contents[name], dict):
             raise Refusal(f"{name} must be an object, not {checks.shown(contents[name])}.")
     check_choice("dtype", contents["dtype"], DTYPES)
-    if contents["activation_dtype"] is not None:
-        check_choice("activation_dtype", contents["activation_dtype"], ACTIVATION_DTYPES)
+    checks.optional("activation_dtype", contents["activation_dtype"], check_choice, ACTIVATION_DTYPES)
     if contents["vocabularies"].keys() != FEATURES or not all(
             isinstance(vocabulary, dict) for vocabulary in contents["vocabularies"].values()):
         raise Refusal(f"vocabularies must describe inputs and targets, not {checks.shown(contents['vocabularies'])}.")
@@ -156,11 +137,7 @@ def _checked(contents, folder):
     if max(lengths.values()) > _LONGEST:
         raise Refusal(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
     checks.text("task", contents["task"])
-    return RunConfig(**{**contents, "model": _model(contents["model"], contents["policies"], folder),
-                        "task_feature_lengths": lengths})
-
-
-def _model(fields, own_policies, folder):
+    fields, own_policies = contents["model"], contents["policies"]
     # A missing field is newer than the run, which was trained with its default.
     if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
         raise Refusal(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
@@ -173,4 +150,4 @@ def _model(fields, own_policies, folder):
     config = SwitchConfig(**fields)
     if config.expert_capacity is not None and config.expert_capacity > _LONGEST:
         raise Refusal(f"expert_capacity must be at most {_LONGEST}, not {config.expert_capacity}.")
-    return config
+    return RunConfig(**{**contents, "model": config, "task_feature_lengths": lengths})

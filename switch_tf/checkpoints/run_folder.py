@@ -1,7 +1,8 @@
 """The run folder: locked by one process at a time, with files that a crash can only shorten."""
 
 import pathlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 
 from switch_tf import checks
 from switch_tf.checkpoints import folders
@@ -11,13 +12,15 @@ from switch_tf.storage.whole_file import write_whole
 
 LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, where a signal ended an evaluation
 CONFIGURATION = "operative_config.gin"
-_FILES = ("metrics.jsonl", "end.json", "report.html", "loss.png", CONFIGURATION)
-_FOLDERS = ("events",)
 _END = "end.json"
+_FILES = ("metrics.jsonl", _END, "report.html", "loss.png", CONFIGURATION)
 _LOCK = "lock"
 _LARGEST_END = 2**20  # bytes
 # Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
+_POLL_SECONDS = 5
+# A preempted machine is back within minutes, so the end of a run that was killed is awaited for this long.
+_RESTART_SECONDS = 900
 
 
 class RunFolder:
@@ -33,7 +36,7 @@ class RunFolder:
         Refusal: the folder is no path or cannot be written, or another process trains in it.
     """
 
-    def __init__(self, path: str | pathlib.Path, is_owner: bool = True):
+    def __init__(self, path: folders.Folder, is_owner: bool = True):
         checks.place("MODEL_DIR", path)
         self.path = places.at(path)
         self.is_owner = is_owner
@@ -46,20 +49,16 @@ class RunFolder:
             leftovers.make_room(self.checkpoints, is_folder=True)
             self.checkpoints.mkdir(exist_ok=True)
             self._lock = lock.Lock(self.path, self.path / _LOCK, lock.RUN)
-            self._tidy()
+            for folder in (self.path, self.checkpoints):
+                leftovers.remove_unfinished(folder)
+            folders.remove_unfinished(self.checkpoints)
+            for name in (*_FILES, "checkpoints/best.json"):
+                leftovers.make_room(self.path / name)
+            leftovers.make_room(self.path / "events", is_folder=True)
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise Refusal(f"MODEL_DIR {str(path)!r} cannot be written ({reason}); choose a folder that can: "
                           "--gin.MODEL_DIR=\"'runs/x'\".") from error
-
-    def _tidy(self):
-        leftovers.remove_all(self.path, self.checkpoints)
-        folders.remove_unfinished(self.checkpoints)
-        for name in _FILES:
-            leftovers.make_room(self.path / name)
-        for name in _FOLDERS:
-            leftovers.make_room(self.path / name, is_folder=True)
-        leftovers.make_room(self.checkpoints / "best.json")
 
     def close(self) -> None:
         """Releases the folder for another process."""
@@ -88,7 +87,7 @@ class RunFolder:
                 raise Outage(self._lock.removed())
 
     @staticmethod
-    def checkpoints_of(path: str | pathlib.Path) -> pathlib.Path:
+    def checkpoints_of(path: folders.Folder) -> pathlib.Path:
         """Returns the folder of a run folder's checkpoints. Creates and locks nothing."""
         return places.at(path) / "checkpoints"
 
@@ -142,7 +141,7 @@ class RunFolder:
         leftovers.remove(self.path / _END)
 
 
-def end_of(path: str | pathlib.Path) -> str | None:
+def end_of(path: folders.Folder) -> str | None:
     """Returns the reason why the run of a folder ended, or None if it is training or was killed."""
     try:
         end = json_lines.load(places.at(path) / _END, _LARGEST_END)
@@ -152,12 +151,12 @@ def end_of(path: str | pathlib.Path) -> str | None:
     return checks.printable(reason) if isinstance(reason, str) else None
 
 
-def is_running(path: str | pathlib.Path) -> bool:
+def is_running(path: folders.Folder) -> bool:
     """Returns whether a process trains in a run folder. True if that is unknown."""
     return lock.is_held(places.at(path) / _LOCK)
 
 
-def records_of(path: str | pathlib.Path) -> Iterator[tuple[bytes, dict]]:
+def records_of(path: folders.Folder) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a `metrics.jsonl` with its record, see `json_lines.read`."""
     return json_lines.read(path, _is_record)
 
@@ -166,14 +165,96 @@ def _is_record(record):
     """Returns whether reports and resumed runs can use a record."""
     step = record.get("step")
     return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
-        _is_load(value) if name.endswith("/expert_load") else _is_value(value)
+        value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
+        if name.endswith("/expert_load") else _is_value(value)
         for name, value in record.items() if name.startswith(("train/", "eval/", "router/")))
-
-
-def _is_load(value):
-    return value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
 
 
 def _is_value(value):
     """Returns whether a number can be drawn. None stands for a value that is not finite."""
     return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE
+
+
+def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathlib.Path]:
+    """Returns checkpoint folders of a run, oldest first.
+
+    Args:
+        run_folder: Path of the run folder.
+        step: A step, "best", "last" or "all".
+        hint: End of the sentence that refuses a run without checkpoints.
+
+    Raises:
+        Refusal: The run has no checkpoint, or not the selected one.
+    """
+    checkpoints = RunFolder.checkpoints_of(run_folder)
+    saved = folders.steps(checkpoints)
+    if not saved:
+        raise Refusal(f"The run folder {str(run_folder)!r} has no checkpoint yet; train it first{hint}.")
+    if step == "all":
+        selected = saved
+    elif step == "last":
+        selected = saved[-1:]
+    elif step == "best":
+        best = folders.best(checkpoints)
+        if best is None:
+            raise Refusal(f"The run in {str(run_folder)!r} keeps no best checkpoint; give --step=last, or train it "
+                          "with --gin.BEST_METRIC=\"'eval/<task>/<metric>'\".")
+        selected = [best["step"]]
+    elif step.isdecimal() and int(step) in saved:
+        selected = [int(step)]
+    else:
+        raise Refusal(f"--step must be best, last, all or a step with a checkpoint ({', '.join(map(str, saved))}), "
+                      f"not {step!r}.")
+    return [folders.path_of(checkpoints, step) for step in selected]
+
+
+def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
+    """Returns the checkpoint folder that `step` means, see `select`; refuses "all"."""
+    if step == "all":
+        raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")
+    return select(run_folder, step)[0]
+
+
+def follow(folder: folders.Folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
+    """Yields each new checkpoint of a run until the run ends.
+
+    A run records why it ended, unless it was killed. A run that was killed may be restarted, so the wait goes on for
+    some minutes. A run may also be restarted with a larger TRAIN_STEPS than `last_step`, and is then followed further.
+
+    Args:
+        folder: Run folder.
+        last_step: Last step of the run, as configured when the command started.
+        done: Steps of checkpoints to leave out.
+
+    Yields:
+        Checkpoint folders, oldest first.
+    """
+    checkpoints, done = RunFolder.checkpoints_of(folder), set(done)
+    is_announced, killed_at = False, None
+    while True:
+        # Read before the checkpoints, because a run writes its last checkpoint first and releases its lock last.
+        end, is_alive = end_of(folder), is_running(folder)
+        new = [step for step in folders.steps(checkpoints) if step not in done]
+        if new:
+            is_announced, killed_at = False, None  # the run was alive since then, so the wait starts again
+            done.add(new[0])
+            yield folders.path_of(checkpoints, new[0])
+            continue
+        is_complete = bool(done) and max(done) >= last_step
+        if is_complete and (end is not None or not is_alive):
+            return
+        if end is not None and not is_alive:
+            leftovers.warn(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are "
+                           "evaluated.")
+            return
+        killed_at = None if is_alive else killed_at or time.monotonic()
+        if killed_at and time.monotonic() - killed_at > _RESTART_SECONDS:
+            leftovers.warn(f"No process has trained in {folder} for {_RESTART_SECONDS // 60} minutes, and the run did "
+                           "not record why it ended, as after a kill. Start the run and this command again.")
+            return
+        if not is_announced and not is_complete:
+            leftovers.warn(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends "
+                           "this." + (" No process trains there now; in case the run was killed and is started again, "
+                                      f"this waits {_RESTART_SECONDS // 60} minutes." if killed_at else ""))
+        is_announced = True
+        time.sleep(_POLL_SECONDS)

@@ -3,6 +3,7 @@
 `checkpointer.py` saves those of a run, and `folders.py` describes their files.
 """
 
+import contextlib
 import pathlib
 import re
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, index_files, verification
-from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, resolve
+from switch_tf.checkpoints import bundles, folders
+from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.data.batches import Batches
 from switch_tf.partitioning.variables import PjrtVariable, Unfolding, assign, slice_text, stored, unfolding_of
 from switch_tf.refusals import Refusal, first_line
@@ -32,14 +33,9 @@ def state_variables(model: keras.Model, optimizer: keras.optimizers.Optimizer | 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
     """Returns path -> Keras variable of an optimizer."""
-    return {f"optimizer/{_without_number(variable.path)}": variable for variable in optimizer.variables
-            if not _is_learning_rate(variable.path)}
-
-
-def _without_number(path):
-    """Removes the number that Keras gives to each optimizer of a process, as in "adam_1"."""
-    name, slash, rest = path.partition("/")
-    return re.sub(r"_\d+$", "", name) + slash + rest
+    # Without the number that Keras gives to each optimizer of a process, as in "adam_1".
+    return {"optimizer/" + re.sub(r"^([^/]*)_\d+(?=/|$)", r"\1", variable.path): variable
+            for variable in optimizer.variables if not _is_learning_rate(variable.path)}
 
 
 def _is_learning_rate(path):
@@ -47,7 +43,7 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
+def restore(checkpoint: Any, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
     """Restores variables and, if given, the data position from a checkpoint.
 
     Args:
@@ -63,10 +59,10 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
         Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
     """
     description = check_readable(checkpoint, variables)
-    _read_checked(checkpoint, description["variables"], variables)
+    _read(checkpoint, description["variables"], variables)
     try:
         if batches is not None:
-            batches.restore(places.at(checkpoint))
+            batches.restore(checkpoint)
     except (tf.errors.OpError, AssertionError) as error:
         _check_is_read(checkpoint, error)
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data, "
@@ -75,17 +71,17 @@ def restore(checkpoint: str | pathlib.Path, variables: Variables, batches: Batch
     return description
 
 
-def check_readable(checkpoint: str | pathlib.Path, variables: Mapping[str, Any]) -> dict[str, Any]:
+def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the description of a checkpoint, if it has these variables. Only their shapes are used.
 
     Raises:
         BrokenCheckpoint: files are missing or damaged, except those of values, which are checked when they are read.
         Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
     """
-    description = describe(checkpoint)
+    description = folders.describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
-    verification.check_positions(places.at(checkpoint), description)
-    _check_indices(places.at(checkpoint), description)
+    folders.check_positions(checkpoint, description)
+    _check_indices(checkpoint, description)
     return description
 
 
@@ -93,7 +89,7 @@ def _check_indices(checkpoint, description):
     for name in description["files"]:
         if name.endswith(".index"):
             try:
-                index_files.check(checkpoint / name)
+                bundles.check(checkpoint / name)
             except ValueError as error:
                 raise BrokenCheckpoint(f"{checkpoint} is damaged: {name} cannot be read ({error}).") from error
 
@@ -109,9 +105,9 @@ class InitialWeights:
         description: See `folders.describe`.
     """
 
-    def __init__(self, source: str | pathlib.Path):
-        self.path = resolve(source)
-        self.description = describe(self.path)
+    def __init__(self, source: folders.Folder):
+        self.path = folders.resolve(source)
+        self.description = folders.describe(self.path)
 
     def fill(self, variables: Variables) -> None:
         """Reads variables that the checkpoint has with the same shape.
@@ -119,8 +115,8 @@ class InitialWeights:
         Raises:
             BrokenCheckpoint: files are missing or damaged.
         """
-        _check_indices(places.at(self.path), self.description)
-        _read_checked(self.path, self.description["variables"], variables)
+        _check_indices(self.path, self.description)
+        _read(self.path, self.description["variables"], variables)
 
 
 def start(initial: Any, variables: Variables, is_matching: bool = False) -> list[str]:
@@ -151,11 +147,18 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
     return [path for path in variables if path not in matching]
 
 
-def _read_checked(checkpoint, saved, variables):
+@contextlib.contextmanager
+def _reading(checkpoint):
+    """Turns errors of TensorFlow within this scope into a BrokenCheckpoint, or an OSError of a bucket."""
     try:
-        _read(places.at(checkpoint) / "state", saved, variables)
-    except (tf.errors.OpError, AssertionError) as error:  # TensorFlow asserts that the file has every variable
+        yield
+    except (tf.errors.OpError, AssertionError, ValueError) as error:  # TensorFlow asserts that there is every variable
         _check_is_read(checkpoint, error)
+        if not folders.is_complete(checkpoint):
+            raise Refusal(f"{checkpoint} was removed by its run before it was read; keep more checkpoints with "
+                          "Run.keep_checkpoints, or wait for the end of the run.") from error
+        if isinstance(error, Refusal):
+            raise
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
 
 
@@ -166,40 +169,37 @@ def _check_is_read(checkpoint, error):
             raise error
 
 
-def _read(prefix, saved, variables):
-    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host.
+def _stored_as(saved, dtype):
+    """Returns the stored form and dtype of a variable.
 
     Only dtypes of floats are converted, because a description may come from a stranger.
     """
-    unfoldings = {path: Unfolding(tuple(variable.shape), tuple(map(tuple, saved[path].get("unfolded", ()))))
-                  for path, variable in variables.items()}
-    dtypes = {path: saved[path]["dtype"] if saved[path]["dtype"] in _FLOATS else variable.dtype
-              for path, variable in variables.items()}
-    others = [path for path, variable in variables.items()
-              if unfoldings[path] != unfolding_of(variable) or dtypes[path] != variable.dtype]
-    _read_as_stored(prefix, {path: stored(variable) for path, variable in variables.items() if path not in others})
-    for path in others:
-        with tf.device("CPU:0"):
-            held = tf.Variable(tf.zeros(unfoldings[path].stored_shape, dtypes[path]))
-        _read_as_stored(prefix, {path: held})
-        assign(variables[path], unfoldings[path].fold(held.numpy(), np))
+    unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
+    return unfolding, saved["dtype"] if saved["dtype"] in _FLOATS else dtype
 
 
-def _read_as_stored(prefix, state):
-    others = {path: value for path, value in state.items() if not isinstance(value, PjrtVariable)}
-    literal = places.Literal(prefix)
-    status = tf.train.Checkpoint(state=others).read(str(literal))
-    status.assert_existing_objects_matched()
-    status.expect_partial()  # no warning about optimizer slots that are not read
-    waiting, num_bytes = {}, 0
-    for path, value in state.items():
-        if isinstance(value, PjrtVariable):
-            waiting[path] = value
-            num_bytes += value.array.nbytes
-            if num_bytes > _PORTION:
-                _load(prefix, waiting)
-                waiting, num_bytes = {}, 0
-    _load(prefix, waiting)
+def _read(checkpoint, saved, variables):
+    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host."""
+    prefix, held, waiting, num_bytes = checkpoint / "state", {}, {}, 0
+    with _reading(checkpoint):
+        for path, variable in variables.items():
+            (unfolding, dtype), target = _stored_as(saved[path], variable.dtype), stored(variable)
+            if unfolding != unfolding_of(variable) or dtype != variable.dtype:
+                (values,) = bundles.read(prefix, [(path, dtype, "")])
+                assign(variable, unfolding.fold(values, np))
+            elif isinstance(target, PjrtVariable):
+                waiting[path] = target
+                num_bytes += target.array.nbytes
+                if num_bytes > _PORTION:
+                    _load(prefix, waiting)
+                    waiting, num_bytes = {}, 0
+            else:
+                held[path] = target
+        _load(prefix, waiting)
+        literal = places.Literal(prefix)
+        status = tf.train.Checkpoint(state=held).read(str(literal))
+        status.assert_existing_objects_matched()
+        status.expect_partial()  # no warning about optimizer slots that are not read
 
 
 def _load(prefix, variables):
@@ -213,16 +213,47 @@ def _load(prefix, variables):
 
 
 def _check_same(checkpoint, saved, variables):
+    way_out = "Start it with the configuration it was saved with (operative_config.gin), or use another MODEL_DIR."
     parts = {path.partition("/")[0] for path in variables}  # "model" alone, or the optimizer's as well
     for path in saved:
         if path not in variables and path.partition("/")[0] in parts and not _is_learning_rate(path):
-            raise Refusal(f"{checkpoint} has {path}, which this model or optimizer lacks. Start it with the "
-                          "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
+            raise Refusal(f"{checkpoint} has {path}, which this model or optimizer lacks. {way_out}")
     for path, variable in variables.items():
         if path not in saved:
-            raise Refusal(f"{checkpoint} has no {path}, so it is of another model or optimizer. Start it with the "
-                          "configuration it was saved with (operative_config.gin), or use another MODEL_DIR.")
+            raise Refusal(f"{checkpoint} has no {path}, so it is of another model or optimizer. {way_out}")
         if saved[path]["shape"] != list(variable.shape):
             raise Refusal(f"{path} has shape {saved[path]['shape']} in {checkpoint} but {list(variable.shape)} in "
-                          "this model. Start it with the configuration it was saved with (operative_config.gin), or "
-                          "use another MODEL_DIR.")
+                          f"this model. {way_out}")
+
+
+class StoredWeights:
+    """The weights of a checkpoint, read one at a time without a model.
+
+    Args:
+        checkpoint: Path of the checkpoint folder.
+
+    Raises:
+        BrokenCheckpoint: Files are missing or damaged.
+        Refusal: The run of the checkpoint has removed it.
+    """
+
+    def __init__(self, checkpoint: pathlib.Path):
+        self._checkpoint = checkpoint
+        with _reading(checkpoint):
+            self._variables = folders.describe(checkpoint)["variables"]
+            bundles.check(checkpoint / "state.index")
+
+    def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
+        """Returns the values of a variable in its stored dtype, or rows of it, by a path of `tensors.state_variables`.
+
+        Rows of an unfolded variable, or of one that was written in one piece, take the memory of all of it.
+        """
+        saved = self._variables.get(path)
+        if saved is None:
+            raise BrokenCheckpoint(f"{self._checkpoint} has no {path}, which a model of its configuration has.")
+        unfolding, dtype = _stored_as(saved, "float32")
+        is_whole = unfolding.first or not unfolding.shape
+        text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
+        with _reading(self._checkpoint):
+            (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])
+            return unfolding.fold(values, np)[rows] if unfolding.first else values

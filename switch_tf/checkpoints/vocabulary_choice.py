@@ -1,13 +1,11 @@
 """The VOCABULARY of a run: its own, or that of the run that it starts from."""
 
-import sys
-
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.data import providers, stored_vocabularies, vocabularies
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.storage import leftovers, places
 
 
 def choose(run: Run) -> str | None:
@@ -18,8 +16,13 @@ def choose(run: Run) -> str | None:
     """
     is_resumed = bool(folders.steps(RunFolder.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
-        if is_resumed:
-            _check_exists(run)
+        folder = places.at(run.model_dir)
+        if is_resumed and "://" not in run.vocabulary and not vocabularies.is_registered(run.vocabulary) \
+                and not places.at(run.vocabulary).exists() and run_config.is_in(folder):
+            for stored in map(stored_vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()):
+                if stored.name == run.vocabulary and stored.file:
+                    raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
+                                  f"--gin.VOCABULARY=\"'{folder / stored.file}'\".")
         return run.vocabulary
     if run.initial_checkpoint is None:
         return None
@@ -40,20 +43,8 @@ def _choice_of(folder, task):
             return None  # compared by name, because reading the task's vocabulary may need the network
         choice = stored_vocabularies.choice_of(stored, folder)
     except Refusal as error:
-        print(f"The vocabulary that {folder} keeps is not used: {error}", file=sys.stderr)
+        leftovers.warn(f"The vocabulary that {folder} keeps is not used: {error}")
         return None
     if choice is not None:
-        print(f"VOCABULARY is that of {folder}: {choice}.", file=sys.stderr)
+        leftovers.warn(f"VOCABULARY is that of {folder}: {choice}.")
     return choice
-
-
-def _check_exists(run):
-    """Refuses a VOCABULARY without its file if the run keeps a copy, and names the copy."""
-    if "://" in run.vocabulary or vocabularies.is_registered(run.vocabulary) or places.at(run.vocabulary).exists() \
-            or not run_config.is_in(run.model_dir):
-        return
-    for stored in map(stored_vocabularies.Stored.from_data, run_config.read(run.model_dir).vocabularies.values()):
-        if stored.name == run.vocabulary and stored.file:
-            copied = places.at(run.model_dir) / stored.file
-            raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
-                          f"--gin.VOCABULARY=\"'{copied}'\".")

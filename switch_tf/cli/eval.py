@@ -8,10 +8,9 @@ import sys
 
 from etils import epy
 
-from switch_tf.checkpoints import sizes
+from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.folders import BrokenCheckpoint
-from switch_tf.checkpoints.following import follow
-from switch_tf.checkpoints.selection import select
+from switch_tf.checkpoints.run_folder import follow, select
 from switch_tf.cli import gin_files, trained_run
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> dict:
                       "TF_CONFIG, or leave out --follow.")
     described = trained_run.load(arguments, folder, num_devices)
     for checkpoint in checkpoints:
-        sizes.check(described.config, checkpoint)
+        folders.check_size(described.config, checkpoint)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     new = follow(folder, described.run.train_steps, steps) if arguments.follow else ()
     output = places.at(arguments.output or folder / "eval")

@@ -7,7 +7,7 @@ import sys
 from etils import epy
 from tqdm import tqdm
 
-from switch_tf.checkpoints.selection import select_one
+from switch_tf.checkpoints.run_folder import select_one
 from switch_tf.cli import trained_run
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places

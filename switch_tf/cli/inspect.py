@@ -8,7 +8,7 @@ import sys
 
 from tqdm import tqdm
 
-from switch_tf.checkpoints import run_config, verification
+from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
@@ -73,12 +73,12 @@ def run(arguments: argparse.Namespace) -> dict:
 def _verify(arguments):
     if not arguments.what:
         raise Refusal("--verify reads checkpoints: name a run folder, or one of its checkpoints/step_... folders.")
-    checkpoints = verification.checkpoints_in(arguments.what)
+    checkpoints = folders.checkpoints_in(arguments.what)
     findings = []
-    with tqdm(total=sum(map(verification.num_bytes_of, checkpoints)), unit="B", unit_scale=True, file=sys.stderr,
+    with tqdm(total=sum(map(folders.num_bytes_of, checkpoints)), unit="B", unit_scale=True, file=sys.stderr,
               mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS) as progress:
         for checkpoint in checkpoints:
-            findings.append(verification.verify(checkpoint, progress.update))
+            findings.append(folders.verify(checkpoint, progress.update))
             progress.write(str(findings[-1]), file=arguments.stream)
     return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
                              "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}

@@ -7,7 +7,7 @@ import time
 
 from etils import epy
 
-from switch_tf.checkpoints.selection import select_one
+from switch_tf.checkpoints.run_folder import select_one
 from switch_tf.cli import trained_run
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal

@@ -6,7 +6,7 @@ import sys
 
 from etils import epy
 
-from switch_tf.checkpoints import early_checks
+from switch_tf.checkpoints import continuation
 from switch_tf.cli import gin_files
 from switch_tf.reporting import report
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> dict:
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
     with at_start(), processes.one_of_several("train"):
-        described = gin_files.load(arguments, num_cpu_devices=num_devices, check=early_checks.check)
+        described = gin_files.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
         described = experiments.on_this_machine(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
             with initial_weights.opened(described.run, described.config) as weights:

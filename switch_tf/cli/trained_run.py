@@ -9,7 +9,7 @@ from etils import epy
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files
-from switch_tf.configs import gin_syntax, gin_trust, parts
+from switch_tf.configs import experiment, gin_syntax, parts
 from switch_tf.configs.choices import check_choice, nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.hardware import host
@@ -126,7 +126,7 @@ def load(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: i
         raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
     found = gin_syntax.read([str(file)], search_paths=arguments.gin_search_paths)
     if not arguments.trust:
-        gin_trust.check(found, str(file))
+        experiment.check_trust(found, str(file))
     defaults = []
     if on_one_device:
         mesh = "MESH_SHAPE" if "MESH_SHAPE" in found.macros else "Layout.mesh_shape"  # in a layout of the user's own

@@ -53,20 +53,13 @@ def weights(config: Any) -> Iterator[Weight]:
         yield Weight("experts", 2 * num_sparse_attentions, (e, expert_f, heads * kv), ("expert", "expert_mlp", "embed"))
 
 
-def parameters_by_part(config: Any) -> dict[str, int]:
-    """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
-    parts: dict[str, int] = {}
-    for weight in weights(config):
-        parts[weight.part] = parts.get(weight.part, 0) + weight.size
-    return {part: size for part, size in parts.items() if size}
-
-
 def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
     """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 
     The first four parts are weight products of the tokens that pass through them, as in the paper's Table 9 (footnote
-    7). `flops_per_sequence` excludes the others: `attention_scores` (queries by keys, probabilities by values),
-    `logits`, and `capacity_padding` (empty slots of a training step at `train_capacity_factor`).
+    7). `SwitchConfig.flops_per_sequence` excludes the others: `attention_scores` (queries by keys,
+    probabilities by values), `logits`, and `capacity_padding` (empty slots of a training step at
+    `train_capacity_factor`).
     """
     d, inner = config.d_model, config.num_heads * config.d_kv
     feed_forward = _feed_forward_products(config, config.d_ff, d)
@@ -81,10 +74,13 @@ def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[
     num_sparse_tokens = sum(sparse_tokens.values())
     has_dense_mlp = config.extra_mlp or not config.has_feed_forward_experts
     dense_tokens = layer_tokens - (0 if has_dense_mlp else num_sparse_tokens)
-    expert_rows = sum(tokens * _expert_rows_per_token(config, is_decoder)
-                      for is_decoder, tokens in sparse_tokens.items())
-    routed_tokens = sum(tokens for is_decoder, tokens in sparse_tokens.items()
-                        if policies.get(config.routing(is_decoder)[0]).has_kernel)
+    expert_rows, routed_tokens = 0, 0
+    for is_decoder, tokens in sparse_tokens.items():
+        policy = policies.get(config.routing(is_decoder)[0])
+        # On average the capacity factor if experts choose.
+        expert_rows += tokens * (config.train_capacity_factor if policy.experts_choose else
+                                 config.num_choices(is_decoder))
+        routed_tokens += tokens * policy.has_kernel
     attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
     if config.has_attention_experts:
         attention -= 3 * d * inner * num_sparse_tokens
@@ -104,18 +100,6 @@ def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[
 def _feed_forward_products(config, hidden_width, output_width):
     """Counts the multiply-adds of one token in a feed-forward layer."""
     return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * hidden_width
-
-
-def _expert_rows_per_token(config, is_decoder):
-    """Returns the number of experts per token, on average the capacity factor if experts choose."""
-    policy = policies.get(config.routing(is_decoder)[0])
-    return config.train_capacity_factor if policy.experts_choose else config.num_choices(is_decoder)
-
-
-def flops_per_sequence(config: Any, inputs_length: int, targets_length: int) -> int:
-    """Counts the FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper."""
-    parts = flops_by_part(config, inputs_length, targets_length)
-    return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))
 
 
 def flops_per_step(config: Any, batch_size: int, inputs_length: int, targets_length: int) -> int:

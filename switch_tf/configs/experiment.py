@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from switch_tf import checks
-from switch_tf.configs import gin_syntax, gin_trust, names, parts
+from switch_tf.configs import gin_syntax, names, parts
+from switch_tf.configs.gin_syntax import Gin, Macro, Reference
 from switch_tf.configs.parts import Part
 from switch_tf.configs.run import MACROS, Run, StepSettings, check_periods
 from switch_tf.configs.switch_config import SwitchConfig
@@ -21,6 +22,9 @@ _KINDS = {"config": (SwitchConfig, type(None)), "run": (Run,), "settings": (Step
           "optimizer": (Part,), "objective": (Part, type(None))}
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
+# A gin file names modules to import and functions to call. Reading it does neither, so a stranger's is checked between.
+_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
+_MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Experiment:
         model, optimizer: Parts. The model's argument `config` is the one above. The default optimizer is Adafactor with
             T5's learning rates.
         objective: Part, or None for the cross-entropy of the targets.
-        gin: gin_syntax.Gin that it was read from, or None.
+        gin: Gin that it was read from, or None.
         partitioner: Partitioner of the layout. None until the devices are known, and for devices of another machine.
     """
 
@@ -46,7 +50,7 @@ class Experiment:
     model: Part = _MODEL
     optimizer: Part = _OPTIMIZER
     objective: Part | None = None
-    gin: gin_syntax.Gin | None = dataclasses.field(default=None, compare=False)
+    gin: Gin | None = dataclasses.field(default=None, compare=False)
     partitioner: Any = None
 
     def __post_init__(self):
@@ -88,7 +92,7 @@ class Experiment:
         file = os.path.join(folder, "operative_config.gin")
         found = gin_syntax.read([file])
         if not trust:
-            gin_trust.check(found, file)
+            check_trust(found, file)
         return cls._read(found, [file], (), changes)
 
     @classmethod
@@ -99,7 +103,7 @@ class Experiment:
         return cls.of(found.check())
 
     @classmethod
-    def of(cls, found: gin_syntax.Gin) -> "Experiment":
+    def of(cls, found: Gin) -> "Experiment":
         """Returns the experiment that checked gin files describe."""
         trainer = found.part(parts.TRAINER).arguments
         model = trainer.get("model")
@@ -125,7 +129,7 @@ class Experiment:
         """
         check_periods(self.run, self.settings)
 
-    def as_gin(self) -> gin_syntax.Gin:
+    def as_gin(self) -> Gin:
         """Returns gin that describes this experiment: what it was read from, with what has changed since.
 
         A layout that was completed for this machine's devices counts as unchanged.
@@ -133,12 +137,12 @@ class Experiment:
         Raises:
             Refusal: Two parts of one name have arguments that gin cannot keep apart.
         """
-        found = copy.deepcopy(self.gin) or gin_syntax.Gin()
+        found = copy.deepcopy(self.gin) or Gin()
         before = self.of(found) if self.gin else None
         if before is None:
             found.imports[parts.TASKS] = "the experiment"
             found.macros = {name.upper(): getattr(self.run, name) for name in MACROS}
-            found.bound["", parts.RUN] = {name: gin_syntax.Macro(name.upper()) for name in MACROS}
+            found.bound["", parts.RUN] = {name: Macro(name.upper()) for name in MACROS}
         made = ("model", "optimizer", "objective")
         if before is None or any(getattr(self, name) != getattr(before, name) for name in made):
             # All anew, because parts may share others, and would inherit arguments that they no longer have.
@@ -146,7 +150,7 @@ class Experiment:
             for name in made:
                 found.set(parts.TRAINER, name, found.refer(getattr(self, name)))
             if self.model.name == parts.MODEL:
-                found.set(parts.MODEL, "config", gin_syntax.Reference(parts.CONFIG, "", True))
+                found.set(parts.MODEL, "config", Reference(parts.CONFIG, "", True))
         for name, part in (("config", parts.CONFIG), ("run", parts.RUN), ("settings", parts.STEP_SETTINGS),
                            ("layout", parts.LAYOUT)):
             value, old = getattr(self, name), getattr(before, name, None)
@@ -208,3 +212,43 @@ class Experiment:
             Refusal: There is no such checkpoint or split.
         """
         return importlib.import_module("switch_tf.experiments").evaluate(self, str(step), split, num_examples)
+
+
+def check_trust(found: Gin, file: str) -> None:
+    """Refuses what a gin file names that the package does not ship.
+
+    Args:
+        found: What the file says, unchecked, so nothing was imported.
+        file: Path of the file, for the sentence.
+
+    Raises:
+        Refusal: The sentence has the module or the name, and the way out.
+    """
+    for module in found.imports:
+        if module not in _MODULES and module.rpartition(".")[0] != parts.TASKS:
+            _refuse(file, f"imports {module!r}")
+    for _, reference in found.references():
+        if isinstance(reference, Reference) and reference.name not in parts.ALLOWED:
+            _refuse(file, f"refers to {repr(reference)!r}")
+    for _, name in found.bound:
+        if name not in parts.BOUND:
+            _refuse(file, f"binds parameters of {name!r}")
+    for value in (found.macros, *found.bound.values()):
+        _check_keys(list(value.values()), file)
+
+
+def _check_keys(value, file):
+    match value:
+        case dict():
+            for key, entry in value.items():
+                if isinstance(key, Macro) or not isinstance(key, str | int | float | None) or key in _OF_KERAS_OBJECTS:
+                    _refuse(file, f"describes an object by the key {checks.shown(key)}")
+                _check_keys(entry, file)
+        case list() | tuple():
+            for entry in value:
+                _check_keys(entry, file)
+
+
+def _refuse(file, what):
+    raise Refusal(f"{file} {what}, which switch_tf does not ship. A gin file is a program, so this one is not run: "
+                  "read it, and add --trust if you trust whoever wrote it.")

@@ -7,6 +7,7 @@ returns what the files describe. Only functions of other packages that read gin'
 
 import codecs
 import dataclasses
+import graphlib
 import importlib
 import io
 import itertools
@@ -86,8 +87,8 @@ class Gin:
         self.bound: dict[tuple[str, str], dict[str, Any]] = {}
         self.imports: dict[str, str] = {}
         self._mentioned = set()  # macros in any value, also in one that a later statement replaces
-        self._sources = {}  # name of another package -> where it was first used
-        self._wrong = []  # sentences about names
+        self._sources = {}  # name of another package -> where it was first used, for messages
+        self._wrong = []  # sentences about names, for `check`
         self._left = _MOST_USES
 
     # Values.
@@ -122,9 +123,10 @@ class Gin:
 
     def forget(self, values: Iterable[Any]) -> None:
         """Removes the bindings of all parts in values."""
-        for leaf in (leaf for value in values for leaf in parts.leaves(value) if isinstance(leaf, Part)):
-            self.bound = {key: bound for key, bound in self.bound.items() if key[1] != leaf.name}
-            self.forget([leaf.arguments])
+        for leaf in parts.leaves(list(values)):
+            if isinstance(leaf, Part):
+                self.bound = {key: bound for key, bound in self.bound.items() if key[1] != leaf.name}
+                self.forget([leaf.arguments])
 
     def refer(self, value: Any) -> Any:
         """Binds the arguments of all parts in a value, and returns it with References to them.
@@ -223,7 +225,8 @@ class Gin:
         Raises:
             Refusal: A file that is not there or cannot be read, or is no gin file.
         """
-        path = _path_of(file, folders)
+        paths = [os.path.join(folder, file) for folder in (folders if places.is_local(file) else [""])]
+        path = next((path for path in paths if "\0" not in path and places.at(path).is_file()), None)
         if path is None and included_from:
             raise Refusal(f"{included_from[-1]} includes {file!r}, which is neither here nor among the shipped files. "
                           "Name its folder with --gin_search_paths.")
@@ -237,7 +240,7 @@ class Gin:
             if isinstance(statement, config_parser.IncludeStatement):
                 self.read_file(statement.filename, folders, (*included_from, path))
             else:
-                self._add(statement, names, path)
+                names.add(statement)
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
         """Adds bindings "NAME=VALUE" of the command line, and returns itself.
@@ -257,39 +260,14 @@ class Gin:
             for statement in _statements(binding, source):
                 if not isinstance(statement, config_parser.BindingStatement):
                     raise Refusal(f"{source} must have the form --gin.NAME=VALUE.")
-                self._add(statement, names, source)
+                names.add(statement)
         return self
 
-    def _add(self, statement, names, source):
-        match statement:
-            case config_parser.ImportStatement():
-                names.add_import(statement)
-            case config_parser.BindingStatement():
-                value = names.resolved(statement.value)
-                self._mentioned |= {found.name for found in _flat(value) if isinstance(found, Macro)}
-                if not statement.arg_name:
-                    scope = f"{statement.scope}/" if statement.scope else ""
-                    self.macros[scope + statement.selector] = value
-                    return
-                name = names.full(statement.selector)
-                if name in parts.PARTS and statement.arg_name not in parts.parameters(name):
-                    self.wrong(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
-                               f"{statement.arg_name!r}.{nearest(statement.arg_name, parts.parameters(name))}")
-                self.bound.setdefault((statement.scope, name), {})[statement.arg_name] = value
-
-    def unmatched(self, name: str) -> str:
+    def _unmatched(self, name):
         """Returns the message for a name that matches no part and nothing in an imported module."""
         known = sorted({full.rpartition(".")[2] for full in self.names() - {name}})
         hint = nearest(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
         return f"{self._sources.get(name, 'a gin file')}: No configurable matching {name!r}.{hint}"
-
-    def wrong(self, sentence: str) -> None:
-        """Keeps a sentence for `check`."""
-        self._wrong.append(sentence)
-
-    def used_in(self, name: str, source: str) -> None:
-        """Keeps where a name of another package was first used, for messages."""
-        self._sources.setdefault(name, source)
 
     # Checks.
 
@@ -320,18 +298,13 @@ class Gin:
         for name in self.required():
             raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")
 
-        done = set()
-
-        def follow(name, path):
-            if name in path:
-                raise Refusal(f"{name} stands for itself: {name} = {self.macros[name]}.")
-            for found in _flat(self.macros.get(name)):
-                if isinstance(found, Macro) and found.name not in done:
-                    follow(found.name, (*path, name))
-            done.add(name)
-
-        for name in self.macros:
-            follow(name, ())
+        uses = {name: [found.name for found in _flat(value) if isinstance(found, Macro)]
+                for name, value in self.macros.items()}
+        try:
+            graphlib.TopologicalSorter(uses).prepare()
+        except graphlib.CycleError as error:
+            name = error.args[1][0]
+            raise Refusal(f"{name} stands for itself: {name} = {self.macros[name]}.") from None
         return self
 
     def check_read(self, bindings: Sequence[str]) -> None:
@@ -345,14 +318,11 @@ class Gin:
         """
         uses = {}
         for name, found in self.references():
-            uses.setdefault(name, []).append(f"%{found.name}" if isinstance(found, Macro) else found.name)
-        waiting = [name for name in uses if name in _STARTS or name not in parts.PARTS and name[0] != "%"]
-        read = set()
-        while waiting:
-            name = waiting.pop()
-            if name not in read:
-                read.add(name)
-                waiting += uses.get(name, ())
+            uses.setdefault(name, set()).add(f"%{found.name}" if isinstance(found, Macro) else found.name)
+        read, new = set(), {name for name in uses if name in _STARTS or name not in parts.PARTS and name[0] != "%"}
+        while new:
+            read |= new
+            new = set().union(*(uses.get(name, ()) for name in new)) - read
         for name in (binding.partition("=")[0].strip() for binding in bindings):
             if "." not in name and f"%{name}" not in read:
                 raise Refusal(f"{name} is set, but no part of this run reads it; leave it out, or refer to %{name} in "
@@ -369,7 +339,21 @@ class Gin:
                               ) from error
             except _MISTAKES as error:
                 raise Refusal(f"{source}: {first_line(error).rstrip('.')}.") from error
-        self._rename({name: self._registered(name) for name in self.names() if "." not in name})
+        registered = {}  # full names of what modules have made configurable when they were imported
+        for name in self.names():
+            if "." not in name:
+                try:
+                    found = gin.get_configurable(name)
+                except ValueError:
+                    raise Refusal(self._unmatched(name)) from None
+                registered[name] = f"{found.__module__}.{found.__qualname__}"
+
+        def rename(name):
+            return registered.get(name, name)
+
+        self.macros = _renamed(self.macros, rename)
+        self.bound = {(scope, rename(name)): _renamed(parameters, rename)
+                      for (scope, name), parameters in self.bound.items()}
         for name in sorted(self.names() - set(parts.PARTS)):
             source = self._sources.get(name, "a gin file")
             try:
@@ -381,22 +365,6 @@ class Gin:
                     if parameter not in known:
                         raise Refusal(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
                                       f"{parameter!r}.{nearest(parameter, known)}")
-
-    def _registered(self, name):
-        """Returns the full name of what a module has made configurable when it was imported."""
-        try:
-            found = gin.get_configurable(name)
-        except ValueError:
-            raise Refusal(self.unmatched(name)) from None
-        return f"{found.__module__}.{found.__qualname__}"
-
-    def _rename(self, names):
-        def rename(name):
-            return names.get(name, name)
-
-        self.macros = _renamed(self.macros, rename)
-        self.bound = {(scope, rename(name)): _renamed(parameters, rename)
-                      for (scope, name), parameters in self.bound.items()}
 
     def bind_others(self) -> None:
         """Gives gin's global configuration to functions of other packages that read it, such as t5's."""
@@ -429,15 +397,6 @@ def read_shipped(file: str) -> Gin:
     return found
 
 
-def _path_of(file, folders):
-    """Returns the path of a gin file in the first of some folders that has it; None if it is nowhere."""
-    for folder in folders if places.is_local(file) else [""]:
-        path = os.path.join(folder, file)
-        if "\0" not in path and places.at(path).is_file():
-            return path
-    return None
-
-
 class _Names:
     """The names that one file or binding uses, resolved through its imports as gin resolves them."""
 
@@ -447,22 +406,32 @@ class _Names:
         self._is_dynamic = False
         self._modules = {}  # name in the file -> full name
 
-    def add_import(self, statement):
-        if statement.module == _DYNAMIC and statement.is_from:
-            self._is_dynamic = True
-            return
-        is_whole = statement.is_from or statement.alias
-        self._modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
-        is_task = f"{statement.module}.".startswith(f"{parts.TASKS}.")  # which declares its names when it is imported
-        if is_task or not parts.holds_parts(statement.module) and statement.module != "gin":
-            self._found.imports.setdefault(statement.module, self._source)
-
-    def resolved(self, value):
-        """Returns a value with full names."""
-        try:
-            return _renamed(value, self.full)
-        except RecursionError:
-            raise Refusal(f"{self._source} cannot be read: its brackets are nested too deeply.") from None
+    def add(self, statement):
+        """Adds what a statement imports or binds to the Gin, by full names."""
+        found, source = self._found, self._source
+        if isinstance(statement, config_parser.ImportStatement):
+            if statement.module == _DYNAMIC and statement.is_from:
+                self._is_dynamic = True
+                return
+            is_whole = statement.is_from or statement.alias
+            self._modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
+            is_task = f"{statement.module}.".startswith(f"{parts.TASKS}.")  # which declares its names when imported
+            if is_task or statement.module not in parts.MODULES and statement.module != "gin":
+                found.imports.setdefault(statement.module, source)
+        elif isinstance(statement, config_parser.BindingStatement):
+            try:
+                value = _renamed(statement.value, self.full)
+            except RecursionError:
+                raise Refusal(f"{source} cannot be read: its brackets are nested too deeply.") from None
+            found._mentioned |= {leaf.name for leaf in _flat(value) if isinstance(leaf, Macro)}
+            if not statement.arg_name:
+                found.macros[f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"] = value
+                return
+            name = self.full(statement.selector)
+            if name in parts.PARTS and statement.arg_name not in parts.parameters(name):
+                found._wrong.append(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
+                                    f"{statement.arg_name!r}.{nearest(statement.arg_name, parts.parameters(name))}")
+            found.bound.setdefault((statement.scope, name), {})[statement.arg_name] = value
 
     def full(self, selector):
         """Returns the full name of what a selector names. What cannot be is kept for `Gin.check`."""
@@ -473,28 +442,27 @@ class _Names:
             modules = {name.rpartition(".")[0].rpartition(".")[2]: name.rpartition(".")[0] for name in parts.PARTS}
             hint = (f" Add: from {' import '.join(modules[first].rsplit('.', 1))}." if first in modules else
                     nearest(first, modules))
-            self._found.wrong(f"{self._source}: {first!r} is not imported in this file.{hint}")
+            self._found._wrong.append(f"{self._source}: {first!r} is not imported in this file.{hint}")
             return selector
         name = f"{self._modules[first]}.{rest}" if rest else self._modules[first]
         if name in parts.NAMES:
             return parts.NAMES[name]
         module, _, last = name.rpartition(".")
-        if parts.holds_parts(module) and (hint := nearest(last, parts.parts_of(module))):
-            self._found.wrong(f"{self._source}: {module} has no {last!r}.{hint}")
-        self._found.used_in(name, self._source)
+        ends = [end for above, _, end in (known.rpartition(".") for known in parts.NAMES) if above == module]
+        if hint := nearest(last, ends):
+            self._found._wrong.append(f"{self._source}: {module} has no {last!r}.{hint}")
+        self._found._sources.setdefault(name, self._source)
         return name
 
     def _full_of_end(self, selector):
         """As gin without dynamic registration, and as on the command line: by the end of a name that is known."""
-        libraries = {f"{module}.{name}" for module, names in parts.LIBRARIES.items() for name in names}
-        others = {name: name for name in (self._found.names() - set(parts.PARTS)) | libraries}
-        ends = {full for name, full in (parts.NAMES | others).items()
-                if name == selector or name.endswith(f".{selector}")}
+        known = {name: name for name in (self._found.names() - set(parts.PARTS)) | parts.IN_LIBRARIES}
+        ends = {full for name, full in (parts.NAMES | known).items() if f".{name}".endswith(f".{selector}")}
         if len(ends) == 1:
             return ends.pop()
-        self._found.used_in(selector, self._source)
+        self._found._sources.setdefault(selector, self._source)
         if not self._found.imports or "." in selector:  # else a module may make it configurable when it is imported
-            self._found.wrong(self._found.unmatched(selector))
+            self._found._wrong.append(self._found._unmatched(selector))
         return selector
 
 
@@ -510,15 +478,14 @@ def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
     """
     values, macros, includes = {}, {}, []
     for statement in _statements(_content(path), path):
-        match statement:
-            case config_parser.IncludeStatement():
-                includes.append(statement.filename)
-            case config_parser.BindingStatement():
-                name = f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"
-                if statement.arg_name:
-                    values[f"{name}.{statement.arg_name}"] = statement.value
-                else:
-                    macros[name] = statement.value
+        if isinstance(statement, config_parser.IncludeStatement):
+            includes.append(statement.filename)
+        elif isinstance(statement, config_parser.BindingStatement):
+            name = f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"
+            if statement.arg_name:
+                values[f"{name}.{statement.arg_name}"] = statement.value
+            else:
+                macros[name] = statement.value
 
     uses = itertools.count()
 

@@ -36,11 +36,6 @@ def task_names() -> set[str]:
     return set(_tasks).union(*(registry.names() for registry in registries if registry))
 
 
-def is_task(name: str) -> bool:
-    """Returns whether a task or mixture is declared or registered, or belongs to a declared mixture."""
-    return registers(name) is not None or name in task_names()
-
-
 def check_task(name: str) -> None:
     """Refuses a name that no task or mixture has.
 
@@ -48,7 +43,7 @@ def check_task(name: str) -> None:
         Refusal: The sentence has the nearest name.
     """
     checks.text("The name of a task or mixture", name)
-    if not is_task(name):
+    if registers(name) is None and name not in task_names():
         hint = nearest(name, task_names()) or " `switch-tf tasks` lists those that are shipped."
         raise Refusal(f"No task or mixture is called {name!r}.{hint} A gin file provides tasks, for example "
                       "--gin_file=gin/tasks/docs_corpus.gin.")
@@ -66,10 +61,9 @@ def register_task(name: str) -> None:
         Refusal: A package that the task needs is not installed.
     """
     register = registers(name)
-    if register is None or register in _registered:
-        return
-    register()
-    _registered.add(register)
+    if register is not None and register not in _registered:
+        register()
+        _registered.add(register)
 
 
 def declare_vocabulary(name: str, make: Callable) -> None:

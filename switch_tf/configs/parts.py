@@ -51,20 +51,13 @@ _EARLIER = {
 }
 
 
-def _names():
-    """Yields (name, full name): a part may also be named by any package that its module is in, other than tasks."""
-    for part in PARTS:
-        module, _, last = part.rpartition(".")
-        while module and module != TASKS:
-            yield f"{module}.{last}", part
-            module = module.rpartition(".")[0] if not module.startswith(TASKS) else ""
-    for module, parts in _EARLIER.items():
-        for part in parts:
-            yield f"{module}.{part.rpartition('.')[2]}", part
-
-
-NAMES = dict(_names())
-_MODULES = {name.rpartition(".")[0] for name in NAMES}
+NAMES = {f"{module}.{part.rpartition('.')[2]}": part for module, parts in _EARLIER.items() for part in parts}
+for _part in PARTS:  # a part may also be named by any package that its module is in, other than tasks
+    _module, _, _last = _part.rpartition(".")
+    while _module and _module != TASKS:
+        NAMES[f"{_module}.{_last}"] = _part
+        _module = _module.rpartition(".")[0] if not _module.startswith(TASKS) else ""
+MODULES = {name.rpartition(".")[0] for name in NAMES}  # by which gin files name parts
 
 _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
                "RMSprop", "SGD", "ScheduleFreeAdamW")
@@ -86,7 +79,8 @@ LIBRARIES = {
         "split_tokens_to_random_length", "split_tokens_to_targets_length", "unsupervised"),
     "t5.data.utils": ("rate_num_examples", "rate_unsupervised"),
 }
-BOUND = ALLOWED | {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names}
+IN_LIBRARIES = {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names}
+BOUND = ALLOWED | IN_LIBRARIES
 
 _DEEPEST = 20  # brackets within brackets
 
@@ -112,8 +106,7 @@ class Part:
         target, arguments = find(self.name), made(self.arguments)
         if not self.is_made:
             return functools.partial(target, **arguments) if arguments else target
-        last = self.name.rpartition(".")[2]
-        parameters = parameters_of(target) or {}
+        last, parameters = self.name.rpartition(".")[2], parameters_of(target) or {}
         if missing := [name for name, parameter in parameters.items()
                        if parameter.default is parameter.empty and name not in arguments]:
             raise Refusal(f"{last} lacks {', '.join(missing)}; bind {'it' if len(missing) == 1 else 'them'} in a gin "
@@ -121,15 +114,11 @@ class Part:
         try:
             return target(**arguments)
         except (RuntimeError, ValueError, TypeError) as error:
-            if isinstance(error, Refusal) or _innermost(error) == __name__.partition(".")[0]:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)  # whose code has raised it
+            raised_in = frame.f_globals.get("__name__", "").partition(".")[0]
+            if isinstance(error, Refusal) or raised_in == __name__.partition(".")[0]:
                 raise
             raise Refusal(first_line(error)) from error
-
-
-def _innermost(error):
-    """Returns the package whose code has raised an error."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 def made(value: Any) -> Any:
@@ -168,7 +157,7 @@ def find(name: str) -> Any:
     """
     module, _, last = name.rpartition(".")
     if not module:
-        raise Refusal(f"There is no module {last!r}.{nearest(last, sorted(_MODULES))}")
+        raise Refusal(f"There is no module {last!r}.{nearest(last, sorted(MODULES))}")
     try:
         above = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -195,13 +184,3 @@ def parameters_of(target: Any) -> dict[str, inspect.Parameter] | None:
 def parameters(part: str) -> list[str]:
     """Returns the parameters of one of PARTS."""
     return _MADE[part].split() if part in _MADE else list(parameters_of(find(part)))
-
-
-def holds_parts(module: str) -> bool:
-    """Returns whether gin files name parts by a module."""
-    return module in _MODULES
-
-
-def parts_of(module: str) -> list[str]:
-    """Returns the names that parts have in a module."""
-    return [name.rpartition(".")[2] for name in NAMES if name.rpartition(".")[0] == module]

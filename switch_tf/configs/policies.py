@@ -92,11 +92,6 @@ class Policy:
             return self.decide
         return f"{self.decide.__module__}:{getattr(self.decide, '__qualname__', self.decide)}"
 
-    @property
-    def can_be_sampled(self) -> bool:
-        """Whether exploration="sample" applies: noise on the scores samples each token's expert."""
-        return self.has_kernel and not self.experts_choose
-
     def count(self, num_selected_experts: int | None) -> int:
         """Returns the number of experts per token. None asks for the policy's default."""
         return num_selected_experts if num_selected_experts is not None else self.num_choices or 1
@@ -246,7 +241,7 @@ def check_options(policy: Policy, num_selected_experts: int, num_experts: int, e
     if num_experts and count > num_experts:
         raise Refusal(f"A token cannot go to {count} of {num_experts} experts; use at least {count} experts or a "
                       "smaller num_selected_experts.")
-    if exploration == "sample" and not policy.can_be_sampled:
+    if exploration == "sample" and (policy.experts_choose or not policy.has_kernel):
         raise Refusal(f"exploration='sample' draws each token's expert, which the {policy.name} policy does not "
                       "choose by token; use exploration='input_jitter' or 'argmax'.")
 

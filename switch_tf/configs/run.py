@@ -97,14 +97,13 @@ class Run:
                                ("shown_examples", 0), ("profile_steps", 0)):
             object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
         checks.fields(self, ("pack", "restart_changed_data", "eval_each_task"), checks.flag)
-        checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         for name, check in (("model_dir", checks.place), ("mixture_or_task_name", checks.text),
-                            ("task_feature_lengths", checks.lengths)):
+                            ("task_feature_lengths", checks.lengths), ("use_cached_tasks", checks.flag)):
             object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
-        check_choice("Run.on_failed_save", self.on_failed_save, ON_FAILED_SAVE)
-        check_choice("Run.on_sigusr1", self.on_sigusr1, ON_SIGUSR1)
+        for name, choices in (("on_failed_save", ON_FAILED_SAVE), ("on_sigusr1", ON_SIGUSR1),
+                              ("initial_variables", INITIAL_VARIABLES)):
+            check_choice(f"Run.{name}", getattr(self, name), choices)
         checks.optional("Run.max_hours", self.max_hours, checks.number, "above 0")
-        check_choice("Run.initial_variables", self.initial_variables, INITIAL_VARIABLES)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         skipped = checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.configs import accounting, policies
+from switch_tf.configs import accounting, parts, policies, shipped_gin
 from switch_tf.configs.choices import (
     ACTIVATIONS,
     ATTENTION_EXPERT_DTYPES,
@@ -15,13 +15,13 @@ from switch_tf.configs.choices import (
     ROUTER_DTYPES,
     SECOND_EXPERT_POLICIES,
     check_choice,
+    nearest,
 )
-from switch_tf.configs.grouping import Grouping
-from switch_tf.configs.semantics import Rules, rules_of
+from switch_tf.configs.semantics import Grouping, Rules, rules_of
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # imports this module
-    from switch_tf.configs import presets
+with epy.lazy_imports():  # imports gin
+    from switch_tf.configs import gin_syntax
 
 MOST_LAYERS = 10_000  # per stack
 
@@ -147,11 +147,19 @@ class SwitchConfig:
         checks.fields(self, ("relative_attention_num_buckets",), checks.integer, 4)
         checks.fields(self, ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"),
                       checks.integer, 0)
-        for name in ("num_encoder_layers", "num_decoder_layers"):
-            if getattr(self, name) > MOST_LAYERS:
-                raise Refusal(f"{name} must be at most {MOST_LAYERS}, not {getattr(self, name)}.")
         for stack in ("encoder", "decoder"):
-            _check_sparse_indices(self, f"{stack}_sparse_indices", getattr(self, f"num_{stack}_layers"))
+            name, num_layers = f"{stack}_sparse_indices", getattr(self, f"num_{stack}_layers")
+            if num_layers > MOST_LAYERS:
+                raise Refusal(f"num_{stack}_layers must be at most {MOST_LAYERS}, not {num_layers}.")
+            if (indices := getattr(self, name)) is None:
+                continue
+            if not isinstance(indices, list | tuple):
+                raise Refusal(f"{name} must be a tuple of the indices of layers, not {checks.shown(indices)}.")
+            indices = tuple(checks.integer(f"Each index of {name}", index, 0) for index in indices)
+            if list(indices) != sorted(set(indices)) or (indices and indices[-1] >= num_layers):
+                raise Refusal(f"{name} must list different layers from 0 to {num_layers - 1} in ascending order, not "
+                              f"{indices}.")
+            object.__setattr__(self, name, indices)
         checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
         checks.fields(self, ("layer_norm_epsilon", "init_scale", "attention_init_scale"), checks.number, "above 0")
         checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
@@ -170,17 +178,6 @@ class SwitchConfig:
         if self.extra_mlp and not self.has_feed_forward_experts:
             raise Refusal("extra_mlp=True needs feed-forward layers of experts; expert_sublayers='attention' has "
                           "none. Use expert_sublayers='feed_forward_and_attention' or extra_mlp=False.")
-        self._check_routing()
-        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
-            raise Refusal(
-                f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
-                f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
-        grouping = self.grouping  # checks its fields and converts them
-        for field in dataclasses.fields(grouping):
-            if field.name not in ("num_experts", "semantics"):
-                object.__setattr__(self, field.name, getattr(grouping, field.name))
-
-    def _check_routing(self):
         encoder_policy = policies.get(self.routing_policy)
         decoder_policy = policies.get(self.decoder_policy, "decoder_routing_policy")
         for policy, number in ((encoder_policy, self.num_selected_experts), (decoder_policy, self.routing(True)[1])):
@@ -196,11 +193,23 @@ class SwitchConfig:
             raise Refusal(
                 f"A decoder cannot be routed by {self.decoder_policy!r}, which lets later tokens change earlier ones; "
                 "use decoder_routing_policy='switch', or allow_non_causal_decoder=True to train it nevertheless.")
+        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
+            raise Refusal(
+                f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
+                f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
+        grouping = self.grouping  # checks its fields and converts them
+        for field in dataclasses.fields(grouping):
+            if field.name not in ("num_experts", "semantics"):
+                object.__setattr__(self, field.name, getattr(grouping, field.name))
 
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":
         """Reads `gin/models/<name>.gin`. Leaves the caller's gin configuration unchanged, even if locked."""
-        return presets.read(checks.text("The name of a preset", name))
+        names = shipped_gin.preset_names()
+        if checks.text("The name of a preset", name) not in names:
+            raise Refusal(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
+                          "gin/models; `switch-tf inspect --list` names them all.")
+        return gin_syntax.read_shipped(f"gin/models/{name}.gin").part(parts.CONFIG).make()
 
     # Derived properties.
 
@@ -301,7 +310,10 @@ class SwitchConfig:
 
     def parameters_by_part(self) -> dict[str, int]:
         """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
-        return accounting.parameters_by_part(self)
+        parts: dict[str, int] = {}
+        for weight in self.weights():
+            parts[weight.part] = parts.get(weight.part, 0) + weight.size
+        return {part: size for part, size in parts.items() if size}
 
     @property
     def num_parameters(self) -> int:
@@ -309,26 +321,10 @@ class SwitchConfig:
 
     def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
         """Counts the FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
-        return accounting.flops_by_part(self, *_lengths(inputs_length, targets_length))
+        return accounting.flops_by_part(self, checks.integer("inputs_length", inputs_length, 0),
+                                        checks.integer("targets_length", targets_length, 0))
 
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
         """Counts the FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper."""
-        return accounting.flops_per_sequence(self, *_lengths(inputs_length, targets_length))
-
-
-def _check_sparse_indices(config, name, num_layers):
-    """Converts the field to a tuple. Raises Refusal unless it lists layers of the stack in ascending order."""
-    indices = getattr(config, name)
-    if indices is None:
-        return
-    if not isinstance(indices, list | tuple):
-        raise Refusal(f"{name} must be a tuple of the indices of layers, not {checks.shown(indices)}.")
-    indices = tuple(checks.integer(f"Each index of {name}", index, 0) for index in indices)
-    if list(indices) != sorted(set(indices)) or (indices and indices[-1] >= num_layers):
-        raise Refusal(f"{name} must list different layers from 0 to {num_layers - 1} in ascending order, not "
-                      f"{indices}.")
-    object.__setattr__(config, name, indices)
-
-
-def _lengths(inputs_length, targets_length):
-    return checks.integer("inputs_length", inputs_length, 0), checks.integer("targets_length", targets_length, 0)
+        parts = self.flops_by_part(inputs_length, targets_length)
+        return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))

@@ -13,7 +13,6 @@ from typing import Any
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.checkpoints import index_files
 from switch_tf.conversion import lfs_pointers
 from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.last_read import LastRead
@@ -22,6 +21,8 @@ from switch_tf.storage import places
 
 with epy.lazy_imports():  # which takes seconds, and recognising a folder needs none
     import tensorflow as tf
+
+    from switch_tf.checkpoints import bundles
 
 STATE = "checkpoint"
 STEP = "global_step"
@@ -117,7 +118,7 @@ class _Reader:
     def __init__(self, prefix):
         self._prefix, self._literal = prefix, places.Literal(prefix)  # for as long as the reader
         try:
-            index_files.check(prefix.parent / f"{prefix.name}{_INDEX}")
+            bundles.check(prefix.parent / f"{prefix.name}{_INDEX}")
             self._reader = tf.train.load_checkpoint(str(self._literal))
             self.shapes = self._reader.get_variable_to_shape_map()
             self.dtypes = self._reader.get_variable_to_dtype_map()

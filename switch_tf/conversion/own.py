@@ -3,8 +3,8 @@
 import pathlib
 
 from switch_tf import checks
-from switch_tf.checkpoints import folders, sizes, tensors
-from switch_tf.checkpoints.stored_weights import StoredWeights
+from switch_tf.checkpoints import folders, tensors
+from switch_tf.checkpoints.tensors import StoredWeights
 from switch_tf.conversion import own_writing, stated_config
 from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -66,7 +66,7 @@ def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adaf
 def _checkpoint_and_config(source):
     path = folders.resolve(checks.path("source", source))
     config = stated_config.recorded(path)
-    sizes.check(config, path)
+    folders.check_size(config, path)
     return path, config
 
 

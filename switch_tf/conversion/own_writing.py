@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from switch_tf.checkpoints import bundles, continuation, descriptions, tensors
+from switch_tf.checkpoints import bundles, continuation, tensors
+from switch_tf.checkpoints.bundles import Parts
 from switch_tf.checkpoints.folders import DESCRIPTION
-from switch_tf.checkpoints.parts import Parts
 from switch_tf.conversion import huggingface_vocabulary, model_gin, portions
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.optim.adafactor import Adafactor
@@ -53,8 +53,8 @@ def write(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None =
             step, configuration = 0, continuation.record_of_model(source.config)
             if optimizer is not None:
                 step, configuration = int(optimizer.iterations), configuration | {"optimizer": type(optimizer).__name__}
-            description = descriptions.describe(step, variables, configuration=configuration)
-            descriptions.complete(work.folder, description, parts.sums(work.finished))
+            description = bundles.describe(step, variables, configuration=configuration)
+            bundles.complete(work.folder, description, parts.sums(work.finished))
             for name, content in files.items():
                 (work.folder / name).write_bytes(content)
 

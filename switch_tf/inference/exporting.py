@@ -13,7 +13,8 @@ from switch_tf.inference.text_model import TextModel, fitting_vocabulary
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
-from switch_tf.storage.whole_folder import whole_folder
+from switch_tf.storage.resumable_folder import resumable_folder
+from switch_tf.storage.whole_file import writing
 
 if TYPE_CHECKING:
     from switch_tf.decoding import Sampler
@@ -105,9 +106,9 @@ def _facts(folder, model, sampler):
 def _write(module, signatures, card, folder):
     """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all."""
     try:
-        with whole_folder(folder, "saved_model.pb") as unfinished:
-            tf.saved_model.save(module, str(unfinished), signatures=signatures)
-            (unfinished / CARD).write_text(card)
+        with resumable_folder(folder, "saved_model.pb") as work, writing(folder):
+            tf.saved_model.save(module, str(work.folder), signatures=signatures)
+            (work.folder / CARD).write_text(card)
     except tf.errors.OpError as error:
         raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
 

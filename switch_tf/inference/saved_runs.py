@@ -7,7 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from switch_tf import data
-from switch_tf.checkpoints import folders, run_config, sizes, tensors
+from switch_tf.checkpoints import folders, run_config, tensors
 from switch_tf.data import stored_vocabularies
 from switch_tf.data.task_catalog import fingerprint_of_vocabulary
 from switch_tf.inference.text_model import TextModel
@@ -81,7 +81,7 @@ def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: 
         BrokenCheckpoint: The checkpoint is damaged.
     """
     run, config = described.run, described.config
-    sizes.check(config, checkpoint)
+    folders.check_size(config, checkpoint)
     reading = getattr(described, "reading", None)
     if reading is None:
         data.check_task(run.mixture_or_task_name)

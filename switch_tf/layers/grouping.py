@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from switch_tf import context, partitioning
-from switch_tf.configs.grouping import Grouping
+from switch_tf.configs.semantics import Grouping
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 

@@ -9,8 +9,8 @@ from keras import ops
 
 from switch_tf import checks, context, losses, partitioning
 from switch_tf.configs.choices import DISPATCHES, check_choice
-from switch_tf.configs.grouping import Grouping
 from switch_tf.configs.policies import Policy
+from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import dispatch, grouping, masks
 from switch_tf.layers.basic import KeepsShape
 from switch_tf.layers.feed_forward import ExpertFeedForward

@@ -4,7 +4,6 @@ import pathlib
 import sys
 
 from switch_tf.checkpoints import folders, run_config
-from switch_tf.checkpoints import sizes as checkpoint_sizes
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal, first_line
@@ -66,7 +65,7 @@ def of_checkpoint(folder: str | pathlib.Path) -> dict:
                       "vocabulary": " and ".join(names), "sizes": sizes(saved.model)}
         except Refusal as error:  # the checkpoint can be inspected nevertheless
             print(first_line(error), file=sys.stderr)
-    return {**of_run, "checkpoint": str(checkpoint), **checkpoint_sizes.summary(checkpoint)}
+    return {**of_run, "checkpoint": str(checkpoint), **folders.summary(checkpoint)}
 
 
 def table(configs: dict[str, SwitchConfig]) -> str:

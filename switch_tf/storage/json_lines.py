@@ -4,11 +4,10 @@ import json
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from switch_tf.storage import places
+from switch_tf.storage import leftovers, places
 from switch_tf.storage.whole_file import put, reading, writing
 
 
@@ -33,38 +32,42 @@ def finite(value: Any) -> Any:
     return value
 
 
-def loads(text: bytes | str) -> Any:
-    """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None.
+def loads(text: bytes | str, is_strict: bool = False) -> Any:
+    """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None unless `is_strict`.
 
     Raises:
         ValueError: the text is not UTF-8, no JSON, or nested too deeply.
     """
+    def constant(name):
+        if is_strict:
+            raise ValueError(f"{name} is no number of JSON")
+
     try:
-        return json.loads(text.decode() if isinstance(text, bytes) else text, parse_constant=lambda name: None)
+        return json.loads(text.decode() if isinstance(text, bytes) else text, parse_constant=constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def load(path: str | os.PathLike, largest: int) -> Any:
+def load(path: Any, largest: int, is_strict: bool = False) -> Any:
     """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
 
     Args:
         path: Path of the file.
         largest: Largest size to read, in bytes.
+        is_strict: See `loads`.
 
     Raises:
         ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
         OSError: The file does not exist or cannot be read.
     """
-    place = places.at(path)
-    if place.exists() and not place.is_file():
+    if path.exists() and not path.is_file():
         raise ValueError("it is no file")
-    if (size := places.size(place)) > largest:
-        raise ValueError(f"it has {size} bytes")
-    return loads(place.read_bytes())
+    if places.size(path) > largest:
+        raise ValueError(f"it is larger than {largest} bytes")
+    return loads(path.read_bytes(), is_strict)
 
 
-def append(path: str | os.PathLike, record: dict) -> None:
+def append(path: Any, record: dict) -> None:
     """Appends a record to a file, after `mend_end`.
 
     In a bucket, which cannot append, the whole file is written again.
@@ -76,19 +79,18 @@ def append(path: str | os.PathLike, record: dict) -> None:
         append_text(path, dumps(record) + "\n")
 
 
-def append_text(path: str | os.PathLike, lines: str) -> None:
+def append_text(path: Any, lines: str) -> None:
     """Appends whole lines of text to a file as `append` does.
 
     Raises:
         OSError: It cannot be written.
     """
-    place, content = places.at(path), lines.encode()
-    if not places.is_local(place):
-        put(place, (place.read_bytes() if place.is_file() else b"") + content)
+    if not places.is_local(path):
+        put(path, (path.read_bytes() if path.is_file() else b"") + lines.encode())
         return
-    mend_end(place)
-    with open(place, "ab") as file:
-        file.write(content)
+    mend_end(path)
+    with open(path, "ab") as file:
+        file.write(lines.encode())
 
 
 def mend_end(path: pathlib.Path) -> None:
@@ -121,7 +123,7 @@ def is_step(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def read(path: str | os.PathLike,
+def read(path: Any,
          is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a file that is a record, with the record. Prints a warning about the other lines.
 
@@ -132,11 +134,10 @@ def read(path: str | os.PathLike,
     Raises:
         Refusal: the file cannot be read.
     """
-    place = places.at(path)
-    if not place.is_file():
+    if not path.is_file():
         return
     bad = []
-    with reading(place), place.open("rb") as lines:
+    with reading(path), path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 record = loads(line)
@@ -147,5 +148,5 @@ def read(path: str | os.PathLike,
             else:
                 bad.append(number)
     if bad:
-        print(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
-              f"(line {', '.join(map(str, bad[:5]))}{', ...' * (len(bad) > 5)}).", file=sys.stderr, flush=True)
+        leftovers.warn(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
+                       f"(line {', '.join(map(str, bad[:5]))}{', ...' * (len(bad) > 5)}).")

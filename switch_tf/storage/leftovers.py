@@ -3,15 +3,13 @@
 A foreign file or folder stays as it is. It is renamed only if it has the name of one of the run's own.
 """
 
-import os
 import re
 import sys
 from typing import Any
 
 from switch_tf.storage import places, whole_file
 
-_UNFINISHED_FILE = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished", re.DOTALL)
-_UNFINISHED_CHECKPOINT = re.compile(r"tmp\.step_[0-9]{8,}")
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished", re.DOTALL)
 
 
 def warn(text: str) -> None:
@@ -19,31 +17,17 @@ def warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def remove_all(folder: str | os.PathLike, checkpoints: str | os.PathLike) -> None:
-    """Removes unfinished files of a killed run from its folder and its checkpoints; a failure is a warning."""
-    for place in (folder, checkpoints):
-        remove_unfinished(place)
-    for entry in sorted(places.at(checkpoints).iterdir()):
-        if _UNFINISHED_CHECKPOINT.fullmatch(entry.name):
-            remove(entry)
-
-
-def remove_unfinished(folder: str | os.PathLike) -> None:
+def remove_unfinished(folder: Any) -> None:
     """Removes files and folders that a kill left under temporary names. The folder need not exist."""
-    place = places.at(folder)
-    for entry in sorted(place.iterdir()) if place.is_dir() else ():
-        if _UNFINISHED_FILE.fullmatch(entry.name):
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if _UNFINISHED.fullmatch(entry.name):
             remove(entry)
 
 
-def remove(path: str | os.PathLike) -> bool:
+def remove(path: Any) -> bool:
     """Removes a file, a link or a folder. Returns whether it is gone; a failure is a warning."""
-    path = places.at(path)
     try:
-        if path.is_dir() and not places.is_link(path):
-            whole_file.remove_tree(path)
-        else:
-            whole_file.remove(path)
+        (whole_file.remove_tree if path.is_dir() and not path.is_symlink() else whole_file.remove)(path)
     except OSError as error:
         warn(f"{path} could not be removed ({error.strerror}); it does no harm, so the run goes on. Remove it by "
              "hand.")
@@ -51,25 +35,23 @@ def remove(path: str | os.PathLike) -> bool:
     return True
 
 
-def make_room(path: str | os.PathLike, is_folder: bool = False) -> None:
+def make_room(path: Any, is_folder: bool = False) -> None:
     """Renames anything but a file (or a folder) at a path where a run needs one.
 
     Raises:
         OSError: it cannot be renamed.
     """
-    path = places.at(path)
     is_right = path.is_dir() if is_folder else path.is_file()
-    if is_right or not (path.exists() or places.is_link(path)):
+    if is_right or not (path.exists() or path.is_symlink()):
         return
     kind = "folder" if is_folder else "file"
     warn(f"{path} is no {kind}, so it is kept as {set_aside(path)}, and the run makes a {kind} of its own.")
 
 
-def set_aside(path: str | os.PathLike) -> Any:
+def set_aside(path: Any) -> Any:
     """Renames a file, link or folder to `broken.<name>`, with a number where that is taken; returns its new place."""
-    path = places.at(path)
     whole_file.check_owned(path)
     aside, number = path.with_name(f"broken.{path.name}"), 1
-    while aside.exists() or places.is_link(aside):
+    while aside.exists() or aside.is_symlink():
         aside, number = path.with_name(f"broken.{path.name}.{number}"), number + 1
     return places.move(path, aside)

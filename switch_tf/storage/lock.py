@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
 from switch_tf.storage import leftovers, objects, places, whole_file
+from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
 LIFETIME = 60.0  # seconds without a renewal after which another process takes the lease
@@ -86,9 +86,9 @@ class Lock:
         """
         with self._changing:
             if self._loss is None:
-                if self._is_local:
-                    self._check_file()
-                elif _now() > self._renewed + LIFETIME / 2:
+                if self._is_local and not self._is_same_file():
+                    self._loss = self.removed()
+                elif not self._is_local and _now() > self._renewed + LIFETIME / 2:
                     self._renew()
             if self._loss is not None:
                 raise Outage(self._loss)
@@ -170,10 +170,6 @@ class Lock:
         except FileNotFoundError:
             return False
 
-    def _check_file(self):
-        if not self._is_same_file():
-            self._loss = self.removed()
-
     # In a bucket.
 
     def _take_lease(self):
@@ -189,8 +185,8 @@ class Lock:
                     if watched:
                         raise self._taken(owner)
                     watched, until = generation, _now() + LIFETIME
-                    print(f"{self._path} was used by another process ({owner}), which may have been killed; waiting up "
-                          f"to {LIFETIME:.0f} s for a sign of life.", file=sys.stderr, flush=True)
+                    leftovers.warn(f"{self._path} was used by another process ({owner}), which may have been killed; "
+                                   f"waiting up to {LIFETIME:.0f} s for a sign of life.")
                 if _now() < until:
                     time.sleep(min(PERIOD, LIFETIME) / 3)
                     continue
@@ -257,7 +253,7 @@ def is_held(place: Any) -> bool:
 
 
 @contextlib.contextmanager
-def held(output: str | os.PathLike, argument: str = "--output") -> Iterator[Lock]:
+def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
     """Locks an output within this scope, with a hidden file beside it.
 
     Args:

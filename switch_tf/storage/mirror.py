@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from switch_tf.refusals import Outage
-from switch_tf.storage import places, whole_file
+from switch_tf.storage import whole_file
 
 # Seconds between uploads: four requests a minute and file. Longer if uploads would take over a twentieth of the time.
 PERIOD = 15.0
@@ -27,7 +27,7 @@ class Mirror:
     """
 
     def __init__(self, folder: Any):
-        self._folder = places.at(folder)
+        self._folder = folder
         self._temporary = tempfile.TemporaryDirectory()
         self.local = pathlib.Path(self._temporary.name)
         self._sizes: dict[pathlib.Path, int] = {}  # what is in the bucket
@@ -41,11 +41,10 @@ class Mirror:
         Raises:
             OSError: It cannot be read. Nothing more is uploaded.
         """
-        source, local = self._folder / name, self.local / name
+        local = self.local / name
         try:
-            if source.is_file():
-                local.write_bytes(source.read_bytes())
-                self._sizes[local] = local.stat().st_size
+            if (self._folder / name).is_file():
+                self._sizes[local] = local.write_bytes((self._folder / name).read_bytes())
         except BaseException:
             self._ended.set()
             raise

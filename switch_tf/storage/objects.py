@@ -14,6 +14,8 @@ from typing import Any
 
 from switch_tf.storage import outputs
 
+Place = str | os.PathLike
+
 # As TensorFlow's client: ten tries, for up to three minutes.
 _RETRIES = {"max_retries": 10, "initial_delay": "1s", "max_delay": "32s"}
 _NUMBERS = {"NOT_FOUND": errno.ENOENT, "PERMISSION_DENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES,
@@ -57,7 +59,7 @@ def _call(path, operation: Callable[[Any, str], Any]) -> Any:
         raise BucketError(number, text, os.fspath(path)) from error
 
 
-def read(path: str | os.PathLike) -> tuple[bytes | None, bytes]:
+def read(path: Place) -> tuple[bytes | None, bytes]:
     """Returns the content of an object, None if there is none, and its generation for `write`.
 
     Raises:
@@ -67,7 +69,7 @@ def read(path: str | os.PathLike) -> tuple[bytes | None, bytes]:
     return (found.value if found.state == "value" else None), found.stamp.generation
 
 
-def urls_of(folder: str | os.PathLike) -> list[str]:
+def urls_of(folder: Place) -> list[str]:
     """Returns the URLs of all objects in a folder and its folders, and those that stand for folders and end in "/".
 
     Raises:
@@ -82,7 +84,7 @@ def urls_of(folder: str | os.PathLike) -> list[str]:
     return [f"gs://{bucket}/{key.decode()}" for key in found]
 
 
-def remove(path: str | os.PathLike) -> None:
+def remove(path: Place) -> None:
     """Removes an object, if there is one.
 
     Raises:
@@ -91,7 +93,7 @@ def remove(path: str | os.PathLike) -> None:
     _call(path, lambda bucket, name: bucket.write(name, None))
 
 
-def write(path: str | os.PathLike, content: bytes | None, generation: bytes) -> bytes:
+def write(path: Place, content: bytes | None, generation: bytes) -> bytes:
     """Writes an object, or removes it if the content is None. Returns its new generation.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 
 from switch_tf.refusals import Refusal
 from switch_tf.storage import objects
-from switch_tf.storage.objects import BucketError
+from switch_tf.storage.objects import BucketError, Place
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
@@ -61,7 +61,7 @@ class Literal:
             os.close(self._folder)
 
 
-def at(path: str | os.PathLike) -> Any:
+def at(path: Place) -> Any:
     """Returns the path of a file or folder: a pathlib.Path of this machine, or one of a bucket.
 
     Raises:
@@ -78,7 +78,7 @@ def at(path: str | os.PathLike) -> Any:
     return _bucket_path()(path)
 
 
-def is_supported(path: str | os.PathLike) -> bool:
+def is_supported(path: Place) -> bool:
     """Returns whether `at` takes a path, and no local folder called "gs:" would be made for it."""
     text = os.fspath(path)
     if found := _SCHEME.match(text):
@@ -86,7 +86,7 @@ def is_supported(path: str | os.PathLike) -> bool:
     return "://" not in text and not _ONE_SLASH.match(text.lstrip())
 
 
-def is_local(path: str | os.PathLike) -> bool:
+def is_local(path: Place) -> bool:
     """Returns whether a path is one of this machine's file system, which has renames and locks."""
     return not _SCHEME.match(os.fspath(path))
 
@@ -126,28 +126,20 @@ def _raising_os_errors(method):
             result = method(self, *args, **kwargs)
             if method.__name__ in ("iterdir", "glob"):
                 return iter(list(result))
-            return _Opened(result, self) if method.__name__ == "open" else result
+            return _opened(result, self) if method.__name__ == "open" else result
 
     return call
 
 
-class _Opened(contextlib.AbstractContextManager):
-    """An open file of a bucket. It is written when its scope ends."""
-
-    def __init__(self, opened, path):
-        self._opened, self._path = opened, path
-
-    def __enter__(self):
-        with os_errors(self._path):
-            return self._opened.__enter__()
-
-    def __exit__(self, *error):
-        with os_errors(self._path):
-            return self._opened.__exit__(*error)
+@contextlib.contextmanager
+def _opened(opened, path):
+    """Raises errors of an open file of a bucket as OSErrors. It is written when its scope ends."""
+    with os_errors(path), opened as file:
+        yield file
 
 
 @contextlib.contextmanager
-def os_errors(path: str | os.PathLike) -> Iterator[None]:
+def os_errors(path: Place) -> Iterator[None]:
     """Raises errors of TensorFlow within this scope as OSErrors about a path, of a bucket as BucketErrors.
 
     A file that is not there is a FileNotFoundError in both.
@@ -165,24 +157,24 @@ def os_errors(path: str | os.PathLike) -> Iterator[None]:
         raise (OSError if is_local(path) else BucketError)(number, text, os.fspath(path)) from error
 
 
-def is_failure(error: BaseException, path: str | os.PathLike) -> bool:
+def is_failure(error: BaseException, path: Place) -> bool:
     """Returns whether an error of TensorFlow is one of the bucket of a path, and says nothing about its contents."""
     found = {one.__name__ for one in type(error).__mro__}
     return not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
         "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"})
 
 
-def is_pattern(path: str | os.PathLike) -> bool:
+def is_pattern(path: Place) -> bool:
     """Returns whether TensorFlow would take a path in a bucket for a pattern, for which there is no remedy."""
     return not is_local(path) and bool(_OF_PATTERNS & set(os.fspath(path)))
 
 
-def size(path: str | os.PathLike) -> int:
+def size(path: Place) -> int:
     """Returns the bytes of a file."""
     return at(path).stat().st_size
 
 
-def sample(path: str | os.PathLike, budget: int) -> str:
+def sample(path: Place, budget: int) -> str:
     """Returns the SHA-256 of a file, of one that is larger than a budget of bytes that of evenly spaced blocks."""
     length, digest = size(path), hashlib.sha256()
     count = max(1, min(-(-length // _BLOCK), budget // _BLOCK))
@@ -193,14 +185,14 @@ def sample(path: str | os.PathLike, budget: int) -> str:
     return digest.hexdigest()
 
 
-def tree_size(folder: str | os.PathLike) -> int:
+def tree_size(folder: Any) -> int:
     """Returns the bytes of all files in a folder and its folders."""
-    return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in at(folder).iterdir())
+    return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in folder.iterdir())
 
 
-def modified(path: str | os.PathLike) -> float:
+def modified(path: Any) -> float:
     """Returns the time at which a file was written last, in seconds, by the clock of its store."""
-    return at(path).stat().st_mtime
+    return path.stat().st_mtime
 
 
 def _gfile():
@@ -209,14 +201,13 @@ def _gfile():
     return tf.io.gfile
 
 
-def is_link(path: str | os.PathLike) -> bool:
+def is_link(path: Place) -> bool:
     """Returns whether a path is a symbolic link. A bucket has none."""
     return is_local(path) and pathlib.Path(path).is_symlink()
 
 
-def put(source: pathlib.Path, target: str | os.PathLike) -> None:
+def put(source: pathlib.Path, target: Any) -> None:
     """Moves a complete local file to its place, on the same file system or in a bucket."""
-    target = at(target)
     if is_local(target):
         source.replace(target)
         return
@@ -236,9 +227,8 @@ def upload(folder: pathlib.Path, target: Any) -> None:
         copy(file, target / file.relative_to(folder).as_posix())
 
 
-def move(source: str | os.PathLike, target: str | os.PathLike) -> Any:
+def move(source: Any, target: Any) -> Any:
     """Renames a file or folder and returns its new path. In a bucket every object of a folder is copied and removed."""
-    source, target = at(source), at(target)
     if is_local(source):
         return source.rename(target)
     with os_errors(source):
@@ -247,7 +237,7 @@ def move(source: str | os.PathLike, target: str | os.PathLike) -> Any:
 
 
 @contextlib.contextmanager
-def fetched(path: str | os.PathLike, is_needed: Callable[[str], bool] = lambda name: True) -> Iterator[pathlib.Path]:
+def fetched(path: Place, is_needed: Callable[[str], bool] = lambda name: True) -> Iterator[pathlib.Path]:
     """Yields a file or folder as local ones, for libraries that read only those; a copy if it is in a bucket.
 
     Args:
@@ -265,7 +255,7 @@ def fetched(path: str | os.PathLike, is_needed: Callable[[str], bool] = lambda n
 
 
 @contextlib.contextmanager
-def uploaded(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
+def uploaded(folder: Place) -> Iterator[pathlib.Path]:
     """Yields a folder as a local one, for libraries that write only those. The files of a copy go into the bucket."""
     place = at(folder)
     if is_local(place):

@@ -1,7 +1,8 @@
 """Folders that appear complete or not at all, and that are written in parts, so that a kill costs one part.
 
 A folder `x` is written in the hidden folder `.x.unfinished` beside it. `folder` in that becomes `x`, and `record.jsonl`
-has a line with the identity of the work and one for each finished part.
+has a line with the identity of the work and one for each finished part. Into a bucket the files are copied, one that
+makes the folder complete last.
 """
 
 import contextlib
@@ -10,17 +11,13 @@ import os
 import pathlib
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import json_lines, places
-from switch_tf.storage.whole_file import writing
-from switch_tf.storage.whole_folder import publish
-
-_RECORD, _FOLDER = "record.jsonl", "folder"
+from switch_tf.storage import json_lines, leftovers, places
+from switch_tf.storage.whole_file import check_owned, put, writing
 
 Entry = dict[str, Any]
 
@@ -42,36 +39,33 @@ class Work:
     """
 
     def __init__(self, place: pathlib.Path, identity: Entry | None = None):
-        self.folder, self.aside, self._record = place / _FOLDER, place / "aside", place / _RECORD
+        self.folder, self.aside, self._record = place / "folder", place / "aside", place / "record.jsonl"
         for folder in (place, self.folder, self.aside):
             if folder.is_symlink():  # what it leads to is not this command's
                 raise Refusal(f"{folder} is a link, where this command writes its unfinished work; remove that link, "
                               "or name another folder.")
             folder.mkdir(parents=True, exist_ok=True)
-        first, *self.finished = self._lines() or [None]
-        if first is None:
-            self._append(identity or {})
-        elif first != identity:
-            raise _other_work(place, first, identity)
-
-    def finish(self, entry: Entry) -> None:
-        """Records the next part, whose files are on disk."""
-        self._append(entry)
-        self.finished.append(entry)
-
-    def _lines(self):
-        """Returns the lines of the record. A kill may have cut the last one short."""
-        json_lines.mend_end(self._record)
-        if not self._record.exists():
-            return []
+        json_lines.mend_end(self._record)  # a kill may have cut the last line short
+        text = self._record.read_bytes() if self._record.exists() else b""
         try:
-            lines = [json_lines.loads(line) for line in self._record.read_bytes().splitlines()]
+            lines: list[Any] = [json_lines.loads(line) for line in text.splitlines()]
         except ValueError:
             lines = [None]
         if not all(isinstance(line, dict) for line in lines):
             raise Refusal(f"{self._record} is damaged, so the work in its folder cannot go on; remove "
                           f"{self._record.parent} to begin anew.")
-        return lines
+        self.finished: list[Entry] = lines[1:]
+        if not lines:
+            self._append(identity or {})
+        elif lines[0] != identity:
+            different = [name for name in {**lines[0], **identity} if lines[0].get(name) != identity.get(name)]
+            raise Refusal(f"{place} is unfinished work on another {different[0]}; give the command that began it to "
+                          "go on, or remove that folder to begin anew.")
+
+    def finish(self, entry: Entry) -> None:
+        """Records the next part, whose files are on disk."""
+        self._append(entry)
+        self.finished.append(entry)
 
     def _append(self, entry):
         with self._record.open("a") as file:
@@ -80,14 +74,8 @@ class Work:
             os.fsync(file.fileno())
 
 
-def _other_work(place, first, identity):
-    different = [name for name in {**first, **identity} if first.get(name) != identity.get(name)]
-    return Refusal(f"{place} is unfinished work on another {different[0]}; give the command that began it to go on, or "
-                   "remove that folder to begin anew.")
-
-
 @contextlib.contextmanager
-def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | None = None, num_bytes: int = 0,
+def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, num_bytes: int = 0,
                      ) -> Iterator[Work]:
     """Yields the work on a folder, which appears at the end.
 
@@ -105,20 +93,19 @@ def resumable_folder(folder: str | os.PathLike, marker: str, identity: Entry | N
         Refusal: the folder cannot be made, the disk has too little room, or there is work with another identity. Errors
             in the scope are not changed.
     """
-    folder = places.at(folder)
     if not places.is_local(folder):
         with tempfile.TemporaryDirectory() as local:
             work = Work(pathlib.Path(local))
             _check_room(pathlib.Path(local), num_bytes)
             yield work
             with writing(folder):
-                publish(work.folder, folder, marker)
+                _publish(work.folder, folder, marker)
         return
     place = folder.with_name(f".{folder.name}.{'' if identity else f'{secrets.token_hex(4)}.'}unfinished")
     with writing(folder):
         work = Work(place, identity)
     if work.finished:
-        print(f"Going on with {place} (finished parts: {len(work.finished)}).", file=sys.stderr)
+        leftovers.warn(f"Going on with {place} (finished parts: {len(work.finished)}).")
     is_kept = identity is not None
     try:
         _check_room(place, num_bytes)
@@ -141,3 +128,16 @@ def _check_room(place, num_bytes):
         reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise Refusal(f"{place} needs {num_bytes / 1e9:,.1f} GB, and the disk has {missing / 1e9:,.1f} GB too few; "
                       "make room there, or use another folder.") from reason
+
+
+def _publish(local, folder, marker):
+    """Copies the files of a local folder into a folder of a bucket, the marker last, and none if that fails."""
+    last = local / marker
+    try:
+        for file in sorted(file for file in local.rglob("*") if file.is_file() and file != last):
+            check_owned(folder)
+            places.copy(file, folder / file.relative_to(local).as_posix())
+        put(folder / marker, last.read_bytes())
+    except BaseException:
+        leftovers.remove(folder)
+        raise

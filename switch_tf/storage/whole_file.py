@@ -12,10 +12,11 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from switch_tf.refusals import Refusal
 from switch_tf.storage import objects, places
+from switch_tf.storage.places import Place
 
 # Cause and way out, by errno.
 _WAYS_OUT = {
@@ -30,36 +31,26 @@ _WAYS_OUT = {
 }
 
 
-class Owner(Protocol):
-    """The lock of a path, see `lock.Lock`."""
-
-    token: str
-
-    def check(self) -> None: ...
-
-    def replace(self, path: Any, content: bytes | None) -> None: ...
-
-
-# Weak, so that a lock ends with whoever holds it.
-_owners: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
+# Path -> `lock.Lock`. Weak, so that a lock ends with whoever holds it.
+_owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def _key(path):
     return os.path.abspath(path) if places.is_local(path) else os.fspath(path).rstrip("/")
 
 
-def own(path: str | os.PathLike, owner: Owner) -> None:
+def own(path: Place, owner: Any) -> None:
     """Declares that a file or folder belongs to this process as long as its owner says so."""
     _owners[_key(path)] = owner
 
 
-def disown(path: str | os.PathLike, owner: Owner) -> None:
+def disown(path: Place, owner: Any) -> None:
     """Ends what `own` declared."""
     if _owners.get(_key(path)) is owner:
         del _owners[_key(path)]
 
 
-def owner_of(path: str | os.PathLike) -> Owner | None:
+def owner_of(path: Place) -> Any:
     """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x".
 
     Of several, such as those of a comparison and of one of its runs, it is the innermost.
@@ -69,14 +60,14 @@ def owner_of(path: str | os.PathLike) -> Owner | None:
     return _owners.get(max(found, key=len)) if found else None
 
 
-def check_owned(path: str | os.PathLike) -> None:
+def check_owned(path: Place) -> None:
     """Raises Outage if this process has locked a path and lost it to another process."""
     if owner := owner_of(path):
         owner.check()
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike) -> Iterator[None]:
+def writing(path: Place) -> Iterator[None]:
     """Turns an OSError within this scope into a Refusal that names the file, the reason and the way out."""
     try:
         with places.os_errors(path):
@@ -87,7 +78,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike) -> Iterator[None]:
+def reading(path: Place) -> Iterator[None]:
     """Turns an OSError within this scope into a Refusal that names the file and the reason."""
     try:
         with places.os_errors(path):
@@ -97,7 +88,7 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
                       ) from error
 
 
-def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None:
+def write_whole(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file atomically, also while other processes read or write it.
 
     Args:
@@ -111,7 +102,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[bytes])
         put(path, content)
 
 
-def put(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None:
+def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file as `write_whole` does.
 
     Raises:
@@ -127,16 +118,12 @@ def put(path: str | os.PathLike, content: str | bytes | Iterable[bytes]) -> None
         else:
             place.write_bytes(content)
         return
-    with written(place) as unfinished:
-        if isinstance(content, bytes):
-            unfinished.write_bytes(content)
-        else:
-            with open(unfinished, "wb") as file:
-                file.writelines(content)
+    with written(place) as unfinished, open(unfinished, "wb") as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
 
 
 @contextlib.contextmanager
-def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+def written(path: Place) -> Iterator[pathlib.Path]:
     """Yields the path of a new local file, which takes its place at the end. An error leaves nothing behind.
 
     Raises: See `put`.
@@ -157,30 +144,27 @@ def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             unfinished.unlink(missing_ok=True)
 
 
-def remove(path: str | os.PathLike) -> None:
+def remove(path: Any) -> None:
     """Removes a file, if there is one, or a link.
 
     Raises: See `put`.
     """
-    place, owner = places.at(path), owner_of(path)
-    if owner and not places.is_local(place):
-        owner.replace(place, None)
+    owner = owner_of(path)
+    if owner and not places.is_local(path):
+        owner.replace(path, None)
         return
-    if owner:
-        owner.check()
-    place.unlink(missing_ok=True)
+    check_owned(path)
+    path.unlink(missing_ok=True)
 
 
-def remove_tree(folder: str | os.PathLike) -> None:
+def remove_tree(folder: Any) -> None:
     """Removes a folder and what is in it, in a bucket what is there now and not what another process adds.
 
     Raises: See `put`.
     """
-    place, owner = places.at(folder), owner_of(folder)
-    urls = [] if places.is_local(place) else objects.urls_of(place)
-    if owner:
-        owner.check()
-    if places.is_local(place):
-        shutil.rmtree(place)
+    urls = [] if places.is_local(folder) else objects.urls_of(folder)
+    check_owned(folder)
+    if places.is_local(folder):
+        shutil.rmtree(folder)
     for url in urls:
         objects.remove(url)

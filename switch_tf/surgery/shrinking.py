@@ -9,7 +9,7 @@ from scipy.cluster import hierarchy
 from scipy.spatial import distance
 
 from switch_tf import data
-from switch_tf.checkpoints import sizes, tensors
+from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
@@ -120,7 +120,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
         (JSON object, text for people).
     """
     run, config = described.run, described.config
-    sizes.check(config, checkpoint)
+    folders.check_size(config, checkpoint)
     data.check_task(run.mixture_or_task_name)
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
     description = data.description_of_data(run, config, "validation", 0)

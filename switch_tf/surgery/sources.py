@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any
 
 from switch_tf import checks
-from switch_tf.checkpoints import continuation, folders, selection
+from switch_tf.checkpoints import continuation, folders
+from switch_tf.checkpoints.run_folder import select, select_one
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
@@ -22,14 +23,14 @@ def checkpoint_in(source: Any, source_format: Format) -> Any:
     """Returns the newest checkpoint of a run folder, and any other folder of weights unchanged."""
     if source_format is not formats.SWITCH_TF or (source / folders.DESCRIPTION).exists():
         return source
-    return selection.select_one(source, "last")
+    return select_one(source, "last")
 
 
 def newest(run_folder: Any, count: int) -> list[Any]:
     """Returns the newest checkpoints of a run, oldest first."""
     if not (run_folder / "checkpoints").is_dir():
         raise Refusal(f"--run must name a run folder, which holds checkpoints; {str(run_folder)!r} does not.")
-    found = selection.select(run_folder, "all")
+    found = select(run_folder, "all")
     if len(found) < count:
         raise Refusal(f"--last must be at most {len(found)}, the number of checkpoints in {str(run_folder)!r}, not "
                       f"{count}; a run keeps more of them with --gin.Run.keep_checkpoints=N.")

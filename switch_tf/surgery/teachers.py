@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf import checks, context, data, losses
-from switch_tf.checkpoints import folders, sizes, tensors
+from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs import policies
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.switch_config import SwitchConfig
@@ -76,7 +76,7 @@ class LiveTeacher:
                           f"convert it first: switch-tf convert --input {self._folder} --output FOLDER "
                           "--gin_file=gin/models/NAME.gin")
         if found is SWITCH_TF:
-            sizes.check(config, path)
+            folders.check_size(config, path)
         return config
 
     @functools.cached_property

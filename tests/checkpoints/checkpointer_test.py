@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import switch_tf
-from switch_tf.checkpoints import bundles, descriptions, folders, tensors, writing
-from switch_tf.checkpoints.checkpointer import Checkpointer
+from switch_tf.checkpoints import bundles, folders, tensors
+from switch_tf.checkpoints.checkpointer import Checkpointer, staging_of
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import Piece, in_host_memory
@@ -244,7 +244,7 @@ def test_two_processes_join_their_parts(two, variable, tmp_path):
         "state.data-00001-of-00002", "state.index"]
     np.testing.assert_array_equal(_value(tmp_path, 2), variable)
     for name, entry in folders.describe(path)["files"].items():
-        assert entry == descriptions.sum_of(path / name)
+        assert entry == bundles.sum_of(path / name)
     other = keras.Variable(np.zeros((4, 2), "float32"))
     tensors.restore(path, {PATH: other})
     np.testing.assert_array_equal(other, variable)
@@ -298,7 +298,7 @@ def test_a_lost_process_ends_the_other_one_without_waiting_for_its_part(two, tmp
         return write(prefix, *args)
 
     monkeypatch.setattr(bundles, "write", dies)
-    monkeypatch.setattr("switch_tf.checkpoints.writing.Writing._report_failure", lambda *args: None)
+    monkeypatch.setattr("switch_tf.checkpoints.checkpointer.Writing._report_failure", lambda *args: None)
     _saved(checkpointers, 1)
     lost = tf.errors.UnavailableError(None, None, "Collective ops is aborted by: the other one is gone")
     processes[0].lost = lost
@@ -314,10 +314,10 @@ def test_a_lost_process_ends_the_other_one_without_waiting_for_its_part(two, tmp
 def test_what_a_killed_process_left_of_a_checkpoint_in_a_bucket_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     final = places.at("gs://bucket/run/checkpoints/step_00000001")
-    own = writing.staging_of(final)
+    own = staging_of(final)
     ended = subprocess.Popen(["true"])
     ended.wait()
     left = own.rename(own.with_name(own.name.replace(f".{os.getpid()}.", f".{ended.pid}.")))
     (left / "state.index").write_text("half")
-    kept = [writing.staging_of(final), writing.staging_of(final)]
+    kept = [staging_of(final), staging_of(final)]
     assert sorted(tmp_path.iterdir()) == sorted(kept)

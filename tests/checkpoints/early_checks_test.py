@@ -7,7 +7,7 @@ import types
 import pytest
 
 from switch_tf import SwitchConfig, tasks
-from switch_tf.checkpoints import continuation, early_checks, folders
+from switch_tf.checkpoints import continuation, folders
 from switch_tf.configs.run import Run
 from switch_tf.refusals import Refusal
 
@@ -17,7 +17,7 @@ assert TASK in {name for names in tasks.TASKS.values() for name in names}  # the
 
 def check(folder, config=None, **changes):
     run = Run(str(folder), TASK, {"inputs": 8, "targets": 8}, 10, 2, **changes)
-    early_checks.check(types.SimpleNamespace(run=run, config=config))
+    continuation.check_early(types.SimpleNamespace(run=run, config=config))
 
 
 @pytest.mark.parametrize("metric, hint", [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from switch_tf.checkpoints import folders, following
-from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.run_folder import RunFolder, follow
 
 
 @pytest.fixture
@@ -23,14 +23,14 @@ def test_following_waits_for_each_new_checkpoint_until_the_last_step(run_folder,
         if len(naps) == 3:
             folders.path_of(checkpoints, 30).mkdir()
 
-    monkeypatch.setattr(following.time, "sleep", nap)
-    found = [path.name for path in following.follow(run_folder, 30, [10])]
+    monkeypatch.setattr("time.sleep", nap)
+    found = [path.name for path in follow(run_folder, 30, [10])]
     assert found == ["step_00000020", "step_00000030"]
     assert capsys.readouterr().err.count("Waiting for a checkpoint after step 20 of 30") == 1
 
 
 def _follow(run_folder, last_step=30, done=()):
-    return [path.name for path in following.follow(run_folder, last_step, done)]
+    return [path.name for path in follow(run_folder, last_step, done)]
 
 
 def test_a_run_that_is_restarted_with_more_steps_is_followed_further(run_folder, monkeypatch, capsys):
@@ -44,7 +44,7 @@ def test_a_run_that_is_restarted_with_more_steps_is_followed_further(run_folder,
             folder.write_end(40, "TRAIN_STEPS is 40")
             folder.close()
 
-    monkeypatch.setattr(following.time, "sleep", nap)
+    monkeypatch.setattr("time.sleep", nap)
     assert _follow(run_folder, last_step=20) == ["step_00000010", "step_00000020", "step_00000040"]
     assert len(naps) == 2
     assert capsys.readouterr().err == ""
@@ -61,7 +61,7 @@ def test_following_ends_with_a_run_that_ended_before_its_last_step_and_says_why(
             folder.write_end(25, "PATIENCE: 2 evaluations were no better")
             folder.close()
 
-    monkeypatch.setattr(following.time, "sleep", nap)
+    monkeypatch.setattr("time.sleep", nap)
     assert _follow(run_folder) == ["step_00000010", "step_00000020", "step_00000025"]
     assert len(naps) == 2
     assert "The run has ended (PATIENCE: 2 evaluations were no better)" in capsys.readouterr().err
@@ -79,18 +79,18 @@ def test_following_waits_for_a_run_that_goes_on_after_its_end(run_folder, monkey
             folder.remove_end()
             checkpoint.mkdir()
 
-    monkeypatch.setattr(following.time, "sleep", nap)
+    monkeypatch.setattr("time.sleep", nap)
     assert _follow(run_folder, done=[10]) == ["step_00000020", "step_00000030"]
 
 
 def test_following_waits_some_minutes_for_a_run_that_was_killed(run_folder, monkeypatch, capsys):
     clock = [0.0]
-    monkeypatch.setattr(following.time, "monotonic", lambda: clock[0] + 1)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0] + 1)
 
     def nap(seconds):
         clock[0] += seconds
 
-    monkeypatch.setattr(following.time, "sleep", nap)
+    monkeypatch.setattr("time.sleep", nap)
     assert _follow(run_folder) == ["step_00000010", "step_00000020"]
     assert clock[0] == pytest.approx(900, abs=10)
     error = capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_following_waits_some_minutes_for_a_run_that_was_killed(run_folder, monk
 
 def test_a_checkpoint_of_a_run_that_was_killed_begins_the_wait_anew(run_folder, monkeypatch, capsys):
     clock, naps = [1.0], []
-    monkeypatch.setattr(following.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
 
     def nap(seconds):
         naps.append(seconds)
@@ -110,9 +110,9 @@ def test_a_checkpoint_of_a_run_that_was_killed_begins_the_wait_anew(run_folder, 
         elif len(naps) == 4:
             folders.path_of(run_folder / "checkpoints", 30).mkdir()
 
-    monkeypatch.setattr(following.time, "sleep", nap)
+    monkeypatch.setattr("time.sleep", nap)
     found = []
-    for path in following.follow(run_folder, 30):
+    for path in follow(run_folder, 30):
         found.append(path.name)
         clock[0] += 2000  # an evaluation takes longer than a run that was killed is awaited
     assert found == ["step_00000010", "step_00000020", "step_00000025", "step_00000030"]

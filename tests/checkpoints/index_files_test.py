@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
-from switch_tf.checkpoints import index_files
+from switch_tf.checkpoints import bundles
 from switch_tf.conversion import mesh_tensorflow_file
 from switch_tf.refusals import Refusal
 
@@ -41,14 +41,14 @@ def write_index(path, sizes, change=lambda content: content):
 @pytest.mark.parametrize("sizes", [[], [0], [2**62], [3] + [1] * 253])
 def test_a_possible_shape_is_accepted(sizes, tmp_path):
     write_index(tmp_path / "a.index", sizes)
-    index_files.check(tmp_path / "a.index")
+    bundles.check(tmp_path / "a.index")
 
 
 @pytest.mark.parametrize("sizes", [[1] * 300, [-1], [2**40, 2**40], [2**63 - 1, 2]])
 def test_an_impossible_shape_is_refused_before_tensorflow_reads_it(sizes, tmp_path):
     write_index(tmp_path / "model.ckpt-1.index", sizes)
     with pytest.raises(ValueError, match=rf"b'a' has an impossible shape, of {len(sizes)} dimensions"):
-        index_files.check(tmp_path / "model.ckpt-1.index")
+        bundles.check(tmp_path / "model.ckpt-1.index")
     (tmp_path / "model.ckpt-1.data-00000-of-00001").write_bytes(bytes(4))
     with pytest.raises(Refusal, match=r"model.ckpt-1.index cannot be read \(b'a' has an impossible shape"):
         mesh_tensorflow_file.read_step(tmp_path / "model.ckpt-1")
@@ -63,14 +63,14 @@ def test_an_impossible_shape_is_refused_before_tensorflow_reads_it(sizes, tmp_pa
 def test_damage_is_a_value_error(change, message, tmp_path):
     write_index(tmp_path / "a.index", [2], change)
     with pytest.raises(ValueError, match=message):
-        index_files.check(tmp_path / "a.index")
+        bundles.check(tmp_path / "a.index")
 
 
 def test_every_index_that_tensorflow_writes_is_accepted(tmp_path):
     """Also one of many blocks, of entries in slices and of texts."""
     variables = {f"name_{index}": tf.Variable(tf.zeros((index % 7, 3))) for index in range(2000)}
     tf.train.Checkpoint(texts=tf.Variable(["a", "b"]), **variables).write(str(tmp_path / "a"))
-    index_files.check(tmp_path / "a.index")
+    bundles.check(tmp_path / "a.index")
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "b"), tensor_names=["x"], shape_and_slices=["4 2 0,2:-"],
                       tensors=[tf.zeros((2, 2))])
-    index_files.check(tmp_path / "b.index")
+    bundles.check(tmp_path / "b.index")

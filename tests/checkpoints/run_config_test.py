@@ -6,7 +6,7 @@ import json
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.checkpoints import run_config, sizes
+from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.folders import BrokenCheckpoint
 from switch_tf.checkpoints.run_config import RunConfig
 from switch_tf.configs import policies
@@ -127,13 +127,13 @@ def test_a_checkpoint_is_compared_before_anything_is_allocated(tmp_path):
     config = SwitchConfig(vocab_size=8, d_model=8, d_ff=8, d_kv=4, num_heads=2, num_encoder_layers=1,
                           num_decoder_layers=1)
     write({"model/a": {"shape": [2, 3], "dtype": "float32"}}, 4 * config.num_parameters)
-    sizes.check(config, tmp_path)
+    folders.check_size(config, tmp_path)
     with pytest.raises(ValueError, match="describes a model of .* parameters, and the weights of .* have"):
-        sizes.check(dataclasses.replace(config, d_ff=2**31 - 1), tmp_path)
+        folders.check_size(dataclasses.replace(config, d_ff=2**31 - 1), tmp_path)
     for wrong in (3, {}, {"shape": "22", "dtype": "float32"}, {"shape": [-1], "dtype": "float32"}):
         write({"model/a": wrong}, 9)
         with pytest.raises(BrokenCheckpoint, match="'variables' is missing or damaged"):
-            sizes.check(config, tmp_path)
+            folders.check_size(config, tmp_path)
     (tmp_path / "checkpoint.json").write_text("[" * 100_000)
     with pytest.raises(BrokenCheckpoint, match="no readable checkpoint.json"):
-        sizes.check(config, tmp_path)
+        folders.check_size(config, tmp_path)

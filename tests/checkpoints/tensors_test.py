@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer, data
-from switch_tf.checkpoints import descriptions, tensors
+from switch_tf.checkpoints import bundles, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.folders import BrokenCheckpoint, describe, path_of, steps
 from switch_tf.optim.adafactor import Adafactor
@@ -194,7 +194,7 @@ def test_a_write_that_fails_leaves_the_older_checkpoints_and_no_rubbish(tiny_con
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(descriptions.json_lines, "dumps", full)
+    monkeypatch.setattr(bundles.json_lines, "dumps", full)
     with pytest.raises(Refusal, match="The checkpoint of step 2 could not be written .*No space left"):
         _save(tmp_path, 2, variables, keep=3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_00000001"]

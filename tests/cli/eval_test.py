@@ -7,7 +7,8 @@ import types
 import pytest
 
 from switch_tf import SwitchConfig
-from switch_tf.checkpoints import folders, selection, sizes
+from switch_tf.checkpoints import folders
+from switch_tf.checkpoints.run_folder import select
 from switch_tf.cli import main, trained_run
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation import checkpoint_evaluator
@@ -105,7 +106,7 @@ def test_several_processes_do_not_follow(run_folder, monkeypatch, capsys):
 
 def test_steps_are_chosen_by_number_or_word(run_folder):
     def chosen(step):
-        return [int(path.name.removeprefix("step_")) for path in selection.select(run_folder, step)]
+        return [int(path.name.removeprefix("step_")) for path in select(run_folder, step)]
 
     assert chosen("all") == [10, 20]
     assert chosen("last") == [20]
@@ -128,7 +129,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
     monkeypatch.setattr("switch_tf.experiments.on_this_machine", lambda described, is_checked: types.SimpleNamespace(
         config=SwitchConfig(), run=Run("run", "task", {"inputs": 8, "targets": 8}, 20, 2), settings=StepSettings(),
         partitioner=Partitioner()))
-    monkeypatch.setattr(sizes, "check", lambda config, checkpoint: None)
+    monkeypatch.setattr(folders, "check_size", lambda config, checkpoint: None)
     monkeypatch.setattr(checkpoint_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
     assert main.main(["eval", f"--run={run_folder}", "--step=all"]) == (0 if is_removed else 2)

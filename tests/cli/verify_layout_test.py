@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from switch_tf.cli.main import main
-from switch_tf.configs.grouping import Grouping
+from switch_tf.configs.semantics import Grouping
 from switch_tf.installation import quiet
 from switch_tf.layers import grouping
 from switch_tf.partitioning import collectives

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from switch_tf.configs import gin_syntax, gin_trust, shipped_gin
+from switch_tf.configs import experiment, gin_syntax, shipped_gin
 from switch_tf.refusals import Refusal
 
 DYNAMIC = "from __gin__ import dynamic_registration\n"
@@ -14,7 +14,7 @@ TASKS = "from switch_tf.tasks import text_files\n"
 def check(tmp_path, text):
     (tmp_path / "operative_config.gin").write_text(text)
     file = str(tmp_path / "operative_config.gin")
-    gin_trust.check(gin_syntax.read([file]), file)
+    experiment.check_trust(gin_syntax.read([file]), file)
 
 
 @pytest.mark.parametrize("kind", ["models", "tasks", "runs", "layouts"])

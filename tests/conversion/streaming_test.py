@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from switch_tf import conversion
-from switch_tf.checkpoints import bundles, descriptions
+from switch_tf.checkpoints import bundles
 from switch_tf.cli import main
 from switch_tf.conversion import converting, formats, portions, t5x_scan, weight_source
 from tests.conversion import mesh_tensorflow_test, t5x_scan_test, t5x_test
@@ -145,7 +145,7 @@ def kill_at(monkeypatch):
 
 
 @pytest.mark.parametrize("places", [
-    [(bundles, "join", 1), (bundles, "join", None), (descriptions, "complete", None),
+    [(bundles, "join", 1), (bundles, "join", None), (bundles, "complete", None),
      *((os, "fsync", number) for number in (1, 2, 7, 8, 9, 31))],
     pytest.param([(os, "fsync", number) for number in range(1, 100)], marks=pytest.mark.exhaustive)],
     ids=["some", "all"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf.configs.grouping import Grouping
+from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import (
     Dropout,
     ExpertFeedForward,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import partitioning
-from switch_tf.configs.grouping import Grouping
+from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import grouping
 from switch_tf.layers.grouping import Groups, check_batch, global_groups, plan_groups
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from switch_tf import losses
 from switch_tf.configs import choices, policies
-from switch_tf.configs.grouping import Grouping
+from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import Router, grouping
 from switch_tf.ops import random
 

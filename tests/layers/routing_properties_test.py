@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from switch_tf import partitioning
-from switch_tf.configs.grouping import Grouping
+from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import Router, dispatch, grouping
 from switch_tf.ops import random
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from switch_tf import SwitchTransformer, conversion, data
 from switch_tf.checkpoints import continuation, folders, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
-from switch_tf.checkpoints.stored_weights import StoredWeights
+from switch_tf.checkpoints.tensors import StoredWeights
 from switch_tf.conversion import weight_source
 from switch_tf.storage import places, whole_file
 from switch_tf.surgery import averaging, sources

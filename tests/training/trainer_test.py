@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchTransformer, data, statuses
-from switch_tf.checkpoints import bundles, folders, run_config, run_folder, writing
+from switch_tf.checkpoints import bundles, checkpointer, folders, run_config, run_folder
 from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.configs import names
 from switch_tf.configs.run import Run, StepSettings
@@ -300,7 +300,7 @@ def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(
                                                                                capfd):
     """Steps 2 (in the thread) and 3 (the best one, before it) cannot be saved, nor can the last one."""
     run = dataclasses.replace(run, on_failed_save="continue", best_metric="eval/sentences/loss")
-    write, make_empty = bundles.write, writing.make_empty
+    write, make_empty = bundles.write, checkpointer.make_empty
 
     def failing_write(place, *args):
         if place.parent.name in ("tmp.step_00000002", "tmp.step_00000006"):
@@ -314,7 +314,7 @@ def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(bundles, "write", failing_write)
-        patch.setattr(writing, "make_empty", failing_make)
+        patch.setattr(checkpointer, "make_empty", failing_make)
         with pytest.raises(FailedSave, match="step 6 .*No space left.* start the same command again") as raised, \
                 _start(tiny_config, run) as training:
             training.advance(6)
