@@ -5,8 +5,9 @@ import argparse
 from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.configs.choices import check_choice
+from switch_tf.conversion.checkpoint_files import DTYPES
 from switch_tf.conversion.converting import convert, default_target, locate
-from switch_tf.conversion.formats import DTYPES, HUGGING_FACE, WRITABLE
+from switch_tf.conversion.formats import WRITABLE
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
@@ -45,10 +46,10 @@ def run(arguments: argparse.Namespace) -> dict:
     name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
     to = WRITABLE[name]
-    if arguments.expert_capacity is not None and to is not HUGGING_FACE:
+    if arguments.expert_capacity is not None and "expert_capacity" not in to.options:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
     check_choice("--dtype", arguments.dtype, DTYPES)
-    if arguments.dtype != "float32" and to is not HUGGING_FACE:
+    if arguments.dtype != "float32" and "dtype" not in to.options:
         raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
     checks.optional("--expert_capacity", arguments.expert_capacity, checks.integer, 1)
     checks.new_folder(output)

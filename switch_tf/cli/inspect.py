@@ -13,7 +13,7 @@ from switch_tf.checkpoints import run_config, verification
 from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import huggingface_folder
+from switch_tf.conversion import huggingface_config
 from switch_tf.optim import memory
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import costs
@@ -107,4 +107,4 @@ def _inspect_folder(folder, arguments):
     """Inspects a run, a checkpoint, or a folder with a `config.json` of Hugging Face."""
     if not (folder / run_config.FILE).is_file() or run_config.is_in(folder):
         return costs.of_checkpoint(folder)
-    return _inspect_config(huggingface_folder.read_config(folder), arguments)
+    return _inspect_config(huggingface_config.read_config(folder), arguments)

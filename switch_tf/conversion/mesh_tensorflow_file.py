@@ -14,9 +14,7 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.checkpoints import index_files
-from switch_tf.conversion import lfs_pointers
-from switch_tf.conversion.checkpoint_files import Tensor
-from switch_tf.conversion.last_read import LastRead
+from switch_tf.conversion.untrusted_files import LastRead, Tensor, check_no_pointer
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
@@ -47,11 +45,7 @@ def is_needed(name: str) -> bool:
 
 
 def prefix_of(path: Any) -> Any:
-    """Returns the path of the checkpoint that a path names: itself, or the newest one of a folder.
-
-    Raises:
-        Refusal: The folder holds no complete checkpoint, or several and no file `checkpoint`.
-    """
+    """Returns the path of the checkpoint that a path names: itself, or the newest one of a folder."""
     if _has_index(path):
         return path
     newest, found = _newest(path), _prefixes(path)
@@ -72,13 +66,9 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
     Args:
         prefix: Path such as `folder/model.ckpt-1000`.
         is_read: function(name) -> bool. Whether a variable is wanted.
-
-    Raises:
-        Refusal: A file is missing or damaged, TensorFlow 2 wrote it, or a wanted variable is not float32, bfloat16 or
-            float16.
     """
     _check_shards(prefix)
-    lfs_pointers.check_is_none(prefix.parent / f"{prefix.name}{_INDEX}")
+    check_no_pointer(prefix.parent / f"{prefix.name}{_INDEX}")
     reader = _Reader(prefix)
     if _OBJECTS in reader.shapes:
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
@@ -94,11 +84,7 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
 
 
 def read_step(prefix: Any) -> int:
-    """Returns the number of training steps that a checkpoint says.
-
-    Raises:
-        Refusal: It says none, or a file is damaged.
-    """
+    """Returns the number of training steps that a checkpoint says."""
     reader = _Reader(prefix)
     step = reader.read(STEP) if reader.shapes.get(STEP) == [] else None
     if step is None or step.dtype.kind != "i" or not 0 <= step < 2**31:
@@ -164,7 +150,7 @@ def _check_shards(prefix):
     shards = [match for entry in prefix.parent.iterdir() if entry.name.startswith(start)
               and (match := _SHARD.fullmatch(entry.name.removeprefix(start))) and entry.is_file()]  # no pipe
     for match in shards:
-        lfs_pointers.check_is_none(prefix.parent / f"{start}{match[0]}")
+        check_no_pointer(prefix.parent / f"{start}{match[0]}")
     totals = sorted({int(match[2]) for match in shards})
     if len(totals) > 1:
         raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "

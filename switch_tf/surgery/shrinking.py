@@ -9,7 +9,7 @@ from switch_tf.checkpoints import sizes, tensors
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import own, source_vocabulary
 from switch_tf.conversion.converting import start_from
-from switch_tf.conversion.linked_weights import variables_of
+from switch_tf.conversion.weight_source import variables_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.reporting import progress
 from switch_tf.surgery import compatibility, expert_groups, held_out

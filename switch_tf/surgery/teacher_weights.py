@@ -10,7 +10,7 @@ from typing import Any
 from switch_tf import checks, data
 from switch_tf.checkpoints import folders, sizes, tensors
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
+from switch_tf.conversion import converting, formats, source_vocabulary
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import Opened
 from switch_tf.data.source_fingerprints import fingerprint_of_pieces
@@ -51,7 +51,7 @@ class TeacherWeights:
     @functools.cached_property
     def path(self) -> Any:
         """The checkpoint or the folder, the same one for as long as this object exists."""
-        return folders.resolve(self._folder) if self._format is SWITCH_TF else self._found[0]
+        return self._format.resolve(self._found[0])
 
     @functools.cached_property
     def _description(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class TeacherWeights:
     @functools.cached_property
     def config(self) -> SwitchConfig:
         """Configuration of the model."""
-        config = stated_config.find(self.path, self._format)
+        config = self._format.config_of(self.path)
         if config is None:
             raise Refusal(f"{self._argument} {self.path} is of {self._format.name} and does not describe its model; "
                           f"convert it first: switch-tf convert --input {self._folder} --output FOLDER "
@@ -76,7 +76,7 @@ class TeacherWeights:
         if self._format is SWITCH_TF:
             return folders.identity(self._description)
         start = str(self.path)
-        files = [name.removeprefix(start) for name, _, _ in conversion_identity.state(self.path)]
+        files = [name.removeprefix(start) for name, _, _ in converting.state(self.path)]
         files = [file for file in files if all(map(self._format.is_needed, places.at(file).parts))]
         content = [(file, places.sample(start + file, _BUDGET // len(files))) for file in files]
         return f"{self._format.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
@@ -108,4 +108,4 @@ class TeacherWeights:
             tensors.restore(self.path, variables)
             return
         with self._format.at_hand(self.path) as local:
-            tensors.start(Opened(self._format.open(local, self.config), self.path), variables)
+            tensors.start(Opened(self._format.module.open_weights(local, self.config), self.path), variables)

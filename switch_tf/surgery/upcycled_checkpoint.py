@@ -7,16 +7,8 @@ import numpy as np
 
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import (
-    conversion_identity,
-    converting,
-    formats,
-    linked_weights,
-    own_writing,
-    source_vocabulary,
-    weight_source,
-)
-from switch_tf.conversion.formats import Extras, Format
+from switch_tf.conversion import converting, formats, own, source_vocabulary, weight_source
+from switch_tf.conversion.formats import Format
 from switch_tf.surgery import compatibility, upcycled_slots
 from switch_tf.surgery.kernels import Changes
 from switch_tf.surgery.upcycling import gate_scale, gate_sums, open_upcycled
@@ -42,17 +34,17 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
     """
     twin, step = None if source_format.describes_model else compatibility.dense_twin(config), None
     with source_format.at_hand(source, with_optimizer) as local:
-        dense, vocabulary = source_format.open(local, twin), source_vocabulary.find(source, local)
+        dense, vocabulary = source_format.module.open_weights(local, twin), source_vocabulary.find(source, local)
         upcycled = open_upcycled(dense, config, changes)
         if with_optimizer:
-            model, sparse = linked_weights.read_model(dense), linked_weights.read_model(upcycled)
-            optimizer = upcycled_slots.upcycled(model, source_format.read_optimizer(local, model), sparse)
-            own_writing.write(weight_source.of_model(sparse), output, vocabulary.content, optimizer=optimizer)
+            model, sparse = weight_source.read_model(dense), weight_source.read_model(upcycled)
+            optimizer = upcycled_slots.upcycled(model, source_format.module.read_optimizer(local, model), sparse)
+            own.write_weights(weight_source.of_model(sparse), output, vocabulary.content, optimizer=optimizer)
             step = int(optimizer.iterations.numpy())
         else:
-            identity = conversion_identity.of(source, source_format, formats.SWITCH_TF, output, config,
-                                              Extras(vocabulary.content)) | dataclasses.asdict(changes)
-            own_writing.write(upcycled, output, vocabulary.content, identity)
+            identity = converting.identity_of(source, source_format, formats.SWITCH_TF, output, config,
+                                              vocabulary.content) | dataclasses.asdict(changes)
+            own.write_weights(upcycled, output, vocabulary.content, identity)
     name, lines = converting.start_from(output, vocabulary, step)
     result = {"from": str(source), "format": source_format.name, "output": str(output),
               "num_parameters": config.num_parameters, "num_dense_parameters": dense.config.num_parameters,

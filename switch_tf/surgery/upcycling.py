@@ -7,8 +7,7 @@ import zlib
 import numpy as np
 
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion.linked_weights import read_model
-from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
+from switch_tf.conversion.weight_source import WeightSource, of_model, read_model, weights_of
 from switch_tf.layers import grouping
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.models.transformer_layer import switch_feed_forward

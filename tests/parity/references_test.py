@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from switch_tf import SwitchConfig
 from switch_tf.configs.run import StepSettings
-from switch_tf.conversion import formats, stated_config
+from switch_tf.conversion import formats
 from switch_tf.conversion.weight_source import variables_of
 from switch_tf.training import train_step
 
@@ -51,7 +51,7 @@ def golden(tmp_path_factory):
             source, config = formats.MESH_TENSORFLOW, MESH_CONFIGS[case.partition("/")[2]]
         else:
             source = formats.T5X
-            config = T5 if case == "t5x/t5" else stated_config.find(folder, source)
+            config = T5 if case == "t5x/t5" else source.config_of(folder)
         model = source.read(folder, config)
         with np.load(folder / "expected.npz") as numbers:
             return folder, model, source, dict(numbers)
