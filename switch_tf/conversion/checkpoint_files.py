@@ -15,18 +15,17 @@ import pathlib
 import struct
 from collections.abc import Mapping
 
-import ml_dtypes
 import numpy as np
 
 from switch_tf import checks
 from switch_tf.conversion import pytorch_bin
-from switch_tf.conversion.untrusted_files import Tensor, check_regular, is_plain_name, parse_object, read_object
+from switch_tf.conversion.untrusted_files import DTYPES, Tensor, check_regular, is_plain_name, parse_object, read_object
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
 
-DTYPES = {"float32": np.dtype("<f4"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}  # that are written
+WRITTEN_DTYPES = ("float32", "bfloat16")
 MAX_SHARD_BYTES = 5 * 10**9
-_CODES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_CODES = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 _MAX_HEADER_BYTES = 32 * 2**20
 _MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
 _MAX_NAME = 300  # characters of a tensor's name; T5's have about 60
@@ -40,10 +39,10 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
     for file_name, open_file in (("model.safetensors", open_safetensors),
                                  ("pytorch_model.bin", pytorch_bin.open_tensors)):
         path, index = folder / file_name, folder / f"{file_name}.index.json"
-        if _is_there(path):
+        if os.path.lexists(path):
             check_regular(path)
             tensors = open_file(path)
-        elif _is_there(index):
+        elif os.path.lexists(index):
             tensors = _open_shards(index, open_file)
         else:
             continue
@@ -51,7 +50,7 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
             if len(name) > _MAX_NAME:
                 raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
                               f"{checks.shown(name)}; no model has such names.")
-            if tensor.dtype not in (*_CODES, "float32", "float16", "bfloat16"):
+            if tensor.dtype not in (*_CODES, *DTYPES):
                 raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
                               f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
                               "original of a quantised one.")
@@ -63,12 +62,8 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 
 def has_tensors(folder: pathlib.Path) -> bool:
     """Returns whether a folder holds a file that `open_folder` opens, or the index of its shards."""
-    return any(_is_there(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
+    return any(os.path.lexists(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
                for end in ("", ".index.json"))
-
-
-def _is_there(path):
-    return path.exists() or path.is_symlink()
 
 
 def _open_shards(index, open_file):
@@ -161,7 +156,7 @@ class Shards:
     Args:
         folder: Path of an existing folder.
         shapes: Name -> shape of each tensor, in the order of writing.
-        dtype: Name of the dtype on disk, of DTYPES.
+        dtype: Name of the dtype on disk, of WRITTEN_DTYPES.
         num_bytes: Bytes of values that are written already. What follows them is removed.
 
     Attributes:

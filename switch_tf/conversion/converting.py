@@ -12,7 +12,7 @@ from etils import epy
 
 import switch_tf
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import checkpoint_files, formats, source_vocabulary
+from switch_tf.conversion import formats, source_vocabulary, untrusted_files
 from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Format
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
@@ -202,7 +202,7 @@ def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, 
     def different(what):
         return Refusal(f"{output} is not what its source is: {what}; remove it and convert again.")
 
-    read, dtype = source.read, checkpoint_files.DTYPES[dtype]
+    read, dtype = source.read, untrusted_files.DTYPES[dtype]
     source = source._replace(read=lambda name, rows: read(name, rows).astype(dtype).astype(np.float32))
     with to.at_hand(output) as local:
         written = to.module.open_weights(local, None)

@@ -7,9 +7,10 @@ from typing import Any
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config, source_vocabulary, weight_source
-from switch_tf.conversion.checkpoint_files import DTYPES, Shards, write_object
+from switch_tf.conversion.checkpoint_files import Shards, write_object
 from switch_tf.conversion.huggingface_config import EMBEDDING, LOGITS
-from switch_tf.conversion.rules import INDEX, Ignore, Link, Rule, Rules
+from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Ignore, Link, Rule, Rules
+from switch_tf.conversion.untrusted_files import DTYPES
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
@@ -21,9 +22,8 @@ _EMBEDDING = "token_embedder/embedding"
 
 
 def _attention_rules(ours, theirs):
-    kernels = (("query", "q", 1), ("key", "k", 1), ("value", "v", 1), ("out", "o", 0))
-    return [Rule(f"{ours}/{name}", f"{theirs}.{letter}.weight", merge=merge, transpose=True)
-            for name, letter, merge in kernels]
+    return [Rule(f"{ours}/{name}", f"{theirs}.{name[0]}.weight", merge=merge, transpose=True)
+            for name, merge in MERGES.items()]
 
 
 def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
@@ -56,7 +56,7 @@ def _rules(mlp_name, has_layer_biases=False):
             # In old files. No version of transformers reads it.
             Ignore("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         ],
-        fields={"i": INDEX, "e": INDEX, "kernel": "wi|wi_0|wi_1|wo"})
+        fields={"i": INDEX, "e": INDEX, "kernel": KERNELS})
 
 
 T5_RULES, SWITCH_RULES = _rules("DenseReluDense"), _rules("mlp")
@@ -112,13 +112,9 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     Raises:
         Refusal: the folder is not empty or cannot be written, or Hugging Face's classes cannot represent the model.
     """
-    if not isinstance(model, SwitchTransformer):
-        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
-    folder = checks.path("folder", folder)
+    source, folder = weight_source.of_model(model), checks.path("folder", folder)
     checks.new_folder(folder)
-    if not model.built:
-        model.build()
-    write_weights(weight_source.of_model(model), folder, vocabulary, expert_capacity=expert_capacity)
+    write_weights(source, folder, vocabulary, expert_capacity=expert_capacity)
 
 
 def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,

@@ -10,8 +10,7 @@ largest one, of equal ones the first, and "vc" the mean over the other.
 
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import mesh_tensorflow_file
 from switch_tf.conversion.optimizer_slots import factored, read_adafactor, unlike, with_momentum
-from switch_tf.conversion.rules import Rule, Rules
+from switch_tf.conversion.rules import KERNELS, MERGES, Rule, Rules
 from switch_tf.conversion.weight_source import WeightSource, open_linked, read_model, without_config
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -33,7 +32,10 @@ _SELF_ATTENTION, _CROSS_ATTENTION, _DENSE, _EXPERTS = "SelfAttention", "EncDecAt
 _ORDER = {"encoder": ((_SELF_ATTENTION,), (_DENSE, _EXPERTS)),
           "decoder": ((_SELF_ATTENTION,), (_CROSS_ATTENTION,), (_DENSE, _EXPERTS))}
 _NORMS = ("rms_norm", "layer_norm")  # the second by the legacy form of its LayerStack
-_BIAS = f"{_SELF_ATTENTION}/relative_attention_bias"
+# Stack and kind -> our names of an attention and of its norm.
+_NAMES = {("encoder", _SELF_ATTENTION): ("attention", "attention"),
+          ("decoder", _SELF_ATTENTION): ("self_attention", "self_attention"),
+          ("decoder", _CROSS_ATTENTION): ("encoder_decoder_attention", "cross_attention")}
 _SUBLAYER = re.compile(r"(encoder|decoder)/block_(\d{3,6})/layer_(\d{3,6})/(\w+)/.+")
 _SLOT = re.compile(r".+_slot_(vr|vc|v|m)")
 
@@ -61,7 +63,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
     prefix, tensors = _open(path)
     if not isinstance(config, SwitchConfig):
         raise without_config("Mesh TensorFlow", path, tensors)
-    return open_linked(config, _checked_rules(config, tensors), tensors, prefix)
+    return open_linked(config, _rules_of(config, tensors), tensors, prefix)
 
 
 def _open(path):
@@ -105,19 +107,12 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         largest = np.argsort([-size for size in shape], kind="stable").tolist()
         slots[name] = factored(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
                                "Mesh TensorFlow")
-    return read_adafactor(model, _checked_rules(model.config, weights), slots, mesh_tensorflow_file.read_step(prefix),
+    return read_adafactor(model, _rules_of(model.config, weights), slots, mesh_tensorflow_file.read_step(prefix),
                           prefix)
 
 
-class Layer(NamedTuple):
-    """A layer: the `scopes` of its sublayers, such as "encoder/block_000/layer_000", and whether it has experts."""
-
-    scopes: tuple[str, ...]
-    is_sparse: bool
-
-
-def _layers_of(stack: str, names: Iterable[str]) -> list[Layer]:
-    """Returns the layers of a stack in order, by the names of variables."""
+def _sublayers_of(stack: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns scope and kind of the sublayers of a stack in order, by the names of variables."""
     kinds: dict[tuple[int, int], set[str]] = {}
     for match in filter(None, map(_SUBLAYER.fullmatch, names)):
         if match[1] == stack:
@@ -145,11 +140,10 @@ def _layers_of(stack: str, names: Iterable[str]) -> list[Layer]:
     if len(found) % len(order):
         raise Refusal(f"The checkpoint's {stack} must repeat {listed}, but it ends with {found[-1][0]}, which is "
                       f"{found[-1][1]}; it is incomplete, or of another model.")
-    parts = [found[start:start + len(order)] for start in range(0, len(found), len(order))]
-    return [Layer(tuple(scope for scope, _ in part), part[-1][1] == _EXPERTS) for part in parts]
+    return found
 
 
-def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:
+def _rules_of(config: SwitchConfig, names: Collection[str]) -> Rules:
     """Returns the rules of a checkpoint, whose layers are compared with those of a configuration."""
     if config.extra_mlp or config.has_attention_experts:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
@@ -159,32 +153,46 @@ def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:
     if positions is not None:
         raise Refusal(f"The checkpoint has learned positions ({positions!r}), and models of this package have position "
                       "biases; take one trained with them, relative_attention_type = \"bias_shared\" as T5's.")
-    layers = {stack: _layers_of(stack, names) for stack in ("encoder", "decoder")}
-    for stack, found in layers.items():
-        _check_layers(stack, found, config)
-        policy = config.routing(stack == "decoder")[0]
-        for gating in (gating for layer in found if layer.is_sparse for gating in _gatings(layer, names)):
-            if GATINGS[gating] != policy:
-                field = "decoder_routing_policy" if stack == "decoder" and config.decoder_routing_policy else (
-                    "routing_policy")
-                raise Refusal(f"The checkpoint's {stack} has routers of {gating}, which is {GATINGS[gating]!r} here, "
-                              f"but its configuration asks for {policy!r}; add "
-                              f"--gin.SwitchConfig.{field}=\"'{GATINGS[gating]}'\".")
-        has_layer_biases = any(f"{layer.scopes[0]}/{_BIAS}" in names for layer in found[1:])
-        if has_layer_biases and not config.relative_attention_per_layer:
-            raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one for "
-                          "each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the --gin_file of "
-                          "its model.")
-    return rules_of(layers, names, config.relative_attention_per_layer)
+    norm = final = _NORMS[0]
+    if any(name.endswith(f"/{_NORMS[1]}/scale") for name in names):
+        norm, final = _NORMS[1], f"final_{_NORMS[1]}"
+    has_layer_biases = config.relative_attention_per_layer
+    rules = [Rule("token_embedder/embedding", EMBEDDING), Rule("logits_dense/kernel", "decoder/logits/kernel")]
+    for stack, order in _ORDER.items():
+        sublayers = _sublayers_of(stack, names)
+        _check_layers(stack, [kind for _, kind in sublayers[len(order) - 1::len(order)]], config)
+        rules.append(Rule(f"{stack}/{stack}_norm/scale", f"{stack}/{final}/scale"))
+        for place, (scope, kind) in enumerate(sublayers):
+            index, number = divmod(place, len(order))
+            ours = f"{stack}/layers_{index}"
+            name, norm_of = _NAMES.get((stack, kind), ("mlp", "mlp"))
+            rules.append(Rule(f"{ours}/pre_{norm_of}_layer_norm/scale", f"{scope}/{norm}/scale"))
+            if kind == _EXPERTS:
+                gating = _gating_of(scope, names, stack, config)
+                rules += [Rule(f"{ours}/mlp/experts/<kernel>", f"{scope}/{kind}/<kernel>/kernel"),
+                          Rule(f"{ours}/mlp/router/kernel", f"{scope}/{kind}/{gating}/kernel")]
+            elif kind == _DENSE:
+                rules.append(Rule(f"{ours}/mlp/<kernel>", f"{scope}/{kind}/<kernel>/kernel"))
+            else:
+                rules += [Rule(f"{ours}/{name}/{kernel}", f"{scope}/{kind}/{kernel[0]}", merge=merge)
+                          for kernel, merge in MERGES.items()]
+            bias = f"{scope}/{_SELF_ATTENTION}/relative_attention_bias"
+            if number == 0 and (has_layer_biases or index == 0):
+                rules.append(Rule(f"{ours if has_layer_biases else stack}/relpos_bias/rel_embedding", bias))
+            elif number == 0 and bias in names:
+                raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one "
+                              "for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the "
+                              "--gin_file of its model.")
+    return Rules(rules, fields={"kernel": KERNELS})
 
 
-def _check_layers(stack, layers, config):
-    """Compares the number of layers, and which of them have experts."""
+def _check_layers(stack, last_kinds, config):
+    """Compares the number of layers, and which of them have experts, given the last sublayers."""
     count = getattr(config, f"num_{stack}_layers")
-    if len(layers) != count:
-        raise Refusal(f"The checkpoint's {stack} has {len(layers)} layers, but its configuration asks for {count}; "
+    if len(last_kinds) != count:
+        raise Refusal(f"The checkpoint's {stack} has {len(last_kinds)} layers, but its configuration asks for {count}; "
                       "give the --gin_file of its model.")
-    sparse = tuple(index for index, layer in enumerate(layers) if layer.is_sparse)
+    sparse = tuple(index for index, kind in enumerate(last_kinds) if kind == _EXPERTS)
     wanted = getattr(config, f"{stack}_sparse_layers")
     if sparse == wanted:
         return
@@ -197,42 +205,15 @@ def _check_layers(stack, layers, config):
                   f"{way_out}.")
 
 
-def _gatings(layer, names):
-    """Returns the names of the routers in a sparse layer; an undamaged one has one."""
-    return [gating for gating in GATINGS if f"{layer.scopes[-1]}/{_EXPERTS}/{gating}/kernel" in names]
-
-
-def rules_of(layers: Mapping[str, list[Layer]], names: Collection[str], has_layer_biases: bool = False) -> Rules:
-    """Returns the rules of a checkpoint.
-
-    Args:
-        layers: "encoder" and "decoder" -> layers.
-        names: Names of the checkpoint's variables, which show the names of norms and routers.
-        has_layer_biases: bool. Whether each layer has a position bias, and not just the first one of a stack.
-    """
-    norm = final = _NORMS[0]
-    if any(name.endswith(f"/{_NORMS[1]}/scale") for name in names):
-        norm, final = _NORMS[1], f"final_{_NORMS[1]}"
-    rules = [Rule("token_embedder/embedding", EMBEDDING), Rule("logits_dense/kernel", "decoder/logits/kernel")]
-    for stack, found in layers.items():
-        rules.append(Rule(f"{stack}/{stack}_norm/scale", f"{stack}/{final}/scale"))
-        attentions = [("attention", _SELF_ATTENTION, "attention")] if stack == "encoder" else [
-            ("self_attention", _SELF_ATTENTION, "self_attention"),
-            ("encoder_decoder_attention", _CROSS_ATTENTION, "cross_attention")]
-        for index, layer in enumerate(found):
-            ours, last = f"{stack}/layers_{index}", layer.scopes[-1]
-            for (name, kind, norm_of), scope in zip(attentions, layer.scopes[:-1], strict=True):
-                rules += [Rule(f"{ours}/{name}/{kernel}", f"{scope}/{kind}/{kernel[0]}", merge=merge)
-                          for kernel, merge in (("query", 1), ("key", 1), ("value", 1), ("out", 0))]
-                rules.append(Rule(f"{ours}/pre_{norm_of}_layer_norm/scale", f"{scope}/{norm}/scale"))
-            rules.append(Rule(f"{ours}/pre_mlp_layer_norm/scale", f"{last}/{norm}/scale"))
-            if layer.is_sparse:
-                gating = next(iter([*_gatings(layer, names), *GATINGS]))
-                rules += [Rule(f"{ours}/mlp/experts/<kernel>", f"{last}/{_EXPERTS}/<kernel>/kernel"),
-                          Rule(f"{ours}/mlp/router/kernel", f"{last}/{_EXPERTS}/{gating}/kernel")]
-            else:
-                rules.append(Rule(f"{ours}/mlp/<kernel>", f"{last}/{_DENSE}/<kernel>/kernel"))
-            if has_layer_biases or index == 0:
-                bias = ours if has_layer_biases else stack
-                rules.append(Rule(f"{bias}/relpos_bias/rel_embedding", f"{layer.scopes[0]}/{_BIAS}"))
-    return Rules(rules, fields={"kernel": "wi|wi_0|wi_1|wo"})
+def _gating_of(scope, names, stack, config):
+    """Returns the name of the router in a sparse layer, of which an undamaged one has one."""
+    policy = config.routing(stack == "decoder")[0]
+    found = [gating for gating in GATINGS if f"{scope}/{_EXPERTS}/{gating}/kernel" in names]
+    for gating in found:
+        if GATINGS[gating] != policy:
+            field = "decoder_routing_policy" if stack == "decoder" and config.decoder_routing_policy else (
+                "routing_policy")
+            raise Refusal(f"The checkpoint's {stack} has routers of {gating}, which is {GATINGS[gating]!r} here, "
+                          f"but its configuration asks for {policy!r}; add "
+                          f"--gin.SwitchConfig.{field}=\"'{GATINGS[gating]}'\".")
+    return next(iter([*found, *GATINGS]))

@@ -35,26 +35,17 @@ def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
         Refusal: `source` is neither, or its configuration is not recorded.
         BrokenCheckpoint: files are missing or damaged.
     """
-    path = folders.resolve(checks.path("source", source))
-    model = SwitchTransformer(_config_of(path))
-    model.build()
-    tensors.restore(path, tensors.state_variables(model))
-    return model
+    return weight_source.read_model(open_weights(source))
 
 
 def open_weights(source: str | pathlib.Path, config: None = None) -> WeightSource:
     """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_switch_tf`."""
     path = folders.resolve(checks.path("source", source))
-    config = _config_of(path)
+    config = model_gin.recorded(path)
+    sizes.check(config, path)
     weights, stored = weight_source.weights_of(config), StoredWeights(path)
     tensors.check_readable(path, {f"{_MODEL}{name}": weight for name, weight in weights.items()})
     return WeightSource(config, weights, lambda name, rows: stored.read(f"{_MODEL}{name}", rows))
-
-
-def _config_of(path):
-    config = model_gin.recorded(path)
-    sizes.check(config, path)
-    return config
 
 
 def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adafactor:
@@ -96,16 +87,13 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
     Raises:
         Refusal: the folder is not empty, or cannot be written.
     """
-    if not isinstance(model, SwitchTransformer):
-        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+    source = weight_source.of_model(model)
     if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
         raise Refusal("optimizer must be an Adafactor that is built for the model, or None, not "
                       f"{checks.shown(optimizer)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
-    if not model.built:
-        model.build()
-    write_weights(weight_source.of_model(model), folder, vocabulary, optimizer=optimizer)
+    write_weights(source, folder, vocabulary, optimizer=optimizer)
 
 
 def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,

@@ -13,7 +13,8 @@ import numpy as np
 
 from switch_tf.refusals import Refusal
 
-INDEX = r"0|[1-9]\d*"
+INDEX, KERNELS = r"0|[1-9]\d*", "wi|wi_0|wi_1|wo"
+MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> the dimension that holds heads, see Rule
 _FIELD = re.compile(r"<(\w+)>")
 
 

@@ -21,7 +21,7 @@ from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import t5x_file
 from switch_tf.conversion.optimizer_slots import factored, read_adafactor, unlike, with_momentum
-from switch_tf.conversion.rules import INDEX, Rule, Rules
+from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Rule, Rules
 from switch_tf.conversion.untrusted_files import LastRead, Tensor
 from switch_tf.conversion.weight_source import WeightSource, open_linked, read_model, without_config
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -41,8 +41,7 @@ _EMBED_LAST = re.compile(r".*/(?:embedding|out/kernel|wo/kernel)")
 def _stack_rules(stack, attentions):
     layer = f"{stack}/layers_<i>"
     kernels = [Rule(f"{layer}/{attention}/{name}", f"target/{layer}/{attention}/{name}/kernel", merge=merge)
-               for attention in attentions
-               for name, merge in (("query", 1), ("key", 1), ("value", 1), ("out", 0))]
+               for attention in attentions for name, merge in MERGES.items()]
     same = [f"{layer}/<norm>/scale", f"{stack}/{stack}_norm/scale", f"{stack}/relpos_bias/rel_embedding",
             f"{layer}/relpos_bias/rel_embedding"]
     return [
@@ -57,7 +56,7 @@ RULES = Rules(
      Rule("logits_dense/kernel", "target/decoder/logits_dense/kernel"),
      *_stack_rules("encoder", ["attention"]),
      *_stack_rules("decoder", ["self_attention", "encoder_decoder_attention"])],
-    fields={"i": INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|extra_mlp", "norm": r"pre_\w+_layer_norm"})
+    fields={"i": INDEX, "kernel": KERNELS, "mlp": "mlp|extra_mlp", "norm": r"pre_\w+_layer_norm"})
 
 
 def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:

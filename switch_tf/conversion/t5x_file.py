@@ -24,12 +24,18 @@ import re
 import struct
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.conversion.untrusted_files import Tensor, check_no_pointer, check_regular, is_plain_name, read_object
+from switch_tf.conversion.untrusted_files import (
+    DTYPES,
+    Tensor,
+    check_no_pointer,
+    check_regular,
+    is_plain_name,
+    read_object,
+)
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage.whole_file import reading
 
@@ -44,7 +50,6 @@ _CHECKPOINT = re.compile(r"(?:checkpoint_)?([0-9]{1,15})")
 _ITEMS = ("state", "default", "items")  # T5X's name, and those of Orbax' checkpoint managers
 _DATABASE, _UNMERGED = "manifest.ocdbt", "ocdbt.process_*"
 _DESCRIPTIONS = {"zarr": ".zarray", "zarr3": "zarr.json"}
-_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
 
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -174,7 +179,7 @@ def _open_zarr(folder, place, name, driver):
 
 
 def _checked_dtype(name, dtype):
-    dtypes = _DTYPES | (_INTEGERS if name == STEP else {})
+    dtypes = DTYPES | (_INTEGERS if name == STEP else {})
     if dtype not in dtypes:
         raise Refusal(f"A weight must be float32, bfloat16 or float16, but {name!r} is {checks.shown(dtype)}; save the "
                       "checkpoint anew in one of them.")

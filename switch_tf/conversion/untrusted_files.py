@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from switch_tf import checks
@@ -14,6 +15,7 @@ from switch_tf.storage.whole_file import reading
 
 # The largest published files are tokenizer.json of mT5 (16 MB) and the index of Switch-C's 120,000 tensors (14 MB).
 MAX_BYTES = 64 * 2**20
+DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _MAX_DEPTH = 32
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 

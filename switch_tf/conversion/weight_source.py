@@ -8,6 +8,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from switch_tf import checks
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion.rules import Rules
@@ -50,7 +51,11 @@ def variables_of(model: SwitchTransformer) -> dict[str, keras.Variable]:
 
 
 def of_model(model: SwitchTransformer) -> WeightSource:
-    """Returns the weights of a built model."""
+    """Returns the weights of a model, which is built if it is not yet."""
+    if not isinstance(model, SwitchTransformer):
+        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+    if not model.built:
+        model.build()
     variables = variables_of(model)
     weights = {name: Weight(tuple(variable.shape), variable.dtype, axes_of(variable))
                for name, variable in variables.items()}
@@ -60,9 +65,7 @@ def of_model(model: SwitchTransformer) -> WeightSource:
 def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
     """Returns the weights of a configuration's model, without initialising variables."""
     with keras.StatelessScope(initialize_variables=False):
-        model = SwitchTransformer(config)
-        model.build()
-        return of_model(model).weights
+        return of_model(SwitchTransformer(config)).weights
 
 
 def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor], folder: pathlib.Path,
