@@ -8,7 +8,7 @@ from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config, source_vocabulary, weight_source
 from switch_tf.conversion.checkpoint_files import Shards, write_object
-from switch_tf.conversion.huggingface_config import EMBEDDING, LOGITS
+from switch_tf.conversion.huggingface_config import EMBEDDING, LOGITS, STACK_EMBEDDINGS
 from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Ignore, Link, Rule, Rules
 from switch_tf.conversion.untrusted_files import DTYPES
 from switch_tf.conversion.weight_source import WeightSource
@@ -130,13 +130,19 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     """
     values = huggingface_config.to_hugging_face(source.config, expert_capacity) | {"dtype": dtype}
     links = {link.ours: link for link in rules_of(source.config).link(source.weights)}
-    # The other names of the embedding are written as weights of their own.
-    copies, embedding = huggingface_config.copies_of_embedding(source.config), source.weights[_EMBEDDING]
+    # If tie_word_embeddings is false, transformers' Switch Transformer ties nothing, so the other names under which it
+    # reads the embedding are written as weights of their own. That flag also means that logits are not scaled.
+    config, copies, embedding = source.config, [], source.weights[_EMBEDDING]
+    if not config.scales_logits:
+        copies += [LOGITS] if config.logits_via_embedding and not config.is_encoder_only else []
+        copies += STACK_EMBEDDINGS[:1 if config.is_encoder_only else 2] if config.num_experts else ()
     links |= {name: Link(name, embedding.shape, (name,), Rule(name, name)) for name in copies}
     every = WeightSource(source.config, {**source.weights, **dict.fromkeys(copies, embedding)},
                          lambda name, rows: source.read(_EMBEDDING if name in copies else name, rows))
     shapes = {name: links[weight].their_shape for weight in every.weights for name in links[weight].theirs}
-    groups = weight_source.groups_of(every, lambda name: links[name].rule.is_divisible)
+    # Rows of an undivided weight are neither whole tensors of theirs nor rows of one.
+    undivided = {name for name, link in links.items() if link.rule.transpose and not link.rule.stack}
+    groups = weight_source.groups_of(every, undivided)
     num_bytes = DTYPES[dtype].itemsize * sum(map(math.prod, shapes.values()))
     with resumable_folder(folder.resolve(), "config.json", identity, num_bytes) as work:
         done = len(work.finished)

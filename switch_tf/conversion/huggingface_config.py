@@ -23,6 +23,7 @@ from switch_tf.refusals import Refusal
 
 T5, MT5, UMT5, SWITCH = "t5", "mt5", "umt5", "switch_transformers"
 EMBEDDING, LOGITS = "shared.weight", "lm_head.weight"
+STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Name of the logits in checkpoints converted from T5X without a rule for them (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"
 
@@ -73,7 +74,6 @@ _DEFAULT_END = 1  # transformers' for a config.json without the key
 
 _MAX_LAYERS = 512  # of a stack; published T5s have 24
 _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|DenseReluDense)\.(router|experts)?)?")
-_STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 # Folders.
@@ -136,7 +136,7 @@ def _unify_embeddings(tensors: dict[str, Tensor], ties_logits: bool) -> None:
         tensors: Name -> Tensor, changed in place.
         ties_logits: bool. Whether transformers uses `lm_head` as the embedding if no other name stores one.
     """
-    names = [name for name in (EMBEDDING, *_STACK_EMBEDDINGS) if name in tensors]
+    names = [name for name in (EMBEDDING, *STACK_EMBEDDINGS) if name in tensors]
     if not names and LOGITS in tensors and ties_logits:
         names = [LOGITS]
     if not names:
@@ -428,7 +428,8 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
     function = next(theirs for theirs, ours in _FUNCTIONS.items() if config.activation in ours)
     values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()} | {
         "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
-        "initializer_factor": 1.0, "dense_act_fn": function, **special_ids(config.end_id),
+        "initializer_factor": 1.0, "dense_act_fn": function, _PAD: 0, _START: 0,
+        _END: (list(config.end_id) or None) if isinstance(config.end_id, tuple) else config.end_id,
         # Their code reads it as "the last hidden state is scaled", and ties every weight without a tensor.
         "tie_word_embeddings": config.scales_logits}
     if not config.num_experts:
@@ -477,22 +478,3 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
         "architectures": ["SwitchTransformersEncoderModel" if config.is_encoder_only
                           else "SwitchTransformersForConditionalGeneration"],
         "router_bias": False, "router_ignore_padding_tokens": False, "add_router_probs": False}
-
-
-def special_ids(end: int | tuple[int, ...]) -> dict:
-    """Returns the keys of config.json for special ids, given `SwitchConfig.end_id`."""
-    ends = list(end) if isinstance(end, tuple) else end
-    return {_PAD: 0, _START: 0, _END: None if ends == [] else ends}
-
-
-def copies_of_embedding(config: SwitchConfig) -> tuple[str, ...]:
-    """Returns the other names under which transformers reads the embedding of a model with this SwitchConfig.
-
-    Copies are needed by its Switch Transformer, which ties nothing if tie_word_embeddings is false. That flag also
-    means that the last hidden state is not scaled.
-    """
-    if config.scales_logits:
-        return ()
-    stacks = _STACK_EMBEDDINGS[:1 if config.is_encoder_only else 2] if config.num_experts else ()
-    has_tied_logits = config.logits_via_embedding and not config.is_encoder_only
-    return (LOGITS, *stacks) if has_tied_logits else stacks

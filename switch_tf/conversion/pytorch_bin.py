@@ -5,7 +5,6 @@ a program that may call any function, so it is interpreted here: the few instruc
 dictionary of tensors work on plain values, and any other instruction or name is refused.
 """
 
-import functools
 import math
 import pathlib
 import pickletools
@@ -95,14 +94,13 @@ def _locate(name, description, path, members, file) -> Tensor:
     if not is_valid or num_elements * dtype.itemsize > num_bytes:
         raise Refusal(f"{path} is damaged: {checks.shown(name)} of shape {checks.shown(shape)} does not lie within "
                       f"the {max(num_bytes, 0)} bytes that are stored for it; download it again.")
-    return Tensor(shape, functools.partial(_view, path, dtype, start, extent, offset, shape, strides), dtype=dtype.name)
 
+    def load():
+        storage = np.memmap(path, dtype, "r", start, (extent,))
+        return np.lib.stride_tricks.as_strided(
+            storage[offset:], shape, [stride * dtype.itemsize for stride in strides], writeable=False)
 
-def _view(path, dtype, start, extent, offset, shape, strides) -> np.ndarray:
-    """Returns a read-only view of a file, <dtype>[*shape]."""
-    storage = np.memmap(path, dtype, "r", start, (extent,))
-    return np.lib.stride_tricks.as_strided(
-        storage[offset:], shape, [stride * dtype.itemsize for stride in strides], writeable=False)
+    return Tensor(shape, load, dtype=dtype.name)
 
 
 def _text(value) -> str:

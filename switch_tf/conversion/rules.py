@@ -42,11 +42,6 @@ class Rule(NamedTuple):
             shape = (*shape[:self.merge], shape[self.merge] * shape[end - 1], *shape[end:])
         return shape[::-1] if self.transpose else shape
 
-    @property
-    def is_divisible(self) -> bool:
-        """Whether rows of our weight are whole tensors of theirs, or rows of one."""
-        return bool(self.stack) or not self.transpose
-
     def their_index(self, shape: tuple[int, ...], rows: slice) -> tuple:
         """Returns the part of their tensor, unless stacked, that holds rows of our weight of `shape`; () for all."""
         start, stop, _ = rows.indices(shape[0])

@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import keras
@@ -140,18 +140,18 @@ class Portion(NamedTuple):
     size: int
 
 
-def groups_of(source: WeightSource, is_divisible: Callable[[str], bool] = lambda name: True) -> list[list[Portion]]:
+def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[list[Portion]]:
     """Returns all weights in portions, in the order of reading and in groups of at most LARGEST bytes.
 
     Args:
         source: Weights.
-        is_divisible: function(name) -> bool. Whether a weight may be cut along its first dimension. One that may not,
-            or one of whose rows is larger than LARGEST, is a portion of any size.
+        undivided: Names of weights that may not be cut along their first dimension. Such a portion has any size, and
+            so has a row that is larger than LARGEST.
     """
     groups, num_bytes = [[]], 0
     for name, weight in source.weights.items():
         num_rows, row_size = weight.shape[0], math.prod(weight.shape[1:])
-        step = max(1, LARGEST // max(1, 4 * row_size)) if is_divisible(name) else num_rows
+        step = max(1, LARGEST // max(1, 4 * row_size)) if name not in undivided else num_rows
         for start in range(0, num_rows, step):
             rows = slice(start, min(start + step, num_rows))
             size = (rows.stop - start) * row_size

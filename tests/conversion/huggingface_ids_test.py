@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion, decoding
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -23,7 +24,8 @@ def test_ends(values, generation, ends):
     values = {"pad_token_id": 0, **values}
     assert huggingface_config.end_id(values, generation) == ends
     if generation is None:
-        assert huggingface_config.special_ids(ends)["eos_token_id"] == values.get("eos_token_id", 1)
+        written = huggingface_config.to_hugging_face(SwitchConfig(end_id=ends), None)
+        assert written["eos_token_id"] == values.get("eos_token_id", 1)
 
 
 def test_a_generation_config_without_an_end_warns():
