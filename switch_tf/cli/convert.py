@@ -5,8 +5,9 @@ import argparse
 from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.configs.choices import check_choice
+from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
 from switch_tf.conversion.converting import convert, default_target, locate
-from switch_tf.conversion.formats import DTYPES, HUGGING_FACE, WRITABLE
+from switch_tf.conversion.formats import WRITABLE
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="what to write; by default switch_tf, or hugging_face if the input is switch_tf")
     parser.add_argument("--expert_capacity", type=int, at_least=1, metavar="N",
                         help="to Hugging Face: slots of each expert for each sequence")
-    parser.add_argument("--dtype", default="float32", metavar="|".join(DTYPES),
+    parser.add_argument("--dtype", default="float32", metavar="|".join(WRITTEN_DTYPES),
                         help="to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and "
                              "rounds others")
     parser.add_argument("--verify", action="store_true",
@@ -45,10 +46,10 @@ def run(arguments: argparse.Namespace) -> dict:
     name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
     to = WRITABLE[name]
-    if arguments.expert_capacity is not None and to is not HUGGING_FACE:
+    if arguments.expert_capacity is not None and "expert_capacity" not in to.options:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
-    check_choice("--dtype", arguments.dtype, DTYPES)
-    if arguments.dtype != "float32" and to is not HUGGING_FACE:
+    check_choice("--dtype", arguments.dtype, WRITTEN_DTYPES)
+    if arguments.dtype != "float32" and "dtype" not in to.options:
         raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
     checks.new_folder(output)
     config = None

@@ -12,7 +12,7 @@ from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import gin_files
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import huggingface_folder
+from switch_tf.conversion import huggingface_config
 from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import costs
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> dict:
     if folder is None or not folder.is_dir():
         config, layout = _config_and_layout(arguments)
     elif (folder / run_config.FILE).is_file() and not run_config.is_in(folder):
-        config = huggingface_folder.read_config(folder)
+        config = huggingface_config.read_config(folder)
     if config is None:  # a run or a checkpoint
         result = costs.of_checkpoint(folder)
     else:

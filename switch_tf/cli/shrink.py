@@ -8,7 +8,7 @@ from switch_tf import checks
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import gin_files, trained_run
-from switch_tf.conversion import stated_config
+from switch_tf.conversion import model_gin
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal("--from must be a run folder or one of its checkpoints, because the use of experts is measured "
                       f"on the task of the run; {str(source)!r} is neither.")
     checkpoint = sources.checkpoint_in(source, SWITCH_TF)
-    sources.with_fewer_experts(stated_config.recorded(checkpoint), arguments.num_experts)
+    sources.with_fewer_experts(model_gin.recorded(checkpoint), arguments.num_experts)
     checks.new_folder(output)
     with lock.held(output):
         described = trained_run.load(arguments, folder, on_one_device=True)

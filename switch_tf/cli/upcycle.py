@@ -6,7 +6,6 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.cli import gin_files
-from switch_tf.conversion import stated_config
 from switch_tf.conversion.converting import check_optimizer, locate
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.installation import quiet
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> dict:
     checks.new_folder(output)
     config = gin_files.read_model(arguments)[0]
     source = sources.checkpoint_in(source, source_format)
-    dense = stated_config.find(source, source_format)
+    dense = source_format.config_of(source)
     sources.check_compatible(sources.dense_twin(config) if dense is None else dense, config)
     with lock.held(output):
         quiet.import_tensorflow()

@@ -1,95 +1,81 @@
-"""Tensor files of a Hugging Face folder, opened without reading a tensor."""
+"""Tensor files of a Hugging Face folder, opened without reading a tensor, and safetensors files written in parts.
 
+A safetensors file is eight bytes with the length of the header, a JSON header, the values. The reader of the package
+fails for float8 and similar dtypes, which numpy lacks, and its `save_file` needs all tensors in memory at once. Here
+the header is compared with the file before it is used, and values are written from any place on.
+"""
+
+import bisect
+import functools
+import itertools
+import json
 import math
+import os
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+import struct
+from collections.abc import Mapping
 
 import numpy as np
 
 from switch_tf import checks
-from switch_tf.conversion import json_files, pytorch_bin, safetensors_file
+from switch_tf.conversion import pytorch_bin
+from switch_tf.conversion.untrusted_files import DTYPES, Tensor, check_regular, is_plain_name, parse_object, read_object
 from switch_tf.refusals import Refusal
+from switch_tf.storage.whole_file import reading
 
+WRITTEN_DTYPES = ("float32", "bfloat16")
+MAX_SHARD_BYTES = 5 * 10**9
+_CODES = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
+_MAX_HEADER_BYTES = 32 * 2**20
+_MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
 _MAX_NAME = 300  # characters of a tensor's name; T5's have about 60
-_FLOATS = ("F32", "F16", "BF16", "float32", "float16", "bfloat16")
-
-
-class Tensor(NamedTuple):
-    """A tensor in a file, read on demand.
-
-    `load` returns all of it, which takes no memory before it is used if the file is mapped. `load_part(index)` returns
-    a part of one that is larger than a part, None if `load` does no more than that.
-    """
-
-    shape: tuple[int, ...]
-    load: Callable[[], np.ndarray]
-    load_part: Callable[[tuple], np.ndarray] | None = None
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def read(self, index: tuple = ()) -> np.ndarray:
-        """Returns the values at an index, () for all, as <float32>, exact for every accepted dtype."""
-        if index and self.load_part is not None:
-            return np.asarray(self.load_part(index), np.float32)
-        return np.asarray(self.load()[index], np.float32)
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
     """Opens model.safetensors or pytorch_model.bin of a folder, one file or shards. Returns name -> tensor.
 
-    Raises:
-        Refusal: the folder has neither, a file is incomplete or damaged, or a tensor is not float16, bfloat16 or
-            float32.
+    Names and dtypes are checked before any values are read.
     """
-    for file_name, open_file in (("model.safetensors", safetensors_file.open_tensors),
+    for file_name, open_file in (("model.safetensors", open_safetensors),
                                  ("pytorch_model.bin", pytorch_bin.open_tensors)):
-        index = folder / f"{file_name}.index.json"
-        if _is_there(folder / file_name):
-            json_files.check_regular(folder / file_name)
-            return _weights(open_file(folder / file_name))
-        if _is_there(index):
-            return _weights(_open_shards(index, open_file))
+        path, index = folder / file_name, folder / f"{file_name}.index.json"
+        if os.path.lexists(path):
+            check_regular(path)
+            tensors = open_file(path)
+        elif os.path.lexists(index):
+            tensors = _open_shards(index, open_file)
+        else:
+            continue
+        for name, tensor in tensors.items():
+            if len(name) > _MAX_NAME:
+                raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
+                              f"{checks.shown(name)}; no model has such names.")
+            if tensor.dtype not in (*_CODES, *DTYPES):
+                raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
+                              f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
+                              "original of a quantised one.")
+        return tensors
     names = sorted(path.name for path in folder.iterdir())
     raise Refusal(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their shards), "
                   f"but {checks.shown(names)}; download one of them into it.")
 
 
 def has_tensors(folder: pathlib.Path) -> bool:
-    """Returns whether `folder` holds a file that `open_folder` opens, or the index of its shards."""
-    return any(_is_there(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
+    """Returns whether a folder holds a file that `open_folder` opens, or the index of its shards."""
+    return any(os.path.lexists(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
                for end in ("", ".index.json"))
 
 
-def _is_there(path):
-    return path.exists() or path.is_symlink()
-
-
-def _weights(stored) -> dict[str, Tensor]:
-    """Checks names and dtypes before any values are read."""
-    for name, tensor in stored.items():
-        if len(name) > _MAX_NAME:
-            raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
-                          f"{checks.shown(name)}; no model has such names.")
-        if tensor.dtype not in _FLOATS:
-            raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
-                          f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
-                          "original of a quantised one.")
-    return {name: Tensor(tensor.shape, tensor.load) for name, tensor in stored.items()}
-
-
 def _open_shards(index, open_file):
-    weight_map = json_files.read_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise Refusal(f"{index} has no \"weight_map\" that says which file holds which tensor; download it again.")
     shards = {}
     for shard in sorted(set(weight_map.values())):
-        if not _is_file_name(shard) or not (index.parent / shard).is_file():
+        if not is_plain_name(shard) or not (index.parent / shard).is_file():
             raise Refusal(f"{index.name} names the file {checks.shown(shard)}, which is not in {index.parent}; "
                           "download it too.")
-        json_files.check_regular(index.parent / shard)
+        check_regular(index.parent / shard)
         shards[shard] = open_file(index.parent / shard)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
@@ -98,6 +84,137 @@ def _open_shards(index, open_file):
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
-def _is_file_name(name):
-    """Returns whether `name` is a plain file name, not a path that could lead out of the folder."""
-    return 0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name) and name != ".."
+def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
+    """Opens a safetensors file without reading a tensor. Returns name -> tensor."""
+    def damaged(reason):
+        return Refusal(f"{path} is truncated or no safetensors file: {reason}; download it again.")
+
+    with reading(path), path.open("rb") as file:
+        num_bytes = path.stat().st_size
+        length = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or length > num_bytes - 8:
+            raise damaged(f"its header of {length} bytes does not fit into {num_bytes}")
+        if length > _MAX_HEADER_BYTES:
+            raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read; save "
+                          "the checkpoint in shards.")
+        header = parse_object(file.read(length), path)
+    header.pop("__metadata__", None)
+    start = 8 + length
+    num_bytes -= start
+    tensors, ranges = {}, []
+    for name, entry in header.items():
+        try:
+            dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            is_valid = (isinstance(dtype, str) and len(shape) <= _MAX_DIMENSIONS
+                        and all(type(number) is int for number in (*shape, begin, end))
+                        and all(0 <= size <= _MAX_LENGTH for size in shape) and 0 <= begin <= end)
+        except (KeyError, TypeError, ValueError):
+            is_valid = False
+        if not is_valid:
+            raise damaged(f"its header does not describe {checks.shown(name)} as the format asks")
+        shape = tuple(shape)
+        if end > num_bytes:
+            raise damaged(f"{checks.shown(name)} ends at byte {end} of the {num_bytes} that follow the header")
+        if dtype in _CODES and math.prod(shape) * _CODES[dtype].itemsize != end - begin:
+            raise damaged(f"{checks.shown(name)} of shape {shape} in {dtype} has {end - begin} bytes")
+        ranges.append((begin, end, name))
+        load = functools.partial(np.memmap, path, _CODES.get(dtype), "r", start + begin, shape)
+        tensors[name] = Tensor(shape, load, dtype=dtype)
+    # Tensors follow one another without gaps or overlaps.
+    last = 0
+    for begin, end, name in sorted(ranges):
+        if begin != last:
+            raise damaged(f"{checks.shown(name)} begins at byte {begin}, where the tensor before it ends at "
+                          f"byte {last}")
+        last = end
+    if last != num_bytes:
+        raise damaged(f"its tensors end at byte {last} of the {num_bytes} that follow the header")
+    return tensors
+
+
+def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:
+    """Returns the beginning of a safetensors file, up to the values.
+
+    Args:
+        shapes: Name -> shape of the tensors of this file, in the order of their values.
+        dtype: float32, float16 or bfloat16.
+    """
+    (code,) = (code for code, known in _CODES.items() if known == dtype)
+    entries: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+class Shards:
+    """Writes tensors in order as model.safetensors, or as shards of at most MAX_SHARD_BYTES, or of one tensor.
+
+    Args:
+        folder: Path of an existing folder.
+        shapes: Name -> shape of each tensor, in the order of writing.
+        dtype: Name of the dtype on disk, of WRITTEN_DTYPES.
+        num_bytes: Bytes of values that are written already. What follows them is removed.
+
+    Attributes:
+        num_bytes: Bytes of values that are written.
+    """
+
+    def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
+                 num_bytes: int = 0):
+        self._folder, self._dtype, self.num_bytes = folder, DTYPES[dtype], num_bytes
+        self._unsynced: set[pathlib.Path] = set()
+        shards: list[dict] = [{}]
+        sizes = [0]
+        for name, shape in shapes.items():
+            size = math.prod(shape) * self._dtype.itemsize
+            if shards[-1] and sizes[-1] + size > MAX_SHARD_BYTES:
+                shards.append({})
+                sizes.append(0)
+            shards[-1][name] = shape
+            sizes[-1] += size
+        names = ["model.safetensors"] if len(shards) == 1 else [
+            f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+        self._shards = dict(zip(names, shards, strict=True))
+        self._starts = [0, *itertools.accumulate(sizes)]
+        for (name, shard), size, start in zip(self._shards.items(), sizes, self._starts, strict=False):
+            if num_bytes > start:
+                os.truncate(folder / name, len(header_of(shard, self._dtype)) + min(size, num_bytes - start))
+            else:
+                (folder / name).unlink(missing_ok=True)
+
+    def append(self, values: np.ndarray) -> None:
+        """Writes the next tensor, or its next rows, rounded to the dtype on disk."""
+        index = bisect.bisect_right(self._starts, self.num_bytes) - 1
+        name, shard = list(self._shards.items())[index]
+        with (self._folder / name).open("ab") as file:
+            if self.num_bytes == self._starts[index]:
+                file.write(header_of(shard, self._dtype))
+            file.write(np.ascontiguousarray(values, self._dtype).view(np.uint8).data)
+        self.num_bytes += values.size * self._dtype.itemsize
+        self._unsynced.add(self._folder / name)
+
+    def sync(self) -> None:
+        """Waits until everything that was appended is on disk."""
+        for path in self._unsynced:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        self._unsynced.clear()
+
+    def finish(self) -> None:
+        """Writes the index, if there are several files."""
+        if len(self._shards) > 1:
+            write_object(self._folder / "model.safetensors.index.json", {
+                "metadata": {"total_size": self._starts[-1]},
+                "weight_map": {name: file for file, shard in self._shards.items() for name in shard}})
+
+
+def write_object(path: pathlib.Path, content: dict) -> None:
+    """Writes `content` as JSON with sorted keys, and waits until it is on the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,16 +1,29 @@
-"""Conversion of a folder of weights into another format, with a report."""
+"""Conversion of a folder of weights into another format, with a report, and its comparison with the source."""
 
+import dataclasses
+import hashlib
+import json
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 from etils import epy
 
+import switch_tf
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, huggingface_vocabulary, t5x_config
-from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Extras, Format
+from switch_tf.conversion import formats, source_vocabulary, untrusted_files
+from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, Format
+from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 
 with epy.lazy_imports():  # which imports TensorFlow, and choosing a format needs none
-    from switch_tf.conversion import conversion_identity, linked_weights, source_vocabulary, verifying, weight_source
+    from switch_tf.conversion import weight_source
+
+_BYTES_PER_PARAMETER = 12  # of a model that is run, while it is read
+_TOLERANCE = 1e-4  # of logits, relative to their standard deviation or 1
+_BATCH, _LENGTHS = 2, (16, 8)  # sequences, and tokens of encoder and decoder
 
 
 def locate(source: pathlib.Path, argument: str = "--input") -> tuple[pathlib.Path, Format]:
@@ -54,24 +67,27 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         Refusal: The weights are damaged or cannot be expressed in the other format, an unfinished conversion to this
             output was another one, or the output differs from the source.
     """
-    (source, source_format), config_file = locate(source), None
-    if config is None and source_format is formats.T5X and (found := t5x_config.find(source)) is not None:
-        config, config_file = found
+    (source, source_format), config_file, step = locate(source), None, None
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
+    if config is None and not source_format.describes_model and (found := source_format.find_config(source)):
+        config, config_file = found
     if with_optimizer:
         check_optimizer(source, source_format, to)
     with source_format.at_hand(source, with_optimizer) as local:
-        opened, vocabulary = source_format.open(local, config), source_vocabulary.find(source, local)
-        extras = Extras(vocabulary.content, expert_capacity, dtype)
+        opened, vocabulary = source_format.module.open_weights(local, config), source_vocabulary.find(source, local)
         if with_optimizer:
-            model = linked_weights.read_model(opened)
-            extras = extras._replace(optimizer=source_format.read_optimizer(local, model))
-            to.write(weight_source.of_model(model), output, extras)
+            model = weight_source.read_model(opened)
+            optimizer = source_format.module.read_optimizer(local, model)
+            step = int(optimizer.iterations.numpy())
+            to.module.write_weights(weight_source.of_model(model), output, vocabulary.content, optimizer=optimizer)
         else:
-            to.write(opened, output, extras._replace(identity=conversion_identity.of(
-                source, source_format, to, output, opened.config, extras)))
+            options = {"expert_capacity": expert_capacity, "dtype": dtype}
+            identity = identity_of(source, source_format, to, output, opened.config, vocabulary.content,
+                                   expert_capacity, dtype)
+            to.module.write_weights(opened, output, vocabulary.content, identity, **{
+                name: value for name, value in options.items() if name in to.options})
         num_parameters = opened.config.num_parameters
         result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
                   "num_parameters": num_parameters}
@@ -80,33 +96,33 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
             result["config_file"] = str(config_file)
             lines.append(f"Its model is taken from {config_file}.")
         if is_verified:
-            result["verified"], sentence = verifying.verify(opened, output, to, dtype)
+            result["verified"], sentence = verify(opened, output, to, dtype)
             lines.append(sentence)
     if to is HUGGING_FACE:
         if vocabulary.content is None:
             reason = vocabulary.reason or f"the VOCABULARY is {vocabulary.name!r}, which is no SentencePiece model"
-            lines.append(f"transformers also needs the tokenizer's files, such as {huggingface_vocabulary.FILE}: copy "
+            lines.append(f"transformers also needs the tokenizer's files, such as {source_vocabulary.FILE}: copy "
                          f"them there ({reason.rstrip('.')}).")
         return result, "\n".join(lines)
-    if extras.optimizer is not None:
-        result["step"] = int(extras.optimizer.iterations.numpy())
-        lines.append(f"With the slots of Adafactor at step {result['step']:,}.")
-    result["vocabulary"], more = start_from(output, vocabulary, result.get("step"))
+    if step is not None:
+        result["step"] = step
+        lines.append(f"With the slots of Adafactor at step {step:,}.")
+    result["vocabulary"], more = start_from(output, vocabulary, step)
     return result, "\n".join([*lines, *more])
 
 
 def check_optimizer(source: pathlib.Path, source_format: Format, to: Format) -> None:
     """Refuses to convert an optimizer between formats that lack one."""
-    if source_format.read_optimizer is None:
-        names = ", ".join(one.name for one in formats.FORMATS if one.read_optimizer is not None)
+    if not source_format.has_optimizer:
+        names = ", ".join(one.name for one in formats.FORMATS if one.has_optimizer)
         raise Refusal(f"--with_optimizer reads the optimizer's state from checkpoints of {names}, and {source} is of "
                       f"{source_format.name}; leave it out.")
-    if to is not SWITCH_TF:
+    if "optimizer" not in to.options:
         raise Refusal(f"--with_optimizer is for --to={SWITCH_TF.name}, because {to.name} keeps no optimizer's state; "
                       "leave it out.")
 
 
-def start_from(output: pathlib.Path, vocabulary: huggingface_vocabulary.Vocabulary,
+def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
                step: int | None = None) -> tuple[str | None, list[str]]:
     """Returns the VOCABULARY of written weights, None without one, and lines for people on how to train them.
 
@@ -117,7 +133,7 @@ def start_from(output: pathlib.Path, vocabulary: huggingface_vocabulary.Vocabula
     """
     name, lines = vocabulary.name, []
     if vocabulary.content is not None:
-        name = name or str(output / huggingface_vocabulary.FILE)
+        name = name or str(output / source_vocabulary.FILE)
     if not name:
         lines.append(f"Without a vocabulary: {vocabulary.reason}")
     run, more = ("finetune", "") if step is None else (
@@ -126,3 +142,97 @@ def start_from(output: pathlib.Path, vocabulary: huggingface_vocabulary.Vocabula
                  f"--gin_file=gin/runs/{run}.gin --gin.INITIAL_CHECKPOINT=\"'{output}'\" "
                  f"--gin.VOCABULARY=\"'{name or 'VOCABULARY'}'\" --gin.MODEL_DIR=\"'runs/x'\"{more}")
     return name, lines
+
+
+def identity_of(source: pathlib.Path, source_format: Format, to: Format, output: pathlib.Path, config: SwitchConfig,
+                vocabulary: bytes | None, expert_capacity: int | None = None, dtype: str = "float32"
+                ) -> dict[str, Any]:
+    """Returns all that determines the files of a conversion, name -> value, by which one that was killed is recognised.
+
+    Args:
+        source: Folder of the weights.
+        source_format: Its format.
+        to: Format of the output.
+        output: Folder of the output, whose hidden neighbours are not part of a source that holds it.
+        config: Configuration of the model.
+        vocabulary: SentencePiece model that is written, or None.
+        expert_capacity, dtype: See `convert`.
+    """
+    place, output = places.at(source_format.resolve(source)).resolve(), output.resolve()
+    files = [file for file in state(place) if not file[0].startswith(str(output.parent / f".{output.name}."))]
+    return {"source": str(place), "state of the source": _sum(files), "format": to.name,
+            "configuration": _sum(list(dataclasses.asdict(config).items())), "expert_capacity": expert_capacity,
+            "dtype": dtype, "vocabulary": _sum([vocabulary]), "version of switch_tf": switch_tf.__version__,
+            "size of a part": weight_source.LARGEST}
+
+
+def _sum(values):
+    return hashlib.sha256(json.dumps(values, default=repr).encode()).hexdigest()
+
+
+def state(place: Any) -> Iterator[tuple[str, int, float]]:
+    """Yields path, size and time of each file in a folder, or of each file of a checkpoint such as model.ckpt-7."""
+    entries = place.iterdir() if place.is_dir() else (
+        entry for entry in place.parent.iterdir() if entry.name.startswith(f"{place.name}."))
+    for entry in sorted(entries):
+        if entry.is_dir() and not places.is_link(entry):
+            yield from state(entry)
+        elif entry.is_file():
+            yield str(entry), places.size(entry), places.modified(entry)
+
+
+def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, Any], str]:
+    """Compares a written folder with the weights that it was written of, rounded to `dtype`.
+
+    All values, and so all norms, are compared, a portion at a time. Then a model of each side computes logits of a
+    fixed batch, if both route tokens alike and this machine has the memory.
+
+    Args:
+        source: WeightSource of the source.
+        output: Folder that was written.
+        to: Its format.
+        dtype: Name of the dtype of its tensors.
+
+    Returns:
+        (JSON object, sentence for people).
+
+    Raises:
+        Refusal: they differ, or the output cannot be read.
+    """
+    def different(what):
+        return Refusal(f"{output} is not what its source is: {what}; remove it and convert again.")
+
+    read, dtype = source.read, untrusted_files.DTYPES[dtype]
+    source = source._replace(read=lambda name, rows: read(name, rows).astype(dtype).astype(np.float32))
+    with to.at_hand(output) as local:
+        written = to.module.open_weights(local, None)
+        for _, portions in weight_source.read_groups(source, weight_source.groups_of(source), "verifying"):
+            for (name, rows, _), values in portions:
+                found = written.read(name, rows)
+                if not np.array_equal(values, found):
+                    norms = [np.linalg.norm(each.ravel()) for each in (values, found)]
+                    raise different(f"rows {rows.start} to {rows.stop - 1} of {name!r} have the norm {norms[1]:.9g}, "
+                                    f"and {norms[0]:.9g} in the source")
+        result: dict[str, Any] = {"weights": len(source.weights), "largest_logit_difference": None}
+        sentence = f"All {len(source.weights)} weights in {output} have the values and norms of the source"
+        ours, theirs, reason = source.config, written.config, None
+        needed, available = _BYTES_PER_PARAMETER * ours.num_parameters, host.memory("MemAvailable")
+        if ours.num_experts and (ours.semantics, ours.expert_capacity) != (theirs.semantics, theirs.expert_capacity):
+            reason = "its experts have another capacity"
+        elif needed > available:
+            reason = f"a model needs {needed / 1e9:,.1f} GB of memory, and {available / 1e9:,.1f} GB are free"
+        if reason is not None:
+            return result, f"{sentence}; logits were not compared, because {reason}."
+        logits, found = map(_logits, (source, written))
+        difference = float(np.abs(logits - found).max())
+        if not difference <= _TOLERANCE * max(1.0, logits.std()):
+            raise different(f"logits of a fixed batch differ by {difference:.2g}, with equal weights")
+        result["largest_logit_difference"] = difference
+        return result, f"{sentence}, and its logits differ by at most {difference:.2g}."
+
+
+def _logits(source):
+    model, generator = weight_source.read_model(source), np.random.default_rng(0)
+    names = ("encoder_input_tokens", "decoder_input_tokens")[:1 if model.config.is_encoder_only else 2]
+    return model({name: generator.integers(1, model.config.vocab_size, (_BATCH, length))
+                  for name, length in zip(names, _LENGTHS, strict=False)}).numpy()

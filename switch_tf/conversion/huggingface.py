@@ -1,26 +1,29 @@
 """Reads and writes Hugging Face checkpoints: T5 1.0, T5 1.1, mT5, UMT5 and Switch Transformers."""
 
+import math
 import pathlib
 from typing import Any
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import huggingface_config, huggingface_writing
-from switch_tf.conversion.huggingface_embeddings import EMBEDDING, LOGITS
-from switch_tf.conversion.huggingface_folder import read_folder
-from switch_tf.conversion.linked_weights import open_linked, read_model
-from switch_tf.conversion.rules import INDEX, Ignore, Rule, Rules
-from switch_tf.conversion.weight_source import WeightSource, of_model
+from switch_tf.conversion import huggingface_config, source_vocabulary, weight_source
+from switch_tf.conversion.checkpoint_files import Shards, write_object
+from switch_tf.conversion.huggingface_config import EMBEDDING, LOGITS, STACK_EMBEDDINGS
+from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Ignore, Link, Rule, Rules
+from switch_tf.conversion.untrusted_files import DTYPES
+from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
+from switch_tf.storage.resumable_folder import resumable_folder
+from switch_tf.storage.whole_file import writing
 
 _WAY_OUT = "download it again, with its own config.json"
+_EMBEDDING = "token_embedder/embedding"
 
 
 def _attention_rules(ours, theirs):
-    kernels = (("query", "q", 1), ("key", "k", 1), ("value", "v", 1), ("out", "o", 0))
-    return [Rule(f"{ours}/{name}", f"{theirs}.{letter}.weight", merge=merge, transpose=True)
-            for name, letter, merge in kernels]
+    return [Rule(f"{ours}/{name}", f"{theirs}.{name[0]}.weight", merge=merge, transpose=True)
+            for name, merge in MERGES.items()]
 
 
 def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
@@ -44,7 +47,7 @@ def _rules(mlp_name, has_layer_biases=False):
     cross_attention = "decoder.block.<i>.layer.1"
     return Rules(
         [
-            Rule("token_embedder/embedding", EMBEDDING),
+            Rule(_EMBEDDING, EMBEDDING),
             Rule("logits_dense/kernel", LOGITS, transpose=True),
             *_stack_rules("encoder", "attention", 1, mlp_name, bias),
             *_stack_rules("decoder", "self_attention", 2, mlp_name, bias),
@@ -53,11 +56,17 @@ def _rules(mlp_name, has_layer_biases=False):
             # In old files. No version of transformers reads it.
             Ignore("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         ],
-        fields={"i": INDEX, "e": INDEX, "kernel": "wi|wi_0|wi_1|wo"})
+        fields={"i": INDEX, "e": INDEX, "kernel": KERNELS})
 
 
 T5_RULES, SWITCH_RULES = _rules("DenseReluDense"), _rules("mlp")
 UMT5_RULES = _rules("DenseReluDense", has_layer_biases=True)
+
+
+def rules_of(config: SwitchConfig) -> Rules:
+    """Returns the rules of a model with this configuration."""
+    dense = UMT5_RULES if config.relative_attention_per_layer else T5_RULES
+    return SWITCH_RULES if config.num_experts else dense
 
 
 def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
@@ -73,17 +82,17 @@ def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
     Raises:
         Refusal: switch_tf cannot represent the model, or a file is missing, damaged or of another model.
     """
-    return read_model(open_hugging_face(folder))
+    return weight_source.read_model(open_weights(folder))
 
 
-def open_hugging_face(folder: str | pathlib.Path) -> WeightSource:
+def open_weights(folder: str | pathlib.Path, config: None = None) -> WeightSource:
     """Opens the weights of a folder without reading them. Arguments and errors as in `from_hugging_face`."""
     folder = checks.path("folder", folder)
-    config, tensors = read_folder(folder)
+    config, tensors = huggingface_config.read_folder(folder)
     if config.num_experts > len(tensors):
         raise Refusal(f"config.json says num_experts={config.num_experts}, but the checkpoint has only "
                       f"{len(tensors)} tensors; {_WAY_OUT}.")
-    return open_linked(config, rules_of(config), tensors, folder, _WAY_OUT)
+    return weight_source.open_linked(config, rules_of(config), tensors, folder, _WAY_OUT)
 
 
 def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert_capacity: int | None = None,
@@ -103,39 +112,52 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     Raises:
         Refusal: the folder is not empty or cannot be written, or Hugging Face's classes cannot represent the model.
     """
-    if not isinstance(model, SwitchTransformer):
-        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
-    folder = checks.path("folder", folder).resolve()
+    source, folder = weight_source.of_model(model), checks.path("folder", folder)
     checks.new_folder(folder)
-    values = huggingface_config.to_hugging_face(model.config, expert_capacity)
-    if not model.built:
-        model.build()
-    _write(of_model(model), folder, values, vocabulary)
+    write_weights(source, folder, vocabulary, expert_capacity=expert_capacity)
 
 
-def write(source: WeightSource, folder: pathlib.Path, expert_capacity: int | None = None,
-          vocabulary: bytes | None = None, dtype: str = "float32", identity: dict[str, Any] | None = None) -> None:
-    """Writes weights as `to_hugging_face` does.
+def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,
+                  identity: dict[str, Any] | None = None, expert_capacity: int | None = None,
+                  dtype: str = "float32") -> None:
+    """Writes weights as `to_hugging_face` does, a portion at a time.
 
     Args:
         source: Weights.
-        folder, expert_capacity, vocabulary: See `to_hugging_face`.
-        dtype: "float32" or "bfloat16", to which other weights are rounded.
+        folder, vocabulary, expert_capacity: See `to_hugging_face`.
         identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
-
-    Raises:
-        Refusal: see `to_hugging_face`, or a weight cannot be read.
+        dtype: "float32" or "bfloat16", to which other weights are rounded.
     """
-    values = {**huggingface_config.to_hugging_face(source.config, expert_capacity), "dtype": dtype}
-    _write(source, folder, values, vocabulary, identity)
-
-
-def _write(source, folder, values, vocabulary, identity=None):
-    links = rules_of(source.config).link({name: weight.shape for name, weight in source.weights.items()})
-    huggingface_writing.write(source, links, folder, values, vocabulary, identity)
-
-
-def rules_of(config: SwitchConfig) -> Rules:
-    """Returns the rules of a model with this configuration."""
-    dense = UMT5_RULES if config.relative_attention_per_layer else T5_RULES
-    return SWITCH_RULES if config.num_experts else dense
+    values = huggingface_config.to_hugging_face(source.config, expert_capacity) | {"dtype": dtype}
+    links = {link.ours: link for link in rules_of(source.config).link(source.weights)}
+    # If tie_word_embeddings is false, transformers' Switch Transformer ties nothing, so the other names under which it
+    # reads the embedding are written as weights of their own. That flag also means that logits are not scaled.
+    config, copies, embedding = source.config, [], source.weights[_EMBEDDING]
+    if not config.scales_logits:
+        copies += [LOGITS] if config.logits_via_embedding and not config.is_encoder_only else []
+        copies += STACK_EMBEDDINGS[:1 if config.is_encoder_only else 2] if config.num_experts else ()
+    links |= {name: Link(name, embedding.shape, (name,), Rule(name, name)) for name in copies}
+    every = WeightSource(source.config, {**source.weights, **dict.fromkeys(copies, embedding)},
+                         lambda name, rows: source.read(_EMBEDDING if name in copies else name, rows))
+    shapes = {name: links[weight].their_shape for weight in every.weights for name in links[weight].theirs}
+    # Rows of an undivided weight are neither whole tensors of theirs nor rows of one.
+    undivided = {name for name, link in links.items() if link.rule.transpose and not link.rule.stack}
+    groups = weight_source.groups_of(every, undivided)
+    num_bytes = DTYPES[dtype].itemsize * sum(map(math.prod, shapes.values()))
+    with resumable_folder(folder.resolve(), "config.json", identity, num_bytes) as work:
+        done = len(work.finished)
+        with writing(folder):
+            shards = Shards(work.folder, shapes, dtype, work.finished[-1]["num_bytes"] if done else 0)
+        for _, portions in weight_source.read_groups(every, groups, "writing", done):
+            for portion, weight in portions:
+                with writing(folder):
+                    for _, tensor in links[portion.name].to_theirs(weight, portion.rows):
+                        shards.append(tensor)
+            with writing(folder):
+                shards.sync()
+                work.finish({"num_bytes": shards.num_bytes})
+        with writing(folder):
+            shards.finish()
+            write_object(work.folder / "config.json", values)
+            if vocabulary is not None:
+                (work.folder / source_vocabulary.FILE).write_bytes(vocabulary)

@@ -1,19 +1,31 @@
-"""Converts config.json of Hugging Face's T5 and Switch Transformers to a SwitchConfig and back.
+"""Configuration and tensors of a Hugging Face folder, without building the model or reading a tensor.
 
-Released config.json files sometimes contradict the tensors beside them. For the number of layers, the sparse layers and
-gated feed-forward layers the tensors take precedence, with a warning.
+Converts config.json of T5 and Switch Transformers to a SwitchConfig and back. Released config.json files sometimes
+contradict the tensors beside them. For the number of layers, the sparse layers and gated feed-forward layers the
+tensors take precedence, with a warning. Nothing here imports Keras, so that `switch-tf inspect` takes one second.
 """
 
+import dataclasses
+import pathlib
+import re
 import warnings
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
 
 from switch_tf import checks
 from switch_tf.configs.choices import GATED_ACTIVATIONS
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import huggingface_activations, huggingface_ids
-from switch_tf.conversion.huggingface_structure import T5X_LOGITS, Structure, sparse_layers, step_for
+from switch_tf.conversion import checkpoint_files
+from switch_tf.conversion.untrusted_files import Tensor, read_object
 from switch_tf.refusals import Refusal
 
 T5, MT5, UMT5, SWITCH = "t5", "mt5", "umt5", "switch_transformers"
+EMBEDDING, LOGITS = "shared.weight", "lm_head.weight"
+STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Name of the logits in checkpoints converted from T5X without a rule for them (switch-xxl-128, switch-c-2048).
+T5X_LOGITS = "decoder.logits_dense.weight"
 
 # Our name -> theirs.
 _COMMON = {
@@ -26,8 +38,13 @@ _SPARSE = {
     "num_experts": "num_experts", "jitter_noise": "router_jitter_noise", "router_dtype": "router_dtype",
     "expert_capacity": "expert_capacity", "load_balancing_loss_weight": "router_aux_loss_coef",
     "router_z_loss_weight": "router_z_loss_coef"}
-
 _NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
+
+# Their function -> our activation without and with a gate. Of several names, the one to write comes first.
+_FUNCTIONS = {
+    "relu": ("relu", "reglu"), "gelu": ("gelu", "geglu_exact"), "gelu_python": ("gelu", "geglu_exact"),
+    "gelu_new": ("gelu_tanh", "geglu"), "gelu_pytorch_tanh": ("gelu_tanh", "geglu"), "silu": ("silu", "swiglu"),
+    "swish": ("silu", "swiglu")}
 
 _OTHER_FAMILIES = {
     "longt5": "LongT5 has local and transient-global attention, which switch_tf does not have",
@@ -37,29 +54,220 @@ _OTHER_FAMILIES = {
 _COMMON_DEFAULTS = {
     "vocab_size": 32128, "d_kv": 64, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+_MT5_DEFAULTS = {
+    **_COMMON_DEFAULTS, "vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+    "feed_forward_proj": "gated-gelu"}
 _DEFAULTS = {
     T5: {**_COMMON_DEFAULTS, "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
          "feed_forward_proj": "relu"},
-    MT5: {**_COMMON_DEFAULTS, "vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-          "feed_forward_proj": "gated-gelu"},
-    UMT5: {**_COMMON_DEFAULTS, "vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-           "feed_forward_proj": "gated-gelu"},
+    MT5: _MT5_DEFAULTS,
+    UMT5: _MT5_DEFAULTS,
     SWITCH: {
         **_COMMON_DEFAULTS, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12, "num_experts": 8,
         "num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 3, "dense_act_fn": "relu",
         "router_jitter_noise": 0.01, "router_dtype": "float32", "expert_capacity": 64,
         "router_aux_loss_coef": 0.001, "router_z_loss_coef": 0.001}}
 
+_PAD, _END, _START, _BEGIN = "pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id"
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+_DEFAULT_END = 1  # transformers' for a config.json without the key
+
+_MAX_LAYERS = 512  # of a stack; published T5s have 24
+_LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|DenseReluDense)\.(router|experts)?)?")
+
+
+# Folders.
+
+
+def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
+    """Returns the configuration of a model and its tensors by name, embedding and logits under one name each."""
+    values = _values(folder)
+    kind = _family(values)
+    tensors = checkpoint_files.open_folder(folder)
+    # transformers 5 ties every T5, and a Switch Transformer unless tie_word_embeddings is false.
+    _unify_embeddings(tensors, kind != SWITCH or values.get("tie_word_embeddings") is not False)
+    config = _config(folder, values, read_structure(tensors))
+    if T5X_LOGITS in tensors and LOGITS not in tensors:
+        tensors[LOGITS] = tensors.pop(T5X_LOGITS)
+    return config, tensors
+
+
+def read_config(folder: pathlib.Path) -> SwitchConfig:
+    """Returns the configuration of a model. A folder without tensors needs config.json alone."""
+    if checkpoint_files.has_tensors(folder):
+        return read_folder(folder)[0]
+    values = _values(folder)
+    stated = _with_defaults(values)
+    num_layers = {stack: _integer(stated, key) for stack, key in _NUM_LAYERS.items()}
+    if is_encoder := _says_encoder(stated):
+        num_layers["decoder"] = 0
+    activation = stated["dense_act_fn" if stated["model_type"] == SWITCH else "feed_forward_proj"]
+    # transformers 5 writes the former meaning of tie_word_embeddings under another name, see `from_hugging_face`.
+    is_tied = stated.get("scale_decoder_outputs", stated.get("tie_word_embeddings", True))
+    # Unknown sparse layers are taken from config.json later.
+    return _config(folder, values, Structure(
+        num_layers, {stack: set() for stack in num_layers}, {stack: set() for stack in num_layers},
+        is_gated=isinstance(activation, str) and activation.startswith("gated"),
+        has_logits=is_tied is False and not is_encoder, has_t5x_logits=False))
+
+
+def _values(folder):
+    if not (folder / "config.json").is_file():
+        raise Refusal(f"{str(folder)!r} must be a folder on this machine with config.json and the tensors of a "
+                      "model; a name on the Hugging Face hub is first downloaded with: hf download NAME "
+                      "--local-dir FOLDER")
+    return read_object(folder / "config.json")
+
+
+def _config(folder, values, structure):
+    generation = folder / "generation_config.json"
+    ends = end_id(values, read_object(generation) if generation.exists() else None)
+    return dataclasses.replace(from_hugging_face(values, structure), end_id=ends)
+
+
+def _unify_embeddings(tensors: dict[str, Tensor], ties_logits: bool) -> None:
+    """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
+
+    Versions of transformers store a tied weight under different names: `shared`, `embed_tokens` of a stack, or
+    `lm_head`. Files of PyTorch have all of them. Names with equal tensors are one weight. Tensors without any embedding
+    are not changed: the rules name it as missing later.
+
+    Args:
+        tensors: Name -> Tensor, changed in place.
+        ties_logits: bool. Whether transformers uses `lm_head` as the embedding if no other name stores one.
+    """
+    names = [name for name in (EMBEDDING, *STACK_EMBEDDINGS) if name in tensors]
+    if not names and LOGITS in tensors and ties_logits:
+        names = [LOGITS]
+    if not names:
+        return
+    embedding = tensors.pop(names[0])
+    for name in names[1:]:
+        if not _are_equal(embedding, tensors.pop(name)):
+            raise Refusal(
+                f"The checkpoint's {name!r} and {names[0]!r} differ, but encoder and decoder share one embedding in "
+                "switch_tf, as they do in T5, so a model with two cannot be read; if they should be equal, one of "
+                "them is damaged or was left out of fine-tuning: remove the wrong one from the file.")
+    tensors[EMBEDDING] = embedding
+    if LOGITS in tensors and _are_equal(embedding, tensors[LOGITS]):
+        del tensors[LOGITS]
+
+
+def _are_equal(first, second) -> bool:
+    return first.shape == second.shape and np.array_equal(first.read(), second.read())
+
+
+class Structure(NamedTuple):
+    """Structure of a model by the names of its tensors. Dictionaries are by stack, "encoder" and "decoder".
+
+    `num_layers`: highest layer index plus one.
+    `sparse_layers`, `dense_layers`: indices of layers with experts, and with a plain feed-forward layer.
+    `is_gated`: whether feed-forward layers have wi_0 and wi_1.
+    `has_logits`: whether the logits have separate weights.
+    `has_t5x_logits`: whether those weights have T5X's name.
+    """
+
+    num_layers: dict[str, int]
+    sparse_layers: dict[str, set[int]]
+    dense_layers: dict[str, set[int]]
+    is_gated: bool
+    has_logits: bool
+    has_t5x_logits: bool
+
+
+def read_structure(names: Iterable[str]) -> Structure:
+    """Returns the structure of a model from the names of its tensors."""
+    names = set(names)
+    layers, sparse, dense = ({stack: set() for stack in _NUM_LAYERS} for _ in range(3))
+    for match in filter(None, map(_LAYER.match, names)):
+        stack, layer = match[1], int(match[2])
+        layers[stack].add(layer)
+        if match[3]:
+            (sparse if match[4] else dense)[stack].add(layer)
+    for stack, indices in layers.items():
+        if len(indices) > _MAX_LAYERS:
+            raise Refusal(f"The checkpoint's {stack} has tensors of {len(indices)} layers, and at most {_MAX_LAYERS} "
+                          "are read.")
+        missing = next((layer for layer in range(len(indices)) if layer not in indices), None)
+        if missing is not None:
+            raise Refusal(f"The checkpoint has tensors of {stack} layer {max(indices)}, but none of {stack} layer "
+                          f"{missing}; it is incomplete or damaged, so download it again.")
+    num_layers = {stack: len(indices) for stack, indices in layers.items()}
+    return Structure(num_layers, sparse, dense, is_gated=any(name.endswith(".wi_0.weight") for name in names),
+                     has_logits=bool({LOGITS, T5X_LOGITS} & names), has_t5x_logits=T5X_LOGITS in names)
+
+
+def sparse_layers(num_layers: int, step: int) -> tuple[int, ...]:
+    """Returns the sparse layers of a stack by Hugging Face's rule."""
+    return SwitchConfig(num_encoder_layers=num_layers, encoder_sparse_step=step, num_experts=1, expert_capacity=1,
+                        semantics="hf").encoder_sparse_layers
+
+
+def step_for(layers: tuple[int, ...], num_layers: int, preferred: int) -> int | None:
+    """Returns a sparse step that makes exactly `layers` sparse, if possible `preferred`; None if there is none."""
+    steps = (preferred, *range(num_layers + 1))
+    return next((step for step in steps if sparse_layers(num_layers, step) == layers), None)
+
 
 # From Hugging Face.
 
 
-def family(values: dict) -> str:
-    """Returns the model_type of config.json's `values`: "t5", "mt5", "umt5" or "switch_transformers".
+def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
+    """Returns the configuration for the `values` of a config.json and the `structure` of the tensors.
 
     Raises:
-        Refusal: the file has another model_type.
+        Refusal: switch_tf cannot represent the model, or values contradict the tensors.
     """
+    kind = _family(values)
+    if values.get("tokenizer_class") == "ByT5Tokenizer":
+        _warn("This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes. The vocabulary 'bytes' has "
+              "the same bytes, but reads <extra_id_0> as 358, which ByT5 was not trained on: fine-tune it to other "
+              "tasks, or give the ids of its gaps yourself.")
+    if kind == UMT5:
+        _warn("UMT5 was trained with 300 gaps after its pieces, and a VOCABULARY here adds 100, so <extra_id_0> has "
+              "another id: fine-tune it to tasks without gaps, or give the ids of its gaps yourself.")
+    values = _with_defaults(values)
+    if _says_encoder(values) and not structure.num_layers["decoder"]:
+        values["num_decoder_layers"] = 0
+    for stack, key in _NUM_LAYERS.items():
+        stated, held = _integer(values, key), structure.num_layers[stack]
+        if held < stated:
+            raise Refusal(f"config.json says {key}={stated}, but the checkpoint's {stack} ends after {held} layers; it "
+                          "is incomplete, or of another kind of model (switch_tf reads encoder-decoders).")
+        if held > stated:
+            _warn(f"config.json says {key}={stated}, but the checkpoint holds {held} {stack} layers: all are read.")
+        values[key] = held
+    fields = {ours: values[theirs] for ours, theirs in _COMMON.items()} | {
+        "activation": (_activation_of_switch if kind == SWITCH else _activation_of_t5)(values, structure.is_gated),
+        "logits_via_embedding": not structure.has_logits, "relative_attention_per_layer": kind == UMT5,
+        "scale_decoder_outputs": False}
+    if structure.has_t5x_logits:
+        _warn(f"The checkpoint's logits are {T5X_LOGITS!r}, a name that transformers does not know: they are read as "
+              "in T5X, from a hidden state that is not scaled, whatever config.json says.")
+    elif kind != MT5:
+        # transformers 5 writes tie_word_embeddings=True for every T5. This key has the former meaning.
+        key = "scale_decoder_outputs" if "scale_decoder_outputs" in values else "tie_word_embeddings"
+        fields["scale_decoder_outputs"] = checks.flag(f"{key} in config.json", values.get(key, True))
+    if kind != SWITCH:
+        return SwitchConfig(**fields)
+    if values.get("router_bias"):
+        raise Refusal("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
+                      "has no bias.")
+    fields |= {ours: values[theirs] for ours, theirs in _SPARSE.items()}
+    # transformers has one rate for both.
+    fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
+    for stack, key in _NUM_LAYERS.items():
+        num_layers, num_sparse = values[key], _integer(values, f"num_sparse_{stack}_layers")
+        if num_layers:
+            # Without sparse layers the step is the number of layers, and layer 1 is sparse nevertheless.
+            values.setdefault(f"{stack}_sparse_step", num_layers // num_sparse if num_sparse else num_layers)
+            step = _integer(values, f"{stack}_sparse_step")
+            fields[f"{stack}_sparse_step"] = _found_step(step, num_layers, stack, structure)
+    return SwitchConfig(**fields)
+
+
+def _family(values):
+    """Returns the model_type of config.json's `values`: "t5", "mt5", "umt5" or "switch_transformers"."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in _DEFAULTS:
         reason = _OTHER_FAMILIES.get(model_type, "other architectures have weights that switch_tf does not have") if (
@@ -69,68 +277,10 @@ def family(values: dict) -> str:
     return model_type
 
 
-def ties_logits(values: dict, kind: str) -> bool:
-    """Returns whether transformers uses `lm_head` as the embedding if no other name stores one.
-
-    transformers 5 ties every T5, and a Switch Transformer unless tie_word_embeddings is false.
-    """
-    return kind != SWITCH or values.get("tie_word_embeddings") is not False
-
-
-def stated_structure(values: dict) -> Structure:
-    """Returns the structure stated by config.json's `values`, for a folder without tensors.
-
-    Raises:
-        Refusal: the model_type is unknown, or a number of layers is not an integer.
-    """
-    kind = family(values)
-    values = _with_defaults(values, kind)
-    num_layers = {stack: _integer(values, key) for stack, key in _NUM_LAYERS.items()}
-    if is_encoder := _says_encoder(values):
-        num_layers["decoder"] = 0
-    stated = values["dense_act_fn" if kind == SWITCH else "feed_forward_proj"]
-    # transformers 5 writes the former meaning of tie_word_embeddings under another name, see `_scales_logits`.
-    is_tied = values.get("scale_decoder_outputs", values.get("tie_word_embeddings", True))
-    # Unknown sparse layers are taken from config.json later.
-    return Structure(num_layers, {stack: set() for stack in num_layers}, {stack: set() for stack in num_layers},
-                     is_gated=isinstance(stated, str) and stated.startswith("gated"),
-                     has_logits=is_tied is False and not is_encoder, has_t5x_logits=False)
-
-
-def _with_defaults(values, kind):
-    values = {**_DEFAULTS[kind], **{key: value for key, value in values.items() if value is not None}}
+def _with_defaults(values):
+    values = _DEFAULTS[_family(values)] | {key: value for key, value in values.items() if value is not None}
     values.setdefault("num_decoder_layers", values["num_layers"])
     return values
-
-
-def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
-    """Returns the configuration for the `values` of a config.json and the `structure` of the tensors.
-
-    Raises:
-        Refusal: switch_tf cannot represent the model, or values contradict the tensors.
-    """
-    kind = family(values)
-    if values.get("tokenizer_class") == "ByT5Tokenizer":
-        _warn("This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes. The vocabulary 'bytes' has "
-              "the same bytes, but reads <extra_id_0> as 358, which ByT5 was not trained on: fine-tune it to other "
-              "tasks, or give the ids of its gaps yourself.")
-    if kind == UMT5:
-        _warn("UMT5 was trained with 300 gaps after its pieces, and a VOCABULARY here adds 100, so <extra_id_0> has "
-              "another id: fine-tune it to tasks without gaps, or give the ids of its gaps yourself.")
-    values = _with_defaults(values, kind)
-    if _says_encoder(values) and not structure.num_layers["decoder"]:
-        values["num_decoder_layers"] = 0
-    for stack, key in _NUM_LAYERS.items():
-        values[key] = _num_layers(_integer(values, key), stack, key, structure)
-    fields = {ours: values[theirs] for ours, theirs in _COMMON.items()}
-    activation = huggingface_activations.of_switch if kind == SWITCH else huggingface_activations.of_t5
-    fields["activation"] = activation(values, structure.is_gated)
-    fields["logits_via_embedding"] = not structure.has_logits
-    fields["scale_decoder_outputs"] = _scales_logits(values, kind, structure)
-    fields["relative_attention_per_layer"] = kind == UMT5
-    if kind == SWITCH:
-        fields |= _sparse_fields(values, structure)
-    return SwitchConfig(**fields)
 
 
 def _says_encoder(values):
@@ -143,46 +293,6 @@ def _says_encoder(values):
         values.get("is_encoder_decoder") is False or values["num_decoder_layers"] == 0)
 
 
-def _num_layers(stated, stack, key, structure):
-    held = structure.num_layers[stack]
-    if held < stated:
-        raise Refusal(f"config.json says {key}={stated}, but the checkpoint's {stack} ends after {held} layers; it "
-                      "is incomplete, or of another kind of model (switch_tf reads encoder-decoders).")
-    if held > stated:
-        _warn(f"config.json says {key}={stated}, but the checkpoint holds {held} {stack} layers: all are read.")
-    return held
-
-
-def _scales_logits(values, family, structure):
-    if structure.has_t5x_logits:
-        _warn(f"The checkpoint's logits are {T5X_LOGITS!r}, a name that transformers does not know: they are read as "
-              "in T5X, from a hidden state that is not scaled, whatever config.json says.")
-        return False
-    if family == MT5:
-        return False
-    # transformers 5 writes tie_word_embeddings=True for every T5. This key has the former meaning.
-    key = "scale_decoder_outputs" if "scale_decoder_outputs" in values else "tie_word_embeddings"
-    return checks.flag(f"{key} in config.json", values.get(key, True))
-
-
-def _sparse_fields(values, structure):
-    if values.get("router_bias"):
-        raise Refusal("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
-                      "has no bias.")
-    fields = {ours: values[theirs] for ours, theirs in _SPARSE.items()}
-    # transformers has one rate for both.
-    fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
-    for stack, key in _NUM_LAYERS.items():
-        num_layers, num_sparse = values[key], _integer(values, f"num_sparse_{stack}_layers")
-        if not num_layers:
-            continue
-        # Without sparse layers the step is the number of layers, and layer 1 is sparse nevertheless.
-        values.setdefault(f"{stack}_sparse_step", num_layers // num_sparse if num_sparse else num_layers)
-        step = _integer(values, f"{stack}_sparse_step")
-        fields[f"{stack}_sparse_step"] = _found_step(step, num_layers, stack, structure)
-    return fields
-
-
 def _integer(values, key):
     return checks.integer(f"{key} in config.json", values[key], at_least=0)
 
@@ -190,7 +300,7 @@ def _integer(values, key):
 def _found_step(stated, num_layers, stack, structure):
     """Returns the sparse step of a stack. Tensors take precedence over config.json."""
     expected = sparse_layers(num_layers, stated)
-    sparse, dense = (layers[stack] for layers in (structure.sparse_layers, structure.dense_layers))
+    sparse, dense = structure.sparse_layers[stack], structure.dense_layers[stack]
     # For a layer without tensors config.json decides, so that its missing tensors are named later.
     layers = tuple(i for i in range(num_layers) if i in sparse or (i not in dense and i in expected))
     step = step_for(layers, num_layers, stated)
@@ -201,6 +311,90 @@ def _found_step(stated, num_layers, stack, structure):
         _warn(f"config.json says {stack}_sparse_step={stated}, but the checkpoint holds experts in the {stack} layers "
               f"{list(layers)}: they are read with {stack}_sparse_step={step}.")
     return step
+
+
+def _activation_of_t5(values, is_gated):
+    stated = values["feed_forward_proj"]
+    words = stated.split("-") if isinstance(stated, str) else []
+    # In transformers "gated-gelu" is the tanh form, and dense_act_fn takes precedence.
+    function = values.get("dense_act_fn", "gelu_new" if stated == "gated-gelu" else words[-1] if words else None)
+    says_gated = words[:1] == ["gated"]
+    is_well_formed = len(words) == 1 or (len(words) == 2 and says_gated)
+    if not is_well_formed or not _is_known(function):
+        key = "dense_act_fn" if is_well_formed and "dense_act_fn" in values else "feed_forward_proj"
+        raise Refusal(f"{key} in config.json is {checks.shown(values[key])}, and switch_tf has the activations "
+                      f"{', '.join(map(repr, _FUNCTIONS))}, each also with 'gated-' in front.")
+    if says_gated != is_gated:
+        raise _contradiction("feed_forward_proj", stated, is_gated)
+    return _FUNCTIONS[function][is_gated]
+
+
+def _activation_of_switch(values, is_gated):
+    stated = values["dense_act_fn"]
+    if stated != "gated-gelu" and not _is_known(stated):
+        raise Refusal(f"dense_act_fn in config.json is {checks.shown(stated)}, and switch_tf has the activations "
+                      f"{', '.join(map(repr, _FUNCTIONS))}, and 'gated-gelu'.")
+    if not is_gated:
+        if stated == "gated-gelu":
+            raise _contradiction("dense_act_fn", stated, is_gated)
+        return _FUNCTIONS[stated][False]
+    if stated not in ("gated-gelu", "gelu_new"):
+        _warn(f"config.json says dense_act_fn={stated!r}, but the feed-forward layers hold wi_0 and wi_1: they are "
+              "read as gated gelu, the only gated form of Switch Transformers.")
+    return "geglu"
+
+
+def _is_known(function):
+    return isinstance(function, str) and function in _FUNCTIONS
+
+
+def _contradiction(key, stated, is_gated):
+    return Refusal(f"config.json says {key}={stated!r}, but the feed-forward layers hold "
+                   f"{'wi_0 and wi_1' if is_gated else 'wi'}; correct the one that is wrong.")
+
+
+def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
+    """Returns `SwitchConfig.end_id`, after a check of the other special ids, which are refused by their key.
+
+    Ids come from generation_config.json if it exists, else from config.json. The end of a sequence may be any id,
+    several, or null for none. Padding and the first token of the decoder must be 0, as everywhere in T5: models here
+    mask token 0, and data are padded and shifted with it.
+
+    Args:
+        values: dict. Content of config.json.
+        generation: dict or None. Content of generation_config.json, None if there is no such file.
+    """
+    for file, content in (("config.json", values), ("generation_config.json", generation or {})):
+        for key in (_PAD, _START):
+            # null in generation_config.json, or a missing key, leaves the choice to the caller of generate.
+            if key in content and (content[key] is not None or (file, key) == ("config.json", _PAD)):
+                _check_zero(file, key, content[key])
+        for key in _FORCED:
+            if content.get(key) is not None:
+                raise Refusal(f"{key} in {file} is {checks.shown(content[key])}, and switch_tf forces no token while "
+                              "it decodes; remove the key to read the model without it.")
+    file, content = ("config.json", values) if generation is None else ("generation_config.json", generation)
+    if content.get(_START) is None and content.get(_BEGIN) is not None:
+        _check_zero(file, _BEGIN, content[_BEGIN])
+    if generation is not None and _END not in generation:
+        _warn(f"generation_config.json has no {_END}, so sequences never end before their greatest length, as "
+              "in transformers; add the key, or call generate with end_id.")
+        return ()
+    value = content.get(_END, _DEFAULT_END)
+    if value is None:
+        return ()
+    ends = checks.ids(f"{_END} in {file}", value)
+    if ends == () or 0 in (ends if isinstance(ends, tuple) else (ends,)):
+        raise Refusal(f"{_END} in {file} must be the id of an end of sequence, several, or null for none, not "
+                      f"{checks.shown(value)}; 0 is the padding.")
+    return ends
+
+
+def _check_zero(file, key, value):
+    if type(value) is not int or value != 0:
+        raise Refusal(f"{key} in {file} must be 0, not {checks.shown(value)}: switch_tf masks token 0 as padding "
+                      "and starts every decoder with it, as T5 does, so such a model would compute other numbers "
+                      "here.")
 
 
 def _warn(sentence):
@@ -220,42 +414,6 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
     Raises:
         Refusal: Hugging Face's classes cannot represent the model.
     """
-    _check_representable(config)
-    values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()}
-    values |= {
-        "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
-        "initializer_factor": 1.0, **huggingface_ids.keys(config.end_id),
-        # Their code reads it as "the last hidden state is scaled", and ties every weight without a tensor.
-        "tie_word_embeddings": config.scales_logits}
-    if not config.num_experts:
-        if expert_capacity is not None:
-            raise Refusal(f"expert_capacity={expert_capacity} belongs to a model with experts; leave it out.")
-        name, scaling = ("UMT5", {}) if config.relative_attention_per_layer else (
-            "T5", {"scale_decoder_outputs": config.scales_logits})
-        return values | scaling | {
-            **huggingface_activations.keys(config.activation), "model_type": name.lower(),
-            "architectures": [f"{name}{'EncoderModel' if config.is_encoder_only else 'ForConditionalGeneration'}"]}
-    values |= {theirs: getattr(config, ours) for ours, theirs in _SPARSE.items()}
-    values |= {
-        "model_type": SWITCH, "dense_act_fn": huggingface_activations.keys(config.activation)["dense_act_fn"],
-        "architectures": ["SwitchTransformersEncoderModel" if config.is_encoder_only
-                          else "SwitchTransformersForConditionalGeneration"],
-        "expert_capacity": _expert_capacity(config, expert_capacity), "router_bias": False,
-        "router_ignore_padding_tokens": False, "add_router_probs": False}
-    for stack, num_layers, layers, step in _stacks(config):
-        values |= {f"num_sparse_{stack}_layers": len(layers),
-                   f"{stack}_sparse_step": step_for(layers, num_layers, step)}
-    return values
-
-
-def _stacks(config):
-    encoder = ("encoder", config.num_encoder_layers, config.encoder_sparse_layers, config.encoder_sparse_step)
-    if config.is_encoder_only:
-        return (encoder,)
-    return (encoder, ("decoder", config.num_decoder_layers, config.decoder_sparse_layers, config.decoder_sparse_step))
-
-
-def _check_representable(config):
     if config.is_encoder_only and not config.logits_via_embedding:
         raise Refusal("Hugging Face's encoders have no logits, but this one has weights of its own for them "
                       "(logits_via_embedding=False); it cannot be written in their format.")
@@ -266,9 +424,25 @@ def _check_representable(config):
     if config.relative_attention_per_layer and not config.scales_logits and not config.is_encoder_only:
         raise Refusal("Hugging Face's UMT5, in transformers 5, always scales the last hidden state by d_model^-0.5, "
                       "but this model does not (scale_decoder_outputs); it cannot be written in its format.")
+    is_gated = config.activation in GATED_ACTIVATIONS
+    function = next(theirs for theirs, ours in _FUNCTIONS.items() if config.activation in ours)
+    values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()} | {
+        "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
+        "initializer_factor": 1.0, "dense_act_fn": function, _PAD: 0, _START: 0,
+        _END: (list(config.end_id) or None) if isinstance(config.end_id, tuple) else config.end_id,
+        # Their code reads it as "the last hidden state is scaled", and ties every weight without a tensor.
+        "tie_word_embeddings": config.scales_logits}
     if not config.num_experts:
-        return
-    if config.activation in GATED_ACTIVATIONS:
+        if expert_capacity is not None:
+            raise Refusal(f"expert_capacity={expert_capacity} belongs to a model with experts; leave it out.")
+        name, scaling = ("UMT5", {}) if config.relative_attention_per_layer else (
+            "T5", {"scale_decoder_outputs": config.scales_logits})
+        short = "gelu" if function == "gelu_new" and is_gated else function
+        return values | scaling | {
+            "is_gated_act": is_gated, "feed_forward_proj": f"gated-{short}" if is_gated else short,
+            "model_type": name.lower(),
+            "architectures": [f"{name}{'EncoderModel' if config.is_encoder_only else 'ForConditionalGeneration'}"]}
+    if is_gated:
         raise Refusal("Hugging Face's Switch Transformer has no gated experts (its 'gated-gelu' raises KeyError), "
                       f"but activation is {config.activation!r}; such a model cannot be written in its format.")
     for name, value, only in (("routing_policy", config.routing_policy, "switch"),
@@ -279,17 +453,18 @@ def _check_representable(config):
         if value != only:
             raise Refusal(f"Hugging Face's Switch Transformer knows {name}={only!r} only, but it is {value!r}; "
                           "such a model cannot be written in its format.")
-    for stack, num_layers, layers, step in _stacks(config):
-        if step_for(layers, num_layers, step) is None:
+    for stack in ("encoder",) if config.is_encoder_only else ("encoder", "decoder"):
+        num_layers, layers, step = (getattr(config, name) for name in (
+            f"num_{stack}_layers", f"{stack}_sparse_layers", f"{stack}_sparse_step"))
+        step = step_for(layers, num_layers, step)
+        if step is None:
             raise Refusal("Hugging Face's Switch Transformer has experts in the layers 1, 1 + step, 1 + 2 step, "
                           f"..., or in all, but the {stack} of this model in {list(layers)} of {num_layers}; it "
                           "cannot be written in its format.")
+        values |= {f"num_sparse_{stack}_layers": len(layers), f"{stack}_sparse_step": step}
     if config.expert_dropout_rate != config.dropout_rate:
         _warn(f"Hugging Face's Switch Transformer has one dropout rate: dropout_rate={config.dropout_rate} is written "
               f"for the experts too, whose expert_dropout_rate={config.expert_dropout_rate} is not.")
-
-
-def _expert_capacity(config, expert_capacity):
     if expert_capacity is None:
         expert_capacity = config.expert_capacity
     if expert_capacity is None:
@@ -298,4 +473,8 @@ def _expert_capacity(config, expert_capacity):
             f"included, instead of a capacity factor (here {config.eval_capacity_factor} for groups of "
             f"{config.group_size} tokens): other tokens would be dropped; choose that number with expert_capacity=... "
             "(--expert_capacity of switch-tf convert), where the length of the longest sequence drops none.")
-    return checks.integer("expert_capacity", expert_capacity, at_least=1)
+    return values | {theirs: getattr(config, ours) for ours, theirs in _SPARSE.items()} | {
+        "model_type": SWITCH, "expert_capacity": checks.integer("expert_capacity", expert_capacity, at_least=1),
+        "architectures": ["SwitchTransformersEncoderModel" if config.is_encoder_only
+                          else "SwitchTransformersForConditionalGeneration"],
+        "router_bias": False, "router_ignore_padding_tokens": False, "add_router_probs": False}

@@ -11,7 +11,7 @@ from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, stated_config
+from switch_tf.conversion import formats
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.partitioning.variables import PjrtVariable, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal
@@ -79,6 +79,6 @@ def opened(run: Run, config: SwitchConfig) -> Iterator["Opened | None"]:
         raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
                       f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
     if run.initial_variables == "matching":  # of another model
-        config = stated_config.find(folder, found) or config
+        config = found.config_of(folder) or config
     with found.at_hand(folder) as local:
-        yield Opened(found.open(local, config), folder)
+        yield Opened(found.module.open_weights(local, config), folder)

@@ -1,23 +1,25 @@
-"""Reads Mesh TensorFlow's checkpoints of T5 1.0, T5 1.1, mT5 and their mixtures of experts."""
+"""Reads Mesh TensorFlow's checkpoints of T5 1.0, T5 1.1, mT5 and their mixtures of experts.
+
+Mesh TensorFlow repeats a block of sublayers: with two layers to a block, variables of the third layer's attention are
+in `encoder/block_001/layer_000/SelfAttention`, beside their norm in `encoder/block_001/layer_000/rms_norm`.
+
+Its Adafactor has for each variable x_slot_vr and x_slot_vc, or x_slot_v. The factoring is that of
+`mesh_tensorflow/optimize.py`: over the two largest dimensions if both are large enough. "vr" is the mean over the
+largest one, of equal ones the first, and "vc" the mean over the other.
+"""
 
 import pathlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
+
+import numpy as np
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import linked_weights, mesh_tensorflow_file, mesh_tensorflow_slots
-from switch_tf.conversion.mesh_tensorflow_layers import (
-    CROSS_ATTENTION,
-    DENSE,
-    EXPERTS,
-    NORMS,
-    SELF_ATTENTION,
-    Layer,
-    layers_of,
-)
-from switch_tf.conversion.rules import Rule, Rules
-from switch_tf.conversion.weight_source import WeightSource
+from switch_tf.conversion import mesh_tensorflow_file
+from switch_tf.conversion.optimizer_slots import factored, read_adafactor, unlike, with_momentum
+from switch_tf.conversion.rules import KERNELS, MERGES, Rule, Rules
+from switch_tf.conversion.weight_source import WeightSource, open_linked, read_model, without_config
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
@@ -26,8 +28,16 @@ EMBEDDING = "shared/embedding"
 # A router's kernel is named after the routing -> routing_policy.
 GATINGS = {"switch_gating": "switch", "top_2_gating": "top2", "top_n_gating": "top_n", "ntlb_gating": "ntlb",
            "switch_max_gating": "batch_prioritized", "expert_selection_gating": "expert_choice"}
-_SKIPPED = re.compile(rf"{mesh_tensorflow_file.STEP}|{mesh_tensorflow_slots.SLOT.pattern}")  # the optimizer's
-_BIAS = f"{SELF_ATTENTION}/relative_attention_bias"
+_SELF_ATTENTION, _CROSS_ATTENTION, _DENSE, _EXPERTS = "SelfAttention", "EncDecAttention", "DenseReluDense", "MoE1D"
+_ORDER = {"encoder": ((_SELF_ATTENTION,), (_DENSE, _EXPERTS)),
+          "decoder": ((_SELF_ATTENTION,), (_CROSS_ATTENTION,), (_DENSE, _EXPERTS))}
+_NORMS = ("rms_norm", "layer_norm")  # the second by the legacy form of its LayerStack
+# Stack and kind -> our names of an attention and of its norm.
+_NAMES = {("encoder", _SELF_ATTENTION): ("attention", "attention"),
+          ("decoder", _SELF_ATTENTION): ("self_attention", "self_attention"),
+          ("decoder", _CROSS_ATTENTION): ("encoder_decoder_attention", "cross_attention")}
+_SUBLAYER = re.compile(r"(encoder|decoder)/block_(\d{3,6})/layer_(\d{3,6})/(\w+)/.+")
+_SLOT = re.compile(r".+_slot_(vr|vc|v|m)")
 
 
 def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:
@@ -44,39 +54,96 @@ def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None
     Raises:
         Refusal: a file is missing or damaged, or the checkpoint is of another model.
     """
-    return linked_weights.read_model(open_mesh_tensorflow(folder, config))
+    return read_model(open_weights(folder, config))
 
 
-def open_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
+def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
     """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_mesh_tensorflow`."""
     path = checks.path("folder", folder)
-    prefix, tensors = _opened(path)
+    prefix, tensors = _open(path)
     if not isinstance(config, SwitchConfig):
-        raise linked_weights.without_config("Mesh TensorFlow", path, tensors)
-    return linked_weights.open_linked(config, _checked_rules(config, tensors), tensors, prefix)
+        raise without_config("Mesh TensorFlow", path, tensors)
+    return open_linked(config, _rules_of(config, tensors), tensors, prefix)
 
 
-def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns the Adafactor of the same checkpoint. See `mesh_tensorflow_slots.read_optimizer`."""
-    prefix, tensors = _opened(folder)
-    return mesh_tensorflow_slots.read_optimizer(prefix, model, _checked_rules(model.config, tensors), tensors)
-
-
-def _opened(path):
+def _open(path):
     """Returns the path of the checkpoint that a path names, and its weights."""
     if not mesh_tensorflow_file.is_tensorflow(path):
         raise Refusal(f"{str(path)!r} must be a folder with a checkpoint of Mesh TensorFlow, such as "
                       "model.ckpt-1000000.index and its .data files, or the path of one, such as "
                       "FOLDER/model.ckpt-1000000.")
     prefix = mesh_tensorflow_file.prefix_of(path)
-    tensors = mesh_tensorflow_file.open_variables(prefix, lambda name: not _SKIPPED.fullmatch(name))
+    tensors = mesh_tensorflow_file.open_variables(
+        prefix, lambda name: name != mesh_tensorflow_file.STEP and not _SLOT.fullmatch(name))
     if EMBEDDING not in tensors:
         raise Refusal(f"{prefix} must hold {EMBEDDING!r}, as Mesh TensorFlow's models of encoder and decoder do, and "
                       f"holds {checks.shown(sorted(tensors))}.")
     return prefix, tensors
 
 
-def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:
+def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
+    """Returns the Adafactor of a checkpoint.
+
+    Args:
+        folder: See `from_mesh_tensorflow`.
+        model: SwitchTransformer that was read from it.
+
+    Raises:
+        Refusal: The checkpoint has no such state, or one that cannot be represented.
+    """
+    prefix, weights = _open(folder)
+    slots: dict[str, dict] = {}
+    for name, tensor in mesh_tensorflow_file.open_variables(prefix, lambda name: bool(_SLOT.fullmatch(name))).items():
+        weight, _, slot = name.rpartition("_slot_")
+        slots.setdefault(weight, {})[slot] = tensor
+    for name, group in slots.items():
+        if name not in weights or group.keys() == {"v"}:
+            continue
+        if "m" in group:
+            raise with_momentum(name)
+        shape = weights[name].shape
+        if group.keys() != {"vr", "vc"}:
+            raise unlike(name, shape, group, "Mesh TensorFlow")
+        largest = np.argsort([-size for size in shape], kind="stable").tolist()
+        slots[name] = factored(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
+                               "Mesh TensorFlow")
+    return read_adafactor(model, _rules_of(model.config, weights), slots, mesh_tensorflow_file.read_step(prefix),
+                          prefix)
+
+
+def _sublayers_of(stack: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns scope and kind of the sublayers of a stack in order, by the names of variables."""
+    kinds: dict[tuple[int, int], set[str]] = {}
+    for match in filter(None, map(_SUBLAYER.fullmatch, names)):
+        if match[1] == stack:
+            kinds.setdefault((int(match[2]), int(match[3])), set()).update({match[4]}.difference(_NORMS))
+    order = _ORDER[stack]
+    listed, known = ", ".join(map(" or ".join, order)), {kind for choice in _ORDER["decoder"] for kind in choice}
+    found = []
+    for block in range(1 + max((block for block, _ in kinds), default=-1)):
+        for number in range(1 + max(number for _, number in kinds)):
+            scope, held = f"{stack}/block_{block:03d}/layer_{number:03d}", kinds.get((block, number))
+            if held is None:
+                raise Refusal(f"The checkpoint lacks {scope}, and has other layers of that block or later ones; it is "
+                              "incomplete.")
+            if not held:
+                raise Refusal(f"The checkpoint holds the norm of {scope} and nothing else of that layer; it is "
+                              "incomplete.")
+            if len(held) > 1 or not held <= known:
+                raise Refusal(f"The checkpoint's {scope} holds {checks.shown(sorted(held))}, and a layer of Mesh "
+                              f"TensorFlow that is read holds one of {', '.join(sorted(known))}.")
+            (kind,) = held
+            if kind not in order[len(found) % len(order)]:
+                raise Refusal(f"The checkpoint's {stack} must repeat {listed}, but {scope} is {kind}; other layers "
+                              "have no place in a model of this package.")
+            found.append((scope, kind))
+    if len(found) % len(order):
+        raise Refusal(f"The checkpoint's {stack} must repeat {listed}, but it ends with {found[-1][0]}, which is "
+                      f"{found[-1][1]}; it is incomplete, or of another model.")
+    return found
+
+
+def _rules_of(config: SwitchConfig, names: Collection[str]) -> Rules:
     """Returns the rules of a checkpoint, whose layers are compared with those of a configuration."""
     if config.extra_mlp or config.has_attention_experts:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
@@ -86,25 +153,46 @@ def _checked_rules(config: SwitchConfig, names: Collection[str]) -> Rules:
     if positions is not None:
         raise Refusal(f"The checkpoint has learned positions ({positions!r}), and models of this package have position "
                       "biases; take one trained with them, relative_attention_type = \"bias_shared\" as T5's.")
-    layers = {stack: layers_of(stack, names) for stack in ("encoder", "decoder")}
-    for stack, found in layers.items():
-        _check_layers(stack, found, config)
-        _check_routing(stack, found, names, config)
-        has_layer_biases = any(f"{layer.scopes[0]}/{_BIAS}" in names for layer in found[1:])
-        if has_layer_biases and not config.relative_attention_per_layer:
-            raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one for "
-                          "each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the --gin_file of "
-                          "its model.")
-    return rules_of(layers, names, config.relative_attention_per_layer)
+    norm = final = _NORMS[0]
+    if any(name.endswith(f"/{_NORMS[1]}/scale") for name in names):
+        norm, final = _NORMS[1], f"final_{_NORMS[1]}"
+    has_layer_biases = config.relative_attention_per_layer
+    rules = [Rule("token_embedder/embedding", EMBEDDING), Rule("logits_dense/kernel", "decoder/logits/kernel")]
+    for stack, order in _ORDER.items():
+        sublayers = _sublayers_of(stack, names)
+        _check_layers(stack, [kind for _, kind in sublayers[len(order) - 1::len(order)]], config)
+        rules.append(Rule(f"{stack}/{stack}_norm/scale", f"{stack}/{final}/scale"))
+        for place, (scope, kind) in enumerate(sublayers):
+            index, number = divmod(place, len(order))
+            ours = f"{stack}/layers_{index}"
+            name, norm_of = _NAMES.get((stack, kind), ("mlp", "mlp"))
+            rules.append(Rule(f"{ours}/pre_{norm_of}_layer_norm/scale", f"{scope}/{norm}/scale"))
+            if kind == _EXPERTS:
+                gating = _gating_of(scope, names, stack, config)
+                rules += [Rule(f"{ours}/mlp/experts/<kernel>", f"{scope}/{kind}/<kernel>/kernel"),
+                          Rule(f"{ours}/mlp/router/kernel", f"{scope}/{kind}/{gating}/kernel")]
+            elif kind == _DENSE:
+                rules.append(Rule(f"{ours}/mlp/<kernel>", f"{scope}/{kind}/<kernel>/kernel"))
+            else:
+                rules += [Rule(f"{ours}/{name}/{kernel}", f"{scope}/{kind}/{kernel[0]}", merge=merge)
+                          for kernel, merge in MERGES.items()]
+            bias = f"{scope}/{_SELF_ATTENTION}/relative_attention_bias"
+            if number == 0 and (has_layer_biases or index == 0):
+                rules.append(Rule(f"{ours if has_layer_biases else stack}/relpos_bias/rel_embedding", bias))
+            elif number == 0 and bias in names:
+                raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one "
+                              "for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the "
+                              "--gin_file of its model.")
+    return Rules(rules, fields={"kernel": KERNELS})
 
 
-def _check_layers(stack, layers, config):
-    """Compares the number of layers, and which of them have experts."""
+def _check_layers(stack, last_kinds, config):
+    """Compares the number of layers, and which of them have experts, given the last sublayers."""
     count = getattr(config, f"num_{stack}_layers")
-    if len(layers) != count:
-        raise Refusal(f"The checkpoint's {stack} has {len(layers)} layers, but its configuration asks for {count}; "
+    if len(last_kinds) != count:
+        raise Refusal(f"The checkpoint's {stack} has {len(last_kinds)} layers, but its configuration asks for {count}; "
                       "give the --gin_file of its model.")
-    sparse = tuple(index for index, layer in enumerate(layers) if layer.is_sparse)
+    sparse = tuple(index for index, kind in enumerate(last_kinds) if kind == _EXPERTS)
     wanted = getattr(config, f"{stack}_sparse_layers")
     if sparse == wanted:
         return
@@ -117,58 +205,15 @@ def _check_layers(stack, layers, config):
                   f"{way_out}.")
 
 
-def _check_routing(stack, layers, names, config):
-    """Compares the routing, which a checkpoint shows by the names of its routers."""
-    is_decoder = stack == "decoder"
-    policy = config.routing(is_decoder)[0]
-    for gating in (gating for layer in layers if layer.is_sparse for gating in _gatings(layer, names)):
+def _gating_of(scope, names, stack, config):
+    """Returns the name of the router in a sparse layer, of which an undamaged one has one."""
+    policy = config.routing(stack == "decoder")[0]
+    found = [gating for gating in GATINGS if f"{scope}/{_EXPERTS}/{gating}/kernel" in names]
+    for gating in found:
         if GATINGS[gating] != policy:
-            field = "decoder_routing_policy" if is_decoder and config.decoder_routing_policy else "routing_policy"
-            raise Refusal(f"The checkpoint's {stack} has routers of {gating}, which is {GATINGS[gating]!r} here, but "
-                          f"its configuration asks for {policy!r}; add "
+            field = "decoder_routing_policy" if stack == "decoder" and config.decoder_routing_policy else (
+                "routing_policy")
+            raise Refusal(f"The checkpoint's {stack} has routers of {gating}, which is {GATINGS[gating]!r} here, "
+                          f"but its configuration asks for {policy!r}; add "
                           f"--gin.SwitchConfig.{field}=\"'{GATINGS[gating]}'\".")
-
-
-def _gatings(layer, names):
-    """Returns the names of the routers in a sparse layer; an undamaged one has one."""
-    return [gating for gating in GATINGS if f"{layer.scopes[-1]}/{EXPERTS}/{gating}/kernel" in names]
-
-
-def rules_of(layers: Mapping[str, list[Layer]], names: Collection[str], has_layer_biases: bool = False) -> Rules:
-    """Returns the rules of a checkpoint.
-
-    Args:
-        layers: "encoder" and "decoder" -> layers.
-        names: Names of the checkpoint's variables, which show the names of norms and routers.
-        has_layer_biases: bool. Whether each layer has a position bias, and not just the first one of a stack.
-    """
-    norm, final = NORMS[0], NORMS[0]
-    if any(name.endswith(f"/{NORMS[1]}/scale") for name in names):
-        norm, final = NORMS[1], f"final_{NORMS[1]}"
-    rules = [Rule("token_embedder/embedding", EMBEDDING), Rule("logits_dense/kernel", "decoder/logits/kernel")]
-    for stack, found in layers.items():
-        rules.append(Rule(f"{stack}/{stack}_norm/scale", f"{stack}/{final}/scale"))
-        for index, layer in enumerate(found):
-            rules += _layer_rules(f"{stack}/layers_{index}", layer, norm, names)
-            if has_layer_biases or index == 0:
-                ours = f"{stack}/layers_{index}" if has_layer_biases else stack
-                rules.append(Rule(f"{ours}/relpos_bias/rel_embedding", f"{layer.scopes[0]}/{_BIAS}"))
-    return Rules(rules, fields={"kernel": "wi|wi_0|wi_1|wo"})
-
-
-def _layer_rules(ours, layer, norm, names):
-    attentions = [("attention", SELF_ATTENTION, "attention")] if len(layer.scopes) == 2 else [
-        ("self_attention", SELF_ATTENTION, "self_attention"),
-        ("encoder_decoder_attention", CROSS_ATTENTION, "cross_attention")]
-    rules = []
-    for (name, kind, norm_of), scope in zip(attentions, layer.scopes[:-1], strict=True):
-        rules += [Rule(f"{ours}/{name}/{kernel}", f"{scope}/{kind}/{kernel[0]}", merge=merge)
-                  for kernel, merge in (("query", 1), ("key", 1), ("value", 1), ("out", 0))]
-        rules.append(Rule(f"{ours}/pre_{norm_of}_layer_norm/scale", f"{scope}/{norm}/scale"))
-    scope = layer.scopes[-1]
-    rules.append(Rule(f"{ours}/pre_mlp_layer_norm/scale", f"{scope}/{norm}/scale"))
-    if not layer.is_sparse:
-        return [*rules, Rule(f"{ours}/mlp/<kernel>", f"{scope}/{DENSE}/<kernel>/kernel")]
-    gating = next(iter([*_gatings(layer, names), *GATINGS]))
-    return [*rules, Rule(f"{ours}/mlp/experts/<kernel>", f"{scope}/{EXPERTS}/<kernel>/kernel"),
-            Rule(f"{ours}/mlp/router/kernel", f"{scope}/{EXPERTS}/{gating}/kernel")]
+    return next(iter([*found, *GATINGS]))

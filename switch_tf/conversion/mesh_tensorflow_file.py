@@ -4,6 +4,7 @@
 the text file `checkpoint` names the newest checkpoint of the folder. `model.ckpt-N` is the checkpoint's path.
 """
 
+import contextlib
 import functools
 import pathlib
 import re
@@ -13,9 +14,7 @@ from typing import Any
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.conversion import lfs_pointers
-from switch_tf.conversion.checkpoint_files import Tensor
-from switch_tf.conversion.last_read import LastRead
+from switch_tf.conversion.untrusted_files import LastRead, Tensor, check_no_pointer
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
@@ -48,11 +47,7 @@ def is_needed(name: str) -> bool:
 
 
 def prefix_of(path: Any) -> Any:
-    """Returns the path of the checkpoint that a path names: itself, or the newest one of a folder.
-
-    Raises:
-        Refusal: The folder holds no complete checkpoint, or several and no file `checkpoint`.
-    """
+    """Returns the path of the checkpoint that a path names: itself, or the newest one of a folder."""
     if _has_index(path):
         return path
     newest, found = _newest(path), _prefixes(path)
@@ -73,69 +68,49 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
     Args:
         prefix: Path such as `folder/model.ckpt-1000`.
         is_read: function(name) -> bool. Whether a variable is wanted.
-
-    Raises:
-        Refusal: A file is missing or damaged, TensorFlow 2 wrote it, or a wanted variable is not float32, bfloat16 or
-            float16.
     """
     _check_shards(prefix)
-    lfs_pointers.check_is_none(prefix.parent / f"{prefix.name}{_INDEX}")
-    reader = _Reader(prefix)
-    if _OBJECTS in reader.shapes:
+    index, literal = prefix.parent / f"{prefix.name}{_INDEX}", places.Literal(prefix)
+    check_no_pointer(index)
+    with _refusing(f"{prefix}{_INDEX}", "it"):
+        bundles.check(index)
+        reader = tf.train.load_checkpoint(str(literal))
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    if _OBJECTS in shapes:
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
                       "TensorFlow's only those of Mesh TensorFlow are read.")
+
+    def read(name, literal=literal):  # which the reader needs
+        with _refusing(repr(name), f"the files {prefix.name}{_VALUES}*"):
+            return reader.get_tensor(name)
+
     tensors, last = {}, LastRead()  # TensorFlow reads all of a variable for each part
-    for name in filter(is_read, sorted(reader.shapes)):
-        if reader.dtypes[name] not in (tf.float32, tf.bfloat16, tf.float16):
+    for name in filter(is_read, sorted(shapes)):
+        if name != STEP and dtypes[name] not in (tf.float32, tf.bfloat16, tf.float16):
             raise Refusal(f"A weight must be float32, bfloat16 or float16, but {checks.shown(name)} in {prefix} is "
-                          f"{reader.dtypes[name].name}; give a checkpoint of Mesh TensorFlow.")
-        tensors[name] = Tensor(tuple(reader.shapes[name]), functools.partial(
-            last.get, name, functools.partial(reader.read, name)))
+                          f"{dtypes[name].name}; give a checkpoint of Mesh TensorFlow.")
+        tensors[name] = Tensor(tuple(shapes[name]), functools.partial(last.get, name, functools.partial(read, name)))
     return tensors
 
 
 def read_step(prefix: Any) -> int:
-    """Returns the number of training steps that a checkpoint says.
-
-    Raises:
-        Refusal: It says none, or a file is damaged.
-    """
-    reader = _Reader(prefix)
-    step = reader.read(STEP) if reader.shapes.get(STEP) == [] else None
-    if step is None or step.dtype.kind != "i" or not 0 <= step < 2**31:
+    """Returns the number of training steps that a checkpoint says."""
+    step = open_variables(prefix, lambda name: name == STEP).get(STEP)
+    value = None if step is None or step.shape else step.load()
+    if value is None or value.dtype.kind != "i" or not 0 <= value < 2**31:
         raise Refusal(f"{prefix} must hold its number of steps as {STEP!r}; convert its weights alone, without "
                       "--with_optimizer.")
-    return int(step)
+    return int(value)
 
 
-class _Reader:
-    """TensorFlow's reader of a checkpoint.
-
-    Attributes:
-        shapes, dtypes: Those of each variable, by name.
-    """
-
-    def __init__(self, prefix):
-        self._prefix, self._literal = prefix, places.Literal(prefix)  # for as long as the reader
-        try:
-            bundles.check(prefix.parent / f"{prefix.name}{_INDEX}")
-            self._reader = tf.train.load_checkpoint(str(self._literal))
-            self.shapes = self._reader.get_variable_to_shape_map()
-            self.dtypes = self._reader.get_variable_to_dtype_map()
-        except _damages() as error:
-            raise Refusal(f"{prefix}{_INDEX} cannot be read ({first_line(error)}); download it again.") from error
-
-    def read(self, name):
-        try:
-            return self._reader.get_tensor(name)
-        except _damages() as error:
-            raise Refusal(f"{name!r} cannot be read ({first_line(error)}); download the files {self._prefix.name}"
-                          f"{_VALUES}* again.") from error
-
-
-def _damages():
-    """Returns the errors that TensorFlow's reader raises for damaged files."""
-    return tf.errors.OpError, IndexError, ValueError  # the last two for OUT_OF_RANGE and INVALID_ARGUMENT
+@contextlib.contextmanager
+def _refusing(what, files):
+    """Refuses damaged files, for which TensorFlow's reader raises one of several errors."""
+    try:
+        yield
+    # The last two for OUT_OF_RANGE and INVALID_ARGUMENT.
+    except (tf.errors.OpError, IndexError, ValueError) as error:
+        raise Refusal(f"{what} cannot be read ({first_line(error)}); download {files} again.") from error
 
 
 def _has_index(path):
@@ -165,7 +140,7 @@ def _check_shards(prefix):
     shards = [match for entry in prefix.parent.iterdir() if entry.name.startswith(start)
               and (match := _SHARD.fullmatch(entry.name.removeprefix(start))) and entry.is_file()]  # no pipe
     for match in shards:
-        lfs_pointers.check_is_none(prefix.parent / f"{start}{match[0]}")
+        check_no_pointer(prefix.parent / f"{start}{match[0]}")
     totals = sorted({int(match[2]) for match in shards})
     if len(totals) > 1:
         raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "

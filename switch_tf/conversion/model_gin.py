@@ -1,8 +1,12 @@
-"""The gin file that describes the model of converted weights."""
+"""The configuration of weights in switch_tf's format: recorded in the checkpoint, and as the gin file beside it."""
 
+from typing import Any
+
+from switch_tf.checkpoints import continuation, folders
 from switch_tf.configs import parts
 from switch_tf.configs.gin_syntax import Gin, Macro
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.refusals import Refusal
 
 _MACROS = {"num_experts": "NUM_EXPERTS", "dropout_rate": "DROPOUT_RATE", "expert_dropout_rate": "EXPERT_DROPOUT_RATE"}
 _HEADER = ("# Provides: SwitchConfig.  Requires: nothing.  Often overridden: NUM_EXPERTS, DROPOUT_RATE, "
@@ -16,3 +20,11 @@ def gin_text(config: SwitchConfig) -> str:
     found.bound["", parts.CONFIG] = {name: Macro(_MACROS[name]) if name in _MACROS else value
                                      for name, value in vars(config).items()}
     return _HEADER + found.text()
+
+
+def recorded(checkpoint: Any) -> SwitchConfig:
+    """Returns the configuration in the description of a checkpoint."""
+    fields = continuation.model_fields(folders.describe(checkpoint)["configuration"])
+    if not fields:
+        raise Refusal(f"{checkpoint} does not say what model it is of: a version wrote it that kept no record of that.")
+    return SwitchConfig(**fields)

@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from switch_tf import partitioning
-from switch_tf.conversion.checkpoint_files import Tensor
 from switch_tf.conversion.rules import Link, Rules
+from switch_tf.conversion.untrusted_files import Tensor
 from switch_tf.conversion.weight_source import variables_of
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.optim.factoring import Factors, factor_dimensions, slot_dimensions
+from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
@@ -35,15 +35,12 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
             that were averaged over have size 1.
         step: Number of steps taken.
         folder: Path of the checkpoint, for messages.
-
-    Raises:
-        Refusal: A weight has no slots, they cannot be represented, or are no means of squares.
     """
     optimizer = Adafactor()
     optimizer.build(model.trainable_variables)
     optimizer.iterations.assign(step)
     variables = variables_of(model)
-    links = {link.theirs[0]: link for link in rules.link({name: tuple(it.shape) for name, it in variables.items()})}
+    links = {link.theirs[0]: link for link in rules.link(variables)}
     if missing := next((name for name in links if name not in theirs), None):
         raise Refusal(f"The checkpoint has no slots of Adafactor for {missing!r}: its optimizer did not train that "
                       "weight, or is another one; convert the weights alone, without --with_optimizer.")
@@ -64,18 +61,31 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
     return optimizer
 
 
-def with_ones(slot: Tensor, shape: tuple[int, ...], averaged: Collection[int]) -> Tensor | None:
-    """Returns a factored slot with size 1 for averaged dimensions, or None if it averages over others.
+def factored(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mapping[str, tuple[str, Collection[int]]],
+             software: str) -> dict[str, Tensor]:
+    """Returns factored slots with size 1 for averaged dimensions.
 
     Args:
-        slot: Mean of the squared gradients of a weight.
-        shape: Shape of the weight.
-        averaged: Its dimensions that are averaged over, which the slot lacks.
+        name, shape: Those of the weight.
+        slots: Means of its squared gradients.
+        averaged: "v_row" and "v_col" -> their name, and dimensions of the weight that it averages over and so lacks.
+        software: Name of the software that keeps them so, for messages.
     """
-    whole = tuple(1 if dim in averaged else size for dim, size in enumerate(shape))
-    if slot.shape != tuple(size for dim, size in enumerate(shape) if dim not in averaged):
-        return None
-    return Tensor(whole, lambda: slot.load().reshape(whole))
+    used = {}
+    for ours, (theirs, dims) in averaged.items():
+        kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
+        if not dims or theirs not in slots or slots[theirs].shape != kept:
+            raise unlike(name, shape, slots, software)
+        used[ours] = _reshaped(slots[theirs], _with_ones(shape, dims))
+    return used
+
+
+def _reshaped(slot, shape):
+    return Tensor(shape, lambda: slot.load().reshape(shape))
+
+
+def _with_ones(shape, dims):
+    return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
 
 
 def unlike(name: str, shape: tuple[int, ...], slots: Slots, software: str) -> Refusal:
@@ -95,36 +105,22 @@ def _as_ours(link: Link, axes, slots: Slots) -> dict[str, np.ndarray]:
     """Returns our slots of a weight."""
     factors = factor_dimensions(link.shape, axes)
     if "v" in slots:
-        if slots["v"].shape not in (link.shape, link.their_shape):
-            raise _other_slots(link, slots)
-        whole = slots["v"].read().reshape(link.shape)
-        return {"v": whole} if factors is None else {
-            "v_row": whole.mean(factors.columns), "v_col": whole.mean(factors.rows)}
-    if factors is None:
-        raise _other_slots(link, slots)
-    kept = slot_dimensions(link.shape, factors)
-    pairs = (slots["v_row"], slots["v_col"]), (slots["v_col"], slots["v_row"])
-    shapes = [_with_ones(link, dims) for dims in _averaged(factors)]
-    for pair in pairs:
-        if all(slot.shape in (shape, link.rule.their_shape(shape)) for slot, shape in zip(pair, shapes, strict=True)):
-            return {name: slot.read().reshape([link.shape[dim] for dim in kept[name]])
-                    for name, slot in zip(("v_row", "v_col"), pair, strict=True)}
-    raise _other_slots(link, slots)
-
-
-def _averaged(factors: Factors):
-    """Returns the dimensions that v_row and v_col average over."""
-    return factors.columns, factors.rows
-
-
-def _with_ones(link, dims):
-    return tuple(1 if dim in dims else size for dim, size in enumerate(link.shape))
-
-
-def _other_slots(link, slots):
-    return Refusal(f"The checkpoint's Adafactor keeps {_listed(slots)} of {link.theirs[0]!r} (size 1 where it "
-                   f"averages), and that of this package factors its {link.ours!r} of shape {link.shape} over other "
-                   "dimensions; convert the weights alone, without --with_optimizer.")
+        if slots["v"].shape in (link.shape, link.their_shape):
+            whole = slots["v"].read().reshape(link.shape)
+            return {"v": whole} if factors is None else {
+                "v_row": whole.mean(factors.columns), "v_col": whole.mean(factors.rows)}
+    elif factors is not None:
+        kept = slot_dimensions(link.shape, factors)
+        shapes = [_with_ones(link.shape, dims) for dims in (factors.columns, factors.rows)]
+        for first, second in (("v_row", "v_col"), ("v_col", "v_row")):
+            pair = {"v_row": slots[first], "v_col": slots[second]}
+            if all(slot.shape in (shape, link.rule.their_shape(shape))
+                   for slot, shape in zip(pair.values(), shapes, strict=True)):
+                return {name: slot.read().reshape([link.shape[dim] for dim in kept[name]])
+                        for name, slot in pair.items()}
+    raise Refusal(f"The checkpoint's Adafactor keeps {_listed(slots)} of {link.theirs[0]!r} (size 1 where it "
+                  f"averages), and that of this package factors its {link.ours!r} of shape {link.shape} over other "
+                  "dimensions; convert the weights alone, without --with_optimizer.")
 
 
 def _listed(slots):

@@ -1,15 +1,25 @@
 """Reads and writes weights in switch_tf's format: a checkpoint without a run."""
 
+import math
 import pathlib
+from typing import Any
+
+import tensorflow as tf
 
 from switch_tf import checks
-from switch_tf.checkpoints import folders, tensors
+from switch_tf.checkpoints import bundles, continuation, folders, tensors
+from switch_tf.checkpoints.bundles import Parts
 from switch_tf.checkpoints.tensors import StoredWeights
-from switch_tf.conversion import own_writing, stated_config
-from switch_tf.conversion.weight_source import WeightSource, of_model, weights_of
+from switch_tf.conversion import model_gin, source_vocabulary, weight_source
+from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.variables import Piece, in_host_memory, slice_text
 from switch_tf.refusals import Refusal
+from switch_tf.storage.resumable_folder import resumable_folder
+from switch_tf.storage.whole_file import writing
+
+_MODEL = "model/"  # before the name of a weight, see `tensors.state_variables`
 
 
 def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
@@ -25,19 +35,17 @@ def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
         Refusal: `source` is neither, or its configuration is not recorded.
         BrokenCheckpoint: files are missing or damaged.
     """
-    path, config = _checkpoint_and_config(source)
-    model = SwitchTransformer(config)
-    model.build()
-    tensors.restore(path, tensors.state_variables(model))
-    return model
+    return weight_source.read_model(open_weights(source))
 
 
-def open_switch_tf(source: str | pathlib.Path) -> WeightSource:
+def open_weights(source: str | pathlib.Path, config: None = None) -> WeightSource:
     """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_switch_tf`."""
-    path, config = _checkpoint_and_config(source)
-    weights, stored = weights_of(config), StoredWeights(path)
-    tensors.check_readable(path, {f"model/{name}": weight for name, weight in weights.items()})
-    return WeightSource(config, weights, lambda name, rows: stored.read(f"model/{name}", rows))
+    path = folders.resolve(checks.path("source", source))
+    config = model_gin.recorded(path)
+    folders.check_size(config, path)
+    weights, stored = weight_source.weights_of(config), StoredWeights(path)
+    tensors.check_readable(path, {f"{_MODEL}{name}": weight for name, weight in weights.items()})
+    return WeightSource(config, weights, lambda name, rows: stored.read(f"{_MODEL}{name}", rows))
 
 
 def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adafactor:
@@ -63,13 +71,6 @@ def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adaf
     return optimizer
 
 
-def _checkpoint_and_config(source):
-    path = folders.resolve(checks.path("source", source))
-    config = stated_config.recorded(path)
-    folders.check_size(config, path)
-    return path, config
-
-
 def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None,
                  optimizer: Adafactor | None = None) -> None:
     """Writes the weights of a model as a checkpoint, and `model.gin`. The folder appears complete or not at all.
@@ -86,13 +87,49 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
     Raises:
         Refusal: the folder is not empty, or cannot be written.
     """
-    if not isinstance(model, SwitchTransformer):
-        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+    source = weight_source.of_model(model)
     if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
         raise Refusal("optimizer must be an Adafactor that is built for the model, or None, not "
                       f"{checks.shown(optimizer)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
-    if not model.built:
-        model.build()
-    own_writing.write(of_model(model), folder, vocabulary, optimizer=optimizer)
+    write_weights(source, folder, vocabulary, optimizer=optimizer)
+
+
+def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,
+                  identity: dict[str, Any] | None = None, optimizer: Adafactor | None = None) -> None:
+    """Writes weights as `to_switch_tf` does, a portion at a time.
+
+    Args:
+        source: Weights.
+        folder, vocabulary, optimizer: See `to_switch_tf`.
+        identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
+    """
+    groups = weight_source.groups_of(source)
+    slots = {} if optimizer is None else tensors.optimizer_variables(optimizer)
+    variables = {f"{_MODEL}{name}": weight for name, weight in source.weights.items()} | slots
+    num_bytes = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables.values())
+    with resumable_folder(folder.resolve(), folders.DESCRIPTION, identity, num_bytes) as work:
+        parts, done = Parts(work.folder, work.aside, len(groups) + bool(slots)), len(work.finished)
+        for index, portions in weight_source.read_groups(source, groups, "writing", done):
+            pieces = []
+            for (name, rows, _), values in portions:
+                weight = source.weights[name]
+                place = slice_text(weight.shape, (rows, *(slice(None) for _ in weight.shape[1:])))
+                values = in_host_memory(values.astype(weight.dtype, copy=False))
+                pieces.append(Piece(f"{_MODEL}{name}", place, values))
+            with writing(folder):
+                work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
+            del pieces, values  # before the next ones take memory
+        with writing(folder):
+            step, configuration = 0, continuation.record_of_model(source.config)
+            if optimizer is not None:
+                step, configuration = int(optimizer.iterations), configuration | {"optimizer": type(optimizer).__name__}
+                work.finish(parts.write(len(groups), [
+                    Piece(path, "", in_host_memory(variable.numpy())) for path, variable in slots.items()]))
+            parts.join()
+            description = bundles.describe(step, variables, configuration=configuration)
+            bundles.complete(work.folder, description, parts.sums(work.finished))
+            (work.folder / "model.gin").write_text(model_gin.gin_text(source.config))
+            if vocabulary is not None:
+                (work.folder / source_vocabulary.FILE).write_bytes(vocabulary)

@@ -7,13 +7,15 @@ missing, left over or of another shape. Names and shapes suffice for that, so er
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from switch_tf.refusals import Refusal
 
-INDEX = r"0|[1-9]\d*"
+INDEX, KERNELS = r"0|[1-9]\d*", "wi|wi_0|wi_1|wo"
+MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> the dimension that holds heads, see Rule
+_FIELD = re.compile(r"<(\w+)>")
 
 
 class Rule(NamedTuple):
@@ -39,11 +41,6 @@ class Rule(NamedTuple):
             end = self.merge + 2
             shape = (*shape[:self.merge], shape[self.merge] * shape[end - 1], *shape[end:])
         return shape[::-1] if self.transpose else shape
-
-    @property
-    def is_divisible(self) -> bool:
-        """Whether rows of our weight are whole tensors of theirs, or rows of one."""
-        return bool(self.stack) or not self.transpose
 
     def their_index(self, shape: tuple[int, ...], rows: slice) -> tuple:
         """Returns the part of their tensor, unless stacked, that holds rows of our weight of `shape`; () for all."""
@@ -75,13 +72,17 @@ class Link(NamedTuple):
 
     def to_ours(self, read: Callable[[str, tuple], np.ndarray], rows: slice = slice(None)) -> np.ndarray:
         """Returns our weight, or rows of it. `read(name, index)` returns a part of one of their tensors, () for all."""
+        def read_one(name, index, shape):
+            tensor = read(name, index)
+            return (tensor.T if self.rule.transpose else tensor).reshape(shape)
+
         start, stop, _ = rows.indices(self.shape[0])
         shape = (stop - start, *self.shape[1:])
         if not self.rule.stack:
-            return self._one_to_ours(read(self.theirs[0], self.rule.their_index(self.shape, rows)), shape)
+            return read_one(self.theirs[0], self.rule.their_index(self.shape, rows), shape)
         weight = None
         for index, name in enumerate(self.theirs[start:stop]):
-            tensor = self._one_to_ours(read(name, ()), shape[1:])
+            tensor = read_one(name, (), shape[1:])
             weight = np.empty(shape, tensor.dtype) if weight is None else weight
             weight[index] = tensor
         return weight
@@ -91,14 +92,11 @@ class Link(NamedTuple):
 
         From rows of a divisible weight it yields those experts, or rows of their tensor.
         """
-        names = self.theirs[rows] if self.rule.stack else self.theirs
-        whole = self.shape if self.rule.stack else (len(weight), *self.shape[1:])
+        names, parts, whole = (self.theirs[rows], weight, self.shape) if self.rule.stack else (
+            self.theirs, [weight], (len(weight), *self.shape[1:]))
         shape = self.rule.their_shape(whole)
-        for name, part in zip(names, weight if self.rule.stack else [weight], strict=True):
+        for name, part in zip(names, parts, strict=True):
             yield name, part.reshape(shape[::-1]).T if self.rule.transpose else part.reshape(shape)
-
-    def _one_to_ours(self, tensor, shape):
-        return (tensor.T if self.rule.transpose else tensor).reshape(shape)
 
 
 class Rules:
@@ -110,65 +108,56 @@ class Rules:
     """
 
     def __init__(self, rules: Iterable[Rule | Ignore], fields: Mapping[str, str]):
-        self._rules = list(rules)
-        self._fields = dict(fields)
-        self._ours = [(self._pattern(rule.ours), rule) for rule in self._rules if isinstance(rule, Rule)]
-        self._theirs = [(self._pattern(rule.theirs), rule) for rule in self._rules]
+        rules, self._fields = list(rules), fields
+        self._ours = [(self._pattern(rule.ours), rule) for rule in rules if isinstance(rule, Rule)]
+        self._theirs = [(self._pattern(rule.theirs), rule) for rule in rules]
 
-    def link(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Link]:
-        """Links each of our weights, given as name -> shape, to the names of their tensors, in the same order.
+    def link(self, weights: Mapping[str, Any]) -> list[Link]:
+        """Links each of our weights, given as name -> anything with a shape, to the names of their tensors, in order.
 
-        Raises:
-            Refusal: not exactly one rule matches a weight, or two weights need the same tensor.
+        Not exactly one rule that matches a weight, and two weights that need the same tensor, are refused.
         """
         links, owners = [], {}
-        for name, shape in shapes.items():
+        for name, weight in weights.items():
             rule, fields = _only_match(self._ours, name, "the weight")
-            indices = range(shape[0]) if rule.stack else [None]
-            theirs = tuple(_fill(rule.theirs, fields | ({rule.stack: str(index)} if rule.stack else {}))
-                           for index in indices)
+            shape = tuple(weight.shape)
+            every = [fields | {rule.stack: str(index)} for index in range(shape[0])] if rule.stack else [fields]
+            template = _FIELD.sub(r"{\1}", rule.theirs)
+            theirs = tuple(template.format_map(values) for values in every)
             for their_name in theirs:
                 if owners.setdefault(their_name, name) != name:
                     raise Refusal(f"The weights {owners[their_name]!r} and {name!r} both ask for {their_name!r}; "
                                   "each tensor holds one weight.")
-            links.append(Link(name, tuple(shape), theirs, rule))
+            links.append(Link(name, shape, theirs, rule))
         return links
 
-    def check(self, links: list[Link], their_shapes: Mapping[str, tuple[int, ...]], way_out: str) -> None:
-        """Compares `links` with the tensors of a checkpoint.
+    def check(self, links: list[Link], tensors: Mapping[str, Any], way_out: str) -> None:
+        """Refuses the first tensor of a checkpoint that is unknown, left over, missing or of another shape.
 
         Args:
             links: From `link`.
-            their_shapes: Name -> shape of the tensors.
+            tensors: Name -> tensor, or anything else with its shape.
             way_out: End of the messages, the user's choices if checkpoint and configuration differ.
-
-        Raises:
-            Refusal: names the first tensor that is unknown, left over, missing or of another shape.
         """
         wanted = {name: link for link in links for name in link.theirs}
-        for name in their_shapes:
+        for name in tensors:
             rule, _ = _only_match(self._theirs, name, "the checkpoint's tensor")
             if isinstance(rule, Rule) and name not in wanted:
                 raise Refusal(f"The checkpoint holds {name!r}, for which a model of this configuration has no "
                               f"place; {way_out}.")
         for name, link in wanted.items():
-            if name not in their_shapes:
+            if name not in tensors:
                 raise Refusal(f"The checkpoint lacks {name!r} of shape {link.their_shape}, which holds the weight "
                               f"{link.ours!r}; {way_out}.")
-            if tuple(their_shapes[name]) != link.their_shape:
-                raise Refusal(f"The checkpoint's {name!r} has shape {tuple(their_shapes[name])}, but its "
+            if (shape := tuple(tensors[name].shape)) != link.their_shape:
+                raise Refusal(f"The checkpoint's {name!r} has shape {shape}, but its "
                               f"configuration asks for {link.their_shape} (the weight {link.ours!r} of shape "
                               f"{link.shape}); {way_out}.")
 
     def _pattern(self, template):
-        # re.split with a group puts the fields at odd places.
-        parts = enumerate(re.split(r"<(\w+)>", template))
+        parts = enumerate(_FIELD.split(template))  # fields are at odd places
         return re.compile("".join(f"(?P<{part}>{self._fields[part]})" if index % 2 else re.escape(part)
                                   for index, part in parts))
-
-
-def _fill(template, fields):
-    return re.sub(r"<(\w+)>", lambda match: fields[match[1]], template)
 
 
 def _only_match(patterns, name, what):

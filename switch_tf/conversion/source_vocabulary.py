@@ -1,13 +1,44 @@
-"""The vocabulary that a model brings along: the copy in its run folder, or the file of a converted or foreign one."""
+"""The vocabulary that a model brings along: the copy in its run folder, or the file of a converted or foreign one.
 
+transformers 5 writes tokenizer.json as the only vocabulary file of a T5, and a SentencePiece model is made of it.
+Pieces, scores and the normaliser's table of characters are the same in both. Other settings come from the normaliser
+and the pre-tokeniser. Settings without a counterpart in SentencePiece are refused.
+"""
+
+import base64
+import binascii
 import pathlib
+import re
+from typing import NamedTuple
 
+from etils import epy
+
+from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
-from switch_tf.conversion import huggingface_vocabulary
-from switch_tf.conversion.huggingface_vocabulary import Vocabulary
-from switch_tf.data import stored_vocabularies
-from switch_tf.data.stored_vocabularies import SENTENCEPIECE, Stored
+from switch_tf.conversion import untrusted_files
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
+from switch_tf.storage.whole_file import reading
+
+with epy.lazy_imports():  # most conversions need no vocabulary, and the last imports TensorFlow
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
+
+    from switch_tf.data import stored_vocabularies
+
+FILE = "spiece.model"  # in the folders of T5 and mT5
+_SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
+_NUM_SENTINELS = 100  # added when a SentencePiece model is used; <extra_id_0> is the last
+_MAX_SCORE = 1e9  # of a piece, the logarithm of a probability
+_CONTROL = ("<pad>", "</s>")
+
+
+class Vocabulary(NamedTuple):
+    """A vocabulary: `content` of a SentencePiece model, `name` of a registered one, or the `reason` why it has none."""
+
+    content: bytes | None = None
+    name: str | None = None
+    reason: str | None = None
 
 
 def find(source: str | pathlib.Path, local: pathlib.Path | None = None) -> Vocabulary:
@@ -20,21 +51,146 @@ def find(source: str | pathlib.Path, local: pathlib.Path | None = None) -> Vocab
         local: Path of a local copy of it, if there is one.
     """
     folder = folders.run_folder_of(source)
-    if not run_config.is_in(folder):
-        return huggingface_vocabulary.find(local or source, source)
     try:
-        return _of_run(folder)
+        return _of_run(folder) if run_config.is_in(folder) else _in_folder(places.at(local or source), source)
     except Refusal as error:
         return Vocabulary(reason=str(error))
 
 
 def _of_run(folder):
-    stored, *others = {Stored.from_data(fields) for fields in run_config.read(folder).vocabularies.values()}
+    stored, *others = {stored_vocabularies.Stored.from_data(fields)
+                       for fields in run_config.read(folder).vocabularies.values()}
     if others:
         return Vocabulary(reason=f"{folder} has one for inputs and another for targets, and VOCABULARY replaces both.")
     choice = stored_vocabularies.choice_of(stored, folder)
     if choice is None:
         return Vocabulary(reason=f"no VOCABULARY selects {stored.name!r} of {folder}; train on its own task.")
-    if stored.kind != SENTENCEPIECE:
+    if stored.kind != stored_vocabularies.SENTENCEPIECE:
         return Vocabulary(name=choice)
     return Vocabulary(content=stored_vocabularies.path_of(stored, folder).read_bytes())
+
+
+def _in_folder(folder, shown):
+    """Finds spiece.model, the bytes of a ByT5, or the pieces of tokenizer.json."""
+    if (path := folder / FILE).exists():
+        untrusted_files.check_regular(path)
+        if path.stat().st_size > untrusted_files.MAX_BYTES:
+            raise Refusal(f"{path} is larger than the {untrusted_files.MAX_BYTES} bytes that are read of such a file.")
+        with reading(path):
+            return Vocabulary(content=path.read_bytes())
+    classes = (untrusted_files.read_object(folder / name).get("tokenizer_class")
+               for name in ("tokenizer_config.json", "config.json") if (folder / name).exists())
+    if next(filter(None, classes), None) == "ByT5Tokenizer":
+        return Vocabulary(name="bytes")
+    if (folder / "tokenizer.json").exists():
+        return Vocabulary(content=sentencepiece_model(folder / "tokenizer.json"))
+    return Vocabulary(reason=f"{shown} has neither {FILE} nor tokenizer.json; download one of them with the "
+                             "weights, or name the VOCABULARY that the model was trained with.")
+
+
+def sentencepiece_model(path: str | pathlib.Path) -> bytes:
+    """Returns the serialised SentencePiece model of a tokenizer.json, without the 100 sentinels at its end.
+
+    A file that is damaged, not a Unigram model, or has steps that SentencePiece lacks, is refused.
+    """
+    path = pathlib.Path(path)
+    content = untrusted_files.read_object(path)
+    model = content.get("model")
+    if not isinstance(model, dict) or model.get("type") != "Unigram":
+        kind = model.get("type") if isinstance(model, dict) else None
+        raise Refusal(f"{path} holds a tokenizer of type {checks.shown(kind)}, and only 'Unigram', T5's, becomes a "
+                      "vocabulary; train one with `switch-tf vocabulary`, or use the model's spiece.model.")
+    proto = sentencepiece_model_pb2.ModelProto()
+    pieces = _pieces(model, path)
+    kinds = _kinds(content, model, pieces, path)
+    for piece, score in pieces:
+        proto.pieces.add(piece=piece, score=score, type=kinds.get(piece, proto.SentencePiece.NORMAL))
+    ids = {piece: id_ for id_, (piece, _) in enumerate(pieces)}
+    trainer = proto.trainer_spec
+    trainer.model_type = trainer.UNIGRAM
+    trainer.vocab_size, trainer.byte_fallback = len(pieces), bool(model.get("byte_fallback"))
+    trainer.unk_id, trainer.unk_piece = model["unk_id"], pieces[model["unk_id"]][0]
+    trainer.pad_id, trainer.eos_id = (ids.get(piece, -1) for piece in _CONTROL)
+    trainer.pad_piece, trainer.eos_piece = _CONTROL
+    trainer.bos_id = -1
+    _set_normalizer(proto.normalizer_spec, content, path)
+    serialized = proto.SerializeToString(deterministic=True)
+    try:
+        sentencepiece.SentencePieceProcessor(model_proto=serialized)
+    except RuntimeError as error:
+        raise Refusal(f"{path} holds pieces that SentencePiece cannot make a model of ({error}); use the model's "
+                      "spiece.model.") from None
+    return serialized
+
+
+def _pieces(model, path):
+    """Returns `[(piece, score)]`, after checks and without the sentinels, which are added when a model is used."""
+    vocab = model.get("vocab")
+    is_valid = isinstance(vocab, list) and all(
+        isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and entry[0]
+        and type(entry[1]) in (int, float) and abs(entry[1]) < _MAX_SCORE for entry in vocab)
+    if not is_valid or len({piece for piece, _ in vocab}) < len(vocab):
+        raise Refusal(f"{path} must list distinct pieces with their scores under \"model\", \"vocab\", and does "
+                      "not; download it again.")
+    try:
+        "".join(piece for piece, _ in vocab).encode()
+    except UnicodeEncodeError:
+        raise Refusal(f"{path} has a piece with half of a surrogate pair, which is no character; download it again."
+                      ) from None
+    held = [piece for piece, _ in vocab if _SENTINEL.fullmatch(piece)]
+    if not held:
+        return vocab
+    expected = [f"<extra_id_{number}>" for number in reversed(range(_NUM_SENTINELS))]
+    if held != expected or [piece for piece, _ in vocab[-_NUM_SENTINELS:]] != expected:
+        raise Refusal(f"{path} must hold its sentinels as the last {_NUM_SENTINELS} pieces, <extra_id_0> the very "
+                      f"last, as T5 does; it has {len(held)}, the first being {held[0]}.")
+    return vocab[:-_NUM_SENTINELS]
+
+
+def _kinds(content, model, pieces, path):
+    """Returns the type of each special piece: piece -> number."""
+    kind = sentencepiece_model_pb2.ModelProto.SentencePiece
+    unk_id, added = model.get("unk_id"), content.get("added_tokens") or []
+    if type(unk_id) is not int or not 0 <= unk_id < len(pieces):
+        raise Refusal(f"{path} must say with \"unk_id\" which piece stands for unknown text, one of {len(pieces)}, "
+                      f"not {checks.shown(unk_id)}.")
+    if not isinstance(added, list) or not all(
+            isinstance(token, dict) and isinstance(token.get("content"), str) for token in added):
+        raise Refusal(f"{path} must list tokens under \"added_tokens\", and does not; download it again.")
+    kinds = {piece: kind.BYTE for piece, _ in pieces if model.get("byte_fallback") and _BYTE.fullmatch(piece)}
+    kinds |= {token["content"]: kind.CONTROL if token.get("special") else kind.USER_DEFINED for token in added}
+    return {**kinds, **dict.fromkeys(_CONTROL, kind.CONTROL), pieces[unk_id][0]: kind.UNKNOWN}
+
+
+def _set_normalizer(spec, content, path):
+    """Sets the normalisation of text before it is split into pieces."""
+    spec.name, spec.escape_whitespaces, spec.add_dummy_prefix = "identity", True, False
+    spec.remove_extra_whitespaces = False
+    for step in (*_steps(content.get("normalizer"), "normalizers"),
+                 *_steps(content.get("pre_tokenizer"), "pretokenizers")):
+        match step:
+            case {"type": "Precompiled", "precompiled_charsmap": str() | None as charsmap}:
+                try:
+                    spec.precompiled_charsmap = base64.b64decode(charsmap or "", validate=True)
+                except (binascii.Error, ValueError):
+                    raise Refusal(f"{path} has a damaged \"precompiled_charsmap\"; download it again.") from None
+                spec.name = "precompiled"
+            case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " " | "▁"} | {"type": "WhitespaceSplit"}:
+                spec.remove_extra_whitespaces = True
+            case {"type": "Strip"}:
+                pass  # SentencePiece strips where it removes extra whitespace
+            case {"type": "Metaspace", "replacement": "▁", **rest}:
+                scheme = rest.get("prepend_scheme", "always" if rest.get("add_prefix_space", True) else "never")
+                spec.add_dummy_prefix = scheme != "never"
+            case _:
+                raise Refusal(f"{path} prepares text with the step {checks.shown(step)}, which SentencePiece does "
+                              "not have; use the model's spiece.model.")
+
+
+def _steps(described, key):
+    """Returns the steps of a normaliser or pre-tokeniser: none, one or a sequence."""
+    if described is None:
+        return []
+    if isinstance(described, dict) and described.get("type") == "Sequence" and isinstance(described.get(key), list):
+        return [step for part in described[key] for step in _steps(part, key)]
+    return [described]

@@ -1,29 +1,47 @@
-"""Reads T5X checkpoints of T5 1.0, T5 1.1, mT5 and Flaxformer's MoE models, scanned or not."""
+"""Reads T5X checkpoints of T5 1.0, T5 1.1, mT5 and Flaxformer's MoE models, scanned or not.
+
+A scanned stack holds the kernels of its n layers in one array, "encoder/encoder/mlp/wi/kernel" of shape [d, n, f], with
+the layers on axis 1. If dense and sparse layers take turns, n blocks are scanned, and "subblock_0", "subblock_1", ...
+are the layers of a block. Here each becomes the n arrays "encoder/layers_<i>/mlp/wi/kernel" of shape [d, f].
+
+T5X's Adafactor has for each weight the arrays v_row and v_col, or v, and m. Arrays that are not used have shape (1,).
+`MultiOptimizer` keeps the same tree, with None for weights that it does not train. The factoring is that of
+`t5x/adafactor.py`: a matrix is factored over its two dimensions if both have at least 128, the smaller one as rows;
+arrays with more dimensions, experts and scanned layers among them, by logical axes.
+"""
 
 import importlib
 import pathlib
 import re
+from collections.abc import Mapping
+
+import numpy as np
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import orbax_file, t5x_arrays, t5x_file, t5x_scan, t5x_slots
-from switch_tf.conversion.checkpoint_files import Tensor
-from switch_tf.conversion.linked_weights import open_linked, read_model, without_config
-from switch_tf.conversion.rules import INDEX, Rule, Rules
-from switch_tf.conversion.weight_source import WeightSource
+from switch_tf.conversion import t5x_file
+from switch_tf.conversion.optimizer_slots import factored, read_adafactor, unlike, with_momentum
+from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Rule, Rules
+from switch_tf.conversion.untrusted_files import LastRead, Tensor
+from switch_tf.conversion.weight_source import WeightSource, open_linked, read_model, without_config
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
+KEPT_SIZE = 2**28  # elements, 1 GiB in float32
 _HEADS = re.compile(r".*attention/(?:(query|key|value)|out)/kernel")
 _LAYER_BIAS = re.compile(r"target/(?:encoder|decoder)/layers_\d+/relpos_bias/rel_embedding")
+_SCANNED = re.compile(r"target/(encoder|decoder)/\1/(?:subblock_(0|[1-9]\d{0,3})/)?(.+)")
+_AXIS = 1
+_SLOT = re.compile(r"state/param_states/(.+)/(v_row|v_col|v|m)")
+_UNUSED = (1,)
+_EMBED_LAST = re.compile(r".*/(?:embedding|out/kernel|wo/kernel)")
 
 
 def _stack_rules(stack, attentions):
     layer = f"{stack}/layers_<i>"
     kernels = [Rule(f"{layer}/{attention}/{name}", f"target/{layer}/{attention}/{name}/kernel", merge=merge)
-               for attention in attentions
-               for name, merge in (("query", 1), ("key", 1), ("value", 1), ("out", 0))]
+               for attention in attentions for name, merge in MERGES.items()]
     same = [f"{layer}/<norm>/scale", f"{stack}/{stack}_norm/scale", f"{stack}/relpos_bias/rel_embedding",
             f"{layer}/relpos_bias/rel_embedding"]
     return [
@@ -38,7 +56,7 @@ RULES = Rules(
      Rule("logits_dense/kernel", "target/decoder/logits_dense/kernel"),
      *_stack_rules("encoder", ["attention"]),
      *_stack_rules("decoder", ["self_attention", "encoder_decoder_attention"])],
-    fields={"i": INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|extra_mlp", "norm": r"pre_\w+_layer_norm"})
+    fields={"i": INDEX, "kernel": KERNELS, "mlp": "mlp|extra_mlp", "norm": r"pre_\w+_layer_norm"})
 
 
 def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:
@@ -55,39 +73,24 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     Raises:
         Refusal: a file is missing or damaged, the checkpoint is of another model, or a package is missing.
     """
-    return read_model(open_t5x(folder, config))
+    return read_model(open_weights(folder, config))
 
 
-def open_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
+def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
     """Opens the weights of a T5X checkpoint without reading them. Arguments and errors as in `from_t5x`."""
     folder = checks.path("folder", folder)
-    _check_packages()
-    if not t5x_arrays.is_t5x(folder):
-        raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 on this machine "
-                      f"with the msgpack file {t5x_file.FILE!r} or Orbax' {orbax_file.FILE!r}.")
-    tensors = t5x_arrays.open_arrays(folder)
-    if not isinstance(config, SwitchConfig):
-        raise without_config("T5X", folder, tensors)
-    tensors = t5x_scan.unscan(tensors, config)
-    _check_biases(tensors, config)
-    tensors = {name: _merge_heads(name, tensor, config) for name, tensor in tensors.items()}
-    return open_linked(config, RULES, tensors, folder)
-
-
-def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns the Adafactor of a T5X checkpoint, with its slots and its step. See `t5x_slots.read_optimizer`."""
-    return t5x_slots.read_optimizer(folder, model, RULES)
-
-
-def _check_packages():
     try:
         importlib.import_module("msgpack")
     except ImportError as error:
         raise Refusal(f"A T5X checkpoint is read with msgpack, which cannot be imported ({error}): pip install "
                       "'switch-tf[t5x]', or msgpack as requirements.txt pins it.") from error
-
-
-def _check_biases(tensors, config):
+    if not t5x_file.is_t5x(folder):
+        raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 on this machine "
+                      f"with the msgpack file {t5x_file.FILE!r} or Orbax' {t5x_file.ORBAX_FILE!r}.")
+    tensors = t5x_file.open_arrays(folder)
+    if not isinstance(config, SwitchConfig):
+        raise without_config("T5X", folder, tensors)
+    tensors = _unscan(tensors, config)
     has_layer_biases = any(map(_LAYER_BIAS.fullmatch, tensors))
     if has_layer_biases and not config.relative_attention_per_layer:
         raise Refusal("The checkpoint has a position bias for each layer, as scanned layers of T5X do, and the "
@@ -96,6 +99,8 @@ def _check_biases(tensors, config):
     if config.relative_attention_per_layer and not has_layer_biases:
         raise Refusal("The configuration asks for a position bias in each layer (relative_attention_per_layer=True), "
                       "and the checkpoint has one for each stack; give a --gin_file without it.")
+    return open_linked(config, RULES, {name: _merge_heads(name, tensor, config) for name, tensor in tensors.items()},
+                       folder)
 
 
 def _merge_heads(name, tensor, config):
@@ -106,3 +111,99 @@ def _merge_heads(name, tensor, config):
     width = config.num_heads * config.d_kv
     shape = (tensor.shape[0], width) if match[1] else (width, tensor.shape[2])
     return Tensor(shape, lambda: tensor.load().reshape(shape))
+
+
+def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Tensor]:
+    """Returns the tensors of a checkpoint with those of scanned layers cut into single layers, one after the other.
+
+    A scanned tensor is read when its first layer is, and kept until another one is read. One of more than KEPT_SIZE
+    elements is not kept, and each of its layers is read by itself.
+    """
+    matches = {name: _SCANNED.fullmatch(name) for name in tensors}
+    block_sizes = {}
+    for stack in ("encoder", "decoder"):
+        places = {match[2] for match in matches.values() if match and match[1] == stack}
+        block_sizes[stack] = len(places)
+        if places not in (set(), {None}, {str(place) for place in range(len(places))}):
+            names = sorted(f"subblock_{place}" if place else f"{stack} itself" for place in places)
+            raise Refusal(f"The checkpoint's scanned {stack} must hold subblock_0, subblock_1 and so on, and holds "
+                          f"{', '.join(names[:8])}; it is incomplete or damaged.")
+    last = LastRead()
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        layers = {name: tensor}
+        if match := matches[name]:
+            stack, place, rest = match[1], int(match[2] or 0), match[3]
+            size, num_layers = block_sizes[stack], getattr(config, f"num_{stack}_layers")
+            num_blocks, left = divmod(num_layers, size)
+            if left or len(tensor.shape) <= _AXIS or tensor.shape[_AXIS] != num_blocks:
+                kind = "layers" if size == 1 else f"blocks of {size}"
+                wanted = f"does not consist of {kind}" if left else f"has {num_blocks} {kind} on axis {_AXIS}"
+                raise Refusal(f"The checkpoint's scanned {name!r} has shape {tensor.shape}, but the configuration's "
+                              f"{stack} of {num_layers} layers {wanted}; it is of another model, or was scanned along "
+                              "another axis.")
+            layers = {f"target/{stack}/layers_{block * size + place}/{rest}": _layer(last, name, tensor, block)
+                      for block in range(num_blocks)}
+        if twice := sorted(layers.keys() & result.keys()):
+            raise Refusal(f"The checkpoint holds {twice[0]!r} twice, by itself and among scanned layers.")
+        result |= layers
+    return result
+
+
+def _layer(last, name, tensor, block):
+    """Returns one layer of a scanned tensor. A large one is read layer by layer."""
+    def load_part(index):
+        rows, *others = index or (slice(None),)
+        return tensor.load_part((rows, block, *others))
+
+    shape = tensor.shape[:_AXIS] + tensor.shape[_AXIS + 1:]
+    if tensor.size > KEPT_SIZE and tensor.load_part is not None:
+        return Tensor(shape, lambda: load_part(()), load_part)
+    return Tensor(shape, lambda: np.take(last.get(name, tensor.load), block, _AXIS))
+
+
+def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
+    """Returns the Adafactor of a T5X checkpoint, with its slots and its step.
+
+    Args:
+        folder: Path of the checkpoint.
+        model: SwitchTransformer that was read from it.
+
+    Raises:
+        Refusal: The checkpoint has another optimizer's state, or one that cannot be represented.
+    """
+    weights = t5x_file.open_arrays(folder)
+    step, state = t5x_file.open_state(folder)
+    slots = {}
+    for name, slot in state.items():
+        match = _SLOT.fullmatch(name)
+        weight = f"target/{match[1]}" if match else None
+        if weight not in weights:
+            raise Refusal(f"The checkpoint's optimizer holds {name!r}, and T5X's Adafactor holds v_row, v_col, v and m "
+                          "of each weight; convert the weights alone, without --with_optimizer.")
+        slots.setdefault(weight, {})[match[2]] = slot
+    used = {f"{name}/{slot}": tensor for name, group in slots.items()
+            for slot, tensor in _used_slots(name, weights[name].shape, group).items()}
+    theirs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _unscan(used, model.config).items():
+        weight, _, slot = name.rpartition("/")
+        theirs.setdefault(weight, {})[slot] = tensor
+    return read_adafactor(model, RULES, theirs, step, folder)
+
+
+def _used_slots(name: str, shape: tuple[int, ...], slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns {"v": slot} or {"v_row": slot, "v_col": slot}, with size 1 for averaged dimensions."""
+    if "m" in slots and slots["m"].shape != _UNUSED:
+        raise with_momentum(name)
+    if slots.keys() != {"v_row", "v_col", "v", "m"}:
+        raise unlike(name, shape, slots, "T5X")
+    if slots["v"].shape == shape:
+        return {"v": slots["v"]}
+    is_scanned = _SCANNED.fullmatch(name) is not None
+    if len(shape) == 2 and not is_scanned:
+        rows, columns = ((int(dim),) for dim in np.argsort(shape, kind="stable"))
+    else:
+        batch = ({0} if "/expert/" in name else set()) | ({_AXIS} if is_scanned else set())
+        dims = tuple(dim for dim in range(len(shape)) if dim not in batch)
+        rows, columns = (dims[-1:], dims[:-1]) if _EMBED_LAST.fullmatch(name) else (dims[:1], dims[1:])
+    return factored(name, shape, slots, {"v_row": ("v_row", columns), "v_col": ("v_col", rows)}, "T5X")

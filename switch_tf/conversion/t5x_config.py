@@ -1,8 +1,9 @@
 """The configuration of a T5X checkpoint, from the gin file that T5X wrote beside it.
 
 `config.gin` in the folder of a run has all values, resolved: those of `network.T5Config` for T5X's own T5, and for
-Flaxformer those of its layers. The file is read as data (`gin_syntax.py`), never executed. Values that change neither
-weights nor numbers are passed over, and any other that is not understood is refused by its name.
+Flaxformer's T5 and its mixtures of experts those of its layers. The file is read as data (`gin_syntax.py`), never
+executed. Values that change neither weights nor numbers are passed over, and any other that is not understood is
+refused by its name.
 """
 
 from collections.abc import Mapping
@@ -10,10 +11,11 @@ from typing import Any
 
 from switch_tf import checks
 from switch_tf.configs import gin_syntax
+from switch_tf.configs.gin_syntax import Reference
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import flaxformer_config
 from switch_tf.refusals import Refusal, first_line
 
+Values = Mapping[str, Any]  # "scope/module.Class.parameter" -> value
 FILES = ("config.gin", "operative_config.gin", "model.gin")
 # Flax's gelu is the tanh form.
 _ACTIVATIONS = {("relu",): "relu", ("gelu",): "gelu_tanh", ("silu",): "silu", ("swish",): "silu",
@@ -25,7 +27,48 @@ _T5X = {"vocab_size": "vocab_size", "emb_dim": "d_model", "num_heads": "num_head
         "scan_layers": "relative_attention_per_layer"}
 _T5X_DEFAULTS = {"d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048, "num_encoder_layers": 6,
                  "num_decoder_layers": 6, "dropout_rate": 0.1, "logits_via_embedding": False, "activation": ("relu",)}
-_WITHOUT_EFFECT = {"dtype", "float32_attention_logits", "remat_policy", "scan_unroll", "param_scan_axis"}
+_T5X_WITHOUT_EFFECT = {"dtype", "float32_attention_logits", "remat_policy", "scan_unroll", "param_scan_axis"}
+
+_ARCHITECTURE = "t5_architecture.EncoderDecoder"
+_ATTENTION, _MLP = "dense_attention.MultiHeadDotProductAttention", "dense.MlpBlock"
+_BIAS, _MOE = "relative_position_biases.RelativePositionBiases", "moe_layers.MoeLayer"
+_TOKENS_CHOOSE, _EXPERTS_CHOOSE = "routing.TokensChooseMaskedRouter", "routing.ExpertsChooseMaskedRouter"
+_STACKS = {"encoder": ("t5_architecture.Encoder", "moe_architecture.SparseEncoder"),
+           "decoder": ("t5_architecture.Decoder", "moe_architecture.SparseDecoder")}
+
+_REQUIRED = {"embedding.Embed.num_embeddings": "vocab_size", "embedding.Embed.features": "d_model",
+             f"{_ATTENTION}.num_heads": "num_heads", f"{_ATTENTION}.head_dim": "d_kv",
+             f"{_MLP}.intermediate_dim": "d_ff", f"{_MLP}.activations": "activation"}
+_OPTIONAL = {f"{_BIAS}.num_buckets": "relative_attention_num_buckets",
+             f"{_BIAS}.max_distance": "relative_attention_max_distance", "layer_norm.T5LayerNorm.epsilon":
+             "layer_norm_epsilon", f"{_MLP}.intermediate_dropout_rate": "dropout_rate"}
+_EXPERTS = {f"{_MOE}.num_experts": "num_experts", f"{_MOE}.max_group_size": "group_size",
+            f"{_MOE}.train_capacity_factor": "train_capacity_factor",
+            f"{_MOE}.eval_capacity_factor": "eval_capacity_factor"}
+_COPIED = {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
+# Given elsewhere: the heads of a bias and the width of logits have one value each, of attention and vocabulary.
+_REPEATED = {f"{_BIAS}.num_heads", "dense.DenseGeneral.features", f"{_ATTENTION}.dropout_rate"}
+# Parameters that functions here read, or that have one value in a model of this package, for any class.
+_READ = {"encoder_factory", "decoder_factory", "num_layers", "num_sparse_layers", "sparse_layout", "router",
+         "num_selected_experts", "batch_prioritized_routing", "jitter_noise", "output_logits_factory", "extra_mlp",
+         "min_expert_capacity", "shared_relative_position_bias_factory"}
+_FIXED = {
+    "use_bias": (False,), "ignore_padding_tokens": (False,), "position_embedder_factory": (None,),
+    "strict_group_size": (False,), "fuse_kernels": (False,), "final_dropout_rate": (0,),
+    "shared_token_embedder_factory": ("embedding.Embed",), "layer_norm_factory": ("layer_norm.T5LayerNorm",),
+    "layer_factory": ("t5_architecture.EncoderLayer", "t5_architecture.DecoderLayer"),
+    "sparse_layer_factory": ("moe_architecture.SparseEncoderLayer", "moe_architecture.SparseDecoderLayer"),
+    "attention": (_ATTENTION,), "self_attention": (_ATTENTION,), "encoder_decoder_attention": (_ATTENTION,),
+    "mlp": (_MLP, _MOE), "expert": (_MLP,), "router_weights": ("routing.RouterWeights",),
+    "relative_position_bias_factory": (_BIAS, None)}
+_WITHOUT_EFFECT = {
+    "dtype", "kernel_init", "bias_init", "embedding_init", "dropout_factory", "input_dropout_factory",
+    "output_dropout_factory", "activation_partitioning_dims", "broadcast_dropout", "cast_input_dtype", "attend_dtype",
+    "one_hot", "name", "input_axis_name", "intermediate_axis_name", "output_axis_name", "data_sharding_constraints",
+    "kernel_axis_names", "num_model_partitions", "num_expert_partitions", "layer_remat", "sow_intermediates",
+    "capture_gradients", "split_params", "precision", "scanned", "scan_layers", "scan_axis"}
+_MODULES = {"t5_architecture", "moe_architecture", "moe_layers", "routing", "dense_attention", "dense", "embedding",
+            "layer_norm", "relative_position_biases"}
 
 
 def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
@@ -51,49 +94,156 @@ def read(path: Any) -> SwitchConfig | None:
         Refusal: It describes one that is not understood.
     """
     try:
-        values, includes = gin_syntax.assignments(path)
-        values = {_short(name): value for name, value in values.items()}
+        assigned, includes = gin_syntax.assignments(path)
+        values = {}
+        for name, value in assigned.items():  # without the package of the module
+            scope, slash, selector = name.rpartition("/")
+            values[f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"] = value
         if any(name.startswith("network.T5Config.") for name in values):
             fields = _fields_of_t5x(values)
-        elif flaxformer_config.is_described(values):
-            fields = flaxformer_config.fields_of(values)
+        elif f"{_ARCHITECTURE}.encoder_factory" in values:
+            fields = _fields_of_flaxformer(values)
         else:
             return None
         if includes:
             raise Refusal(f"it includes {checks.shown(includes[0])}, which is not read")
-        unread = next((name for name, value in fields.items()
-                       if isinstance(value, gin_syntax.Macro | gin_syntax.Reference)), None)
-        if unread is not None:
-            raise Refusal(f"{unread} would be {fields[unread]}, which is no value")
-        return SwitchConfig(**{**fields, "activation": _activation(fields["activation"])})
+        for name, value in fields.items():
+            if isinstance(value, gin_syntax.Macro | Reference):
+                raise Refusal(f"{name} would be {value}, which is no value")
+        names = fields["activation"]
+        is_known = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        if not is_known or tuple(names) not in _ACTIVATIONS:
+            raise Refusal(f"the activations are {checks.shown(names)}, and this package has "
+                          f"{', '.join(map(str, _ACTIVATIONS))}")
+        return SwitchConfig(**{**fields, "activation": _ACTIVATIONS[tuple(names)]})
     except Refusal as error:
         raise Refusal(f"The model cannot be taken from {path} ({first_line(error).rstrip('.')}); give its "
                       "configuration with --gin_file.") from None
 
 
-def _short(name):
-    """Returns a name as "scope/module.Class.parameter", without the package of the module."""
-    scope, slash, selector = name.rpartition("/")
-    return f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"
-
-
-def _fields_of_t5x(values: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of_t5x(values: Values) -> dict[str, Any]:
     fields = dict(_T5X_DEFAULTS)
     for name, value in values.items():
         kind, _, parameter = name.rpartition(".")  # with its scope, and a scoped one is not understood
         if kind == "network.T5Config" and parameter in _T5X:
             fields[_T5X[parameter]] = value
         elif kind.rpartition("/")[2].startswith("network.") and name != "network.Transformer.config" and not (
-                kind == "network.T5Config" and parameter in _WITHOUT_EFFECT):
-            raise Refusal(f"{name} is {checks.shown(value)}, and it is not known what that means")
+                kind == "network.T5Config" and parameter in _T5X_WITHOUT_EFFECT):
+            raise _unknown(name, value)
     if "vocab_size" not in fields:
         raise Refusal("network.T5Config.vocab_size is missing")
     return fields
 
 
-def _activation(value):
-    names = tuple(value) if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value) else ()
-    if names not in _ACTIVATIONS:
-        raise Refusal(f"the activations are {checks.shown(value)}, and this package has "
-                      f"{', '.join(str(names) for names in _ACTIVATIONS)}")
-    return _ACTIVATIONS[names]
+def _fields_of_flaxformer(values: Values) -> dict[str, Any]:
+    """Returns the fields of SwitchConfig; "activation" as the names of Flax's functions."""
+    for name, value in values.items():
+        scope, _, selector = name.rpartition("/")
+        kind, _, parameter = selector.rpartition(".")
+        if kind.partition(".")[0] not in _MODULES or kind == "t5_architecture.DecoderOnly":
+            continue
+        is_read = selector in _COPIED | _REPEATED or parameter in _READ | _WITHOUT_EFFECT
+        # Experts may have sizes of their own, and nothing else.
+        is_elsewhere = scope not in ("", "expert") and selector in _COPIED
+        if is_elsewhere or (not is_read and _class(value) not in _FIXED.get(parameter, ())):
+            raise _unknown(name, value)
+    fields = {field: _get(values, name) for name, field in _REQUIRED.items()}
+    if not isinstance(fields["activation"], list | tuple):
+        raise _unknown(f"{_MLP}.activations", fields["activation"])
+    fields |= {field: values[name] for name, field in _OPTIONAL.items() if name in values}
+    stacks = {}
+    for stack, classes in _STACKS.items():
+        stacks[stack] = kind = _class(_get(values, f"{_ARCHITECTURE}.{stack}_factory"))
+        if kind not in classes:
+            raise _unknown(f"{_ARCHITECTURE}.{stack}_factory", kind)
+        fields[f"num_{stack}_layers"] = _get(values, f"{kind}.num_layers")
+    logits = values.get(f"{stacks['decoder']}.output_logits_factory")
+    if _class(logits) not in (None, "dense.DenseGeneral"):
+        raise _unknown(f"{stacks['decoder']}.output_logits_factory", logits)
+    fields["logits_via_embedding"] = logits is None
+    fields["relative_attention_per_layer"] = not _has(
+        values, stacks.values(), "shared_relative_position_bias_factory", _BIAS)
+    steps = {stack: _step(values, kind, fields[f"num_{stack}_layers"]) if kind == _STACKS[stack][1] else None
+             for stack, kind in stacks.items()}
+    if set(steps.values()) == {None}:
+        return fields
+    num_sparse = 0
+    for stack, step in steps.items():
+        fields[f"{stack}_sparse_step"] = step or 0
+        num_sparse += fields[f"num_{stack}_layers"] // step if step else 0
+    activations = _get(values, f"{_MLP}.activations", "expert")
+    if not isinstance(activations, list | tuple) or [*activations] != [*fields["activation"]]:
+        raise _unknown(f"expert/{_MLP}.activations", activations)
+    # T5X averages over sparse layers what this package sums.
+    weights = {field: checks.number(name, values.get(f"models.MoeEncoderDecoderModel.{name}", 0.0), "0 or above") / max(
+        1, num_sparse) for name, field in (("aux_loss_factor", "load_balancing_loss_weight"),
+                                           ("router_z_loss_factor", "router_z_loss_weight"))}
+    return fields | weights | _routing_fields(values) | {
+        field: _get(values, name) for name, field in _EXPERTS.items()} | {
+        "semantics": "t5x", "min_expert_capacity": values.get(f"{_MOE}.min_expert_capacity", 4),
+        "expert_d_ff": _get(values, f"{_MLP}.intermediate_dim", "expert"),
+        "expert_dropout_rate": values.get(f"expert/{_MLP}.intermediate_dropout_rate", fields.get("dropout_rate", 0.1)),
+        "extra_mlp": _has(values, (f"{kind}Layer" for _, kind in _STACKS.values()), "extra_mlp", _MLP)}
+
+
+def _has(values, kinds, parameter, choice):
+    """Returns whether a parameter names a class in both stacks, and not None."""
+    found = [_class(values.get(f"{kind}.{parameter}")) for kind in kinds]
+    if found not in ([None, None], [choice, choice]):
+        raise _unknown(f"{parameter} of encoder and decoder", found)
+    return found[0] is not None
+
+
+def _step(values, kind, num_layers):
+    """Returns the sparse step of a stack."""
+    number, layout = _get(values, f"{kind}.num_sparse_layers"), values.get(f"{kind}.sparse_layout")
+    if layout is not None and not str(getattr(layout, "name", layout)).endswith("MIXED"):
+        raise _unknown(f"{kind}.sparse_layout", layout)
+    if type(number) is not int or type(num_layers) is not int or number < 0 or (number and num_layers % number):
+        raise _unknown(f"{kind}.num_sparse_layers", number)
+    return num_layers // number if number else 0
+
+
+def _routing_fields(values) -> dict[str, Any]:
+    (policy, number, noise), (decoder_policy, decoder_number, decoder_noise) = (
+        _routing(values, f"sparse_{stack}") for stack in _STACKS)
+    if policy == "expert_choice" and (decoder_policy, decoder_number) == ("top_n", 2):
+        decoder_policy, decoder_number = "top2", 1  # num_selected_experts would be of the encoder
+    if noise != decoder_noise or number != decoder_number:
+        raise _unknown("the router of the decoder", f"another one than the encoder's ({decoder_number} and {number} "
+                       f"experts of a token, jitter {decoder_noise} and {noise})")
+    return {"routing_policy": policy, "decoder_routing_policy": decoder_policy, "jitter_noise": noise,
+            "num_selected_experts": number if number != 1 else None, "second_expert_policy": "all",
+            "allow_non_causal_decoder": decoder_policy != "switch"}
+
+
+def _routing(values, scope) -> tuple[str, int, float]:
+    """Returns the policy of a stack, the number of experts of a token, and the jitter."""
+    router = _get(values, f"{_MOE}.router", scope)
+    kind = _class(router)
+    if kind not in (_TOKENS_CHOOSE, _EXPERTS_CHOOSE):
+        raise _unknown(f"{scope}/{_MOE}.router", router)
+    noise = _get(values, f"{kind}.jitter_noise", scope)
+    if kind == _EXPERTS_CHOOSE:
+        return "expert_choice", 1, noise
+    number = checks.integer("num_selected_experts", _get(values, f"{kind}.num_selected_experts", scope), 1)
+    if checks.flag("batch_prioritized_routing", _get(values, f"{kind}.batch_prioritized_routing", scope)):
+        return "batch_prioritized", number, noise
+    return ("switch" if number == 1 else "top_n"), number, noise
+
+
+def _get(values, name, scope=None):
+    """Returns a value, within a scope if it has one there."""
+    for key in (f"{scope}/{name}", name):
+        if key in values:
+            return values[key]
+    raise Refusal(f"{name} is missing")
+
+
+def _class(value):
+    """Returns the class that a Reference names as "module.Class", or the value itself."""
+    return ".".join(value.name.split(".")[-2:]) if isinstance(value, Reference) else value
+
+
+def _unknown(name, value):
+    return Refusal(f"{name} is {checks.shown(value)}, and it is not known what that means")

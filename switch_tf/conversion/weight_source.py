@@ -1,15 +1,25 @@
-"""Weights that are read a few rows at a time, from a checkpoint of any format or from a model."""
+"""Weights of a model that are read a few rows at a time: of a model, or of a checkpoint of any format."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import math
+import pathlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import keras
 import numpy as np
 
+from switch_tf import checks
+from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion.rules import Rules
+from switch_tf.conversion.untrusted_files import Tensor
+from switch_tf.hardware import host
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning import axes_of
 from switch_tf.refusals import Refusal
+from switch_tf.reporting import progress
+
+LARGEST = 2**28  # bytes of a portion in float32
 
 
 class Weight(NamedTuple):
@@ -40,27 +50,136 @@ def variables_of(model: SwitchTransformer) -> dict[str, keras.Variable]:
     return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
 
 
-def weights_of(config: SwitchConfig) -> dict[str, Weight]:
+def of_model(model: SwitchTransformer) -> WeightSource:
+    """Returns the weights of a model, which is built if it is not yet."""
+    if not isinstance(model, SwitchTransformer):
+        raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
+    if not model.built:
+        model.build()
+    variables = variables_of(model)
+    weights = {name: Weight(tuple(variable.shape), variable.dtype, axes_of(variable))
+               for name, variable in variables.items()}
+    return WeightSource(model.config, weights, lambda name, rows: variables[name].numpy()[rows])
+
+
+def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
     """Returns the weights of a configuration's model, without initialising variables."""
     with keras.StatelessScope(initialize_variables=False):
-        model = SwitchTransformer(config)
-        model.build()
-        return _described(model)
+        return of_model(SwitchTransformer(config)).weights
 
 
-def of_model(model: SwitchTransformer) -> WeightSource:
-    """Returns the weights of a built model."""
+def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor], folder: pathlib.Path,
+                way_out: str = "give the --gin_file of its model, or download it again if it is incomplete"
+                ) -> WeightSource:
+    """Links a model to `tensors` and compares all names and shapes before any weight is read.
+
+    Args:
+        config: SwitchConfig of the model.
+        rules: Rules of the format.
+        tensors: Name -> tensor of the checkpoint. Weights are read in this order.
+        folder: Path of the checkpoint, for messages.
+        way_out: The user's choices if checkpoint and configuration differ, for messages.
+    """
+    weights = weights_of(config)
+    links = rules.link(weights)
+    rules.check(links, tensors, way_out)
+    places = {name: place for place, name in enumerate(tensors)}
+    # In the order of the files, so that an array of scanned layers is read once.
+    links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
+
+    def read(name, rows):
+        link = links[name]
+        values = link.to_ours(lambda tensor, index: tensors[tensor].read(index), rows)
+        if not np.isfinite(values).all():
+            raise Refusal(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model computes; "
+                          "read a checkpoint from before its training went wrong.")
+        return values
+
+    return WeightSource(config, {name: weights[name] for name in links}, read)
+
+
+def without_config(kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> Refusal:
+    """Returns the Refusal to read a checkpoint without a configuration, with the presets of its size.
+
+    Args:
+        kind: Name of the software that wrote it.
+        folder: Path of the checkpoint.
+        tensors: Its weights.
+    """
+    num_parameters = sum(tensor.size for tensor in tensors.values())
+    alike = [f"gin/models/{name}.gin" for name in shipped_gin.preset_names()
+             if SwitchConfig.from_preset(name).num_parameters == num_parameters]
+    verb = "has" if len(alike) == 1 else "have"
+    hint = f"; {' and '.join(alike)} {verb} as many parameters" if alike else ""
+    return Refusal(f"A {kind} checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters "
+                   f"needs a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
+
+
+def read_model(source: WeightSource) -> SwitchTransformer:
+    """Builds a model and reads its weights, with a progress bar if that takes more than some seconds."""
+    num_bytes, memory = 4 * source.config.num_parameters, host.memory("MemTotal") + host.memory("SwapTotal")
+    if num_bytes > memory:
+        raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
+                      f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
+    model = SwitchTransformer(source.config)
+    model.build()
     variables = variables_of(model)
-    return WeightSource(model.config, _described(model), lambda name, rows: variables[name].numpy()[rows])
+    with progress.bar(num_bytes, "reading") as bar:
+        for name in source.weights:
+            values = source.read(name, slice(None))
+            variables[name].assign(values)
+            bar.update(4 * values.size)
+    return model
 
 
-def _described(model):
-    return {name: Weight(tuple(variable.shape), variable.dtype, axes_of(variable))
-            for name, variable in variables_of(model).items()}
+class Portion(NamedTuple):
+    """Rows of a weight, whose name it has. `size`: number of elements."""
+
+    name: str
+    rows: slice
+    size: int
 
 
-def check_finite(values: np.ndarray, name: str, folder: Any) -> None:
-    """Raises Refusal if values are not finite. `name` is that of their tensor in `folder`."""
-    if not np.isfinite(values).all():
-        raise Refusal(f"{name!r} in {folder} is not finite, and so would be all that the model computes; read a "
-                      "checkpoint from before its training went wrong.")
+def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[list[Portion]]:
+    """Returns all weights in portions, in the order of reading and in groups of at most LARGEST bytes.
+
+    Args:
+        source: Weights.
+        undivided: Names of weights that may not be cut along their first dimension. Such a portion has any size, and
+            so has a row that is larger than LARGEST.
+    """
+    groups, num_bytes = [[]], 0
+    for name, weight in source.weights.items():
+        num_rows, row_size = weight.shape[0], math.prod(weight.shape[1:])
+        step = max(1, LARGEST // max(1, 4 * row_size)) if name not in undivided else num_rows
+        for start in range(0, num_rows, step):
+            rows = slice(start, min(start + step, num_rows))
+            size = (rows.stop - start) * row_size
+            if groups[-1] and num_bytes + 4 * size > LARGEST:
+                groups.append([])
+                num_bytes = 0
+            groups[-1].append(Portion(name, rows, size))
+            num_bytes += 4 * size
+    return groups
+
+
+def read_groups(source: WeightSource, groups: list[list[Portion]], title: str, done: int = 0
+                ) -> Iterator[tuple[int, Iterator[tuple[Portion, np.ndarray]]]]:
+    """Yields the number of each group after the first `done`, and its portions with their values, one at a time.
+
+    Args:
+        source: Weights.
+        groups: From `groups_of`.
+        title: Title of the progress bar.
+        done: Number of groups to leave out.
+    """
+    sizes = [4 * sum(portion.size for portion in group) for group in groups]
+    with progress.bar(sum(sizes), title, initial=sum(sizes[:done])) as bar:
+        for index, group in enumerate(groups[done:], done):
+            yield index, _read(source, group, bar)
+
+
+def _read(source, group, bar):
+    for portion in group:
+        yield portion, source.read(portion.name, portion.rows)
+        bar.update(4 * portion.size)

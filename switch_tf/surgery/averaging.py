@@ -6,14 +6,14 @@ import numpy as np
 
 import switch_tf
 from switch_tf.checkpoints import folders
-from switch_tf.conversion import own, own_writing, portions, source_vocabulary
+from switch_tf.conversion import own, source_vocabulary, weight_source
 from switch_tf.conversion.converting import start_from
 from switch_tf.conversion.weight_source import WeightSource
 
 
 def open_mean(checkpoints: list[pathlib.Path]) -> WeightSource:
     """Returns the mean of the weights of checkpoints that `sources.check_same` accepted."""
-    opened = [own.open_switch_tf(checkpoint) for checkpoint in checkpoints]
+    opened = [own.open_weights(checkpoint) for checkpoint in checkpoints]
     weights = opened[-1].weights
 
     def read(name, rows):
@@ -38,8 +38,8 @@ def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], outpu
     """
     mean, vocabulary = open_mean(checkpoints), source_vocabulary.find(run_folder)
     identity = {"mean of": [folders.identity(folders.describe(checkpoint)) for checkpoint in checkpoints],
-                "version of switch_tf": switch_tf.__version__, "size of a part": portions.LARGEST}
-    own_writing.write(mean, output, vocabulary.content, identity)
+                "version of switch_tf": switch_tf.__version__, "size of a part": weight_source.LARGEST}
+    own.write_weights(mean, output, vocabulary.content, identity)
     name, lines = start_from(output, vocabulary)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     result = {"run": str(run_folder), "steps": steps, "output": str(output),

@@ -16,7 +16,7 @@ from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs import policies
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import conversion_identity, formats, source_vocabulary, stated_config
+from switch_tf.conversion import converting, formats, source_vocabulary
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import Opened
 from switch_tf.data.batches import AddedFeatures
@@ -65,12 +65,12 @@ class LiveTeacher:
         if found is None:
             raise Refusal(f"{self._argument} must be a run folder with checkpoints, one checkpoint, or weights of "
                           f"Hugging Face, T5X or Mesh TensorFlow; {self._folder} is none of these.")
-        return (folders.resolve(self._folder) if found is SWITCH_TF else path), found
+        return found.resolve(path), found
 
     @functools.cached_property
     def _config(self) -> SwitchConfig:
         path, found = self._source
-        config = stated_config.find(path, found)
+        config = found.config_of(path)
         if config is None:
             raise Refusal(f"{self._argument} {path} is of {found.name} and does not describe its model; "
                           f"convert it first: switch-tf convert --input {self._folder} --output FOLDER "
@@ -86,7 +86,7 @@ class LiveTeacher:
         if found is SWITCH_TF:
             return folders.identity(folders.describe(path))
         start = str(path)
-        files = [name.removeprefix(start) for name, _, _ in conversion_identity.state(path)]
+        files = [name.removeprefix(start) for name, _, _ in converting.state(path)]
         files = [file for file in files if all(map(found.is_needed, places.at(file).parts))]
         content = [(file, places.sample(start + file, _BUDGET // len(files))) for file in files]
         return f"{found.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
@@ -160,7 +160,7 @@ class LiveTeacher:
             tensors.restore(path, variables)
             return
         with found.at_hand(path) as local:
-            tensors.start(Opened(found.open(local, self._config), path), variables)
+            tensors.start(Opened(found.module.open_weights(local, self._config), path), variables)
 
     @property
     def variables(self) -> list:

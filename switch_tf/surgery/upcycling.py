@@ -10,10 +10,9 @@ import numpy as np
 from switch_tf import partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import conversion_identity, converting, formats, own_writing, source_vocabulary
-from switch_tf.conversion.formats import Extras, Format
-from switch_tf.conversion.linked_weights import read_model
-from switch_tf.conversion.weight_source import WeightSource, of_model, variables_of, weights_of
+from switch_tf.conversion import converting, formats, own, source_vocabulary
+from switch_tf.conversion.formats import Format
+from switch_tf.conversion.weight_source import WeightSource, of_model, read_model, variables_of, weights_of
 from switch_tf.layers import grouping
 from switch_tf.models.stack import switch_feed_forward
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -174,18 +173,18 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
     """
     twin, step, state = None if source_format.describes_model else sources.dense_twin(config), None, ""
     with source_format.at_hand(source, with_optimizer) as local:
-        dense, vocabulary = source_format.open(local, twin), source_vocabulary.find(source, local)
+        dense, vocabulary = source_format.module.open_weights(local, twin), source_vocabulary.find(source, local)
         upcycled = open_upcycled(dense, config, changes)
         if with_optimizer:
             model, sparse = read_model(dense), read_model(upcycled)
-            optimizer = upcycled_adafactor(model, source_format.read_optimizer(local, model), sparse)
-            own_writing.write(of_model(sparse), output, vocabulary.content, optimizer=optimizer)
+            optimizer = upcycled_adafactor(model, source_format.module.read_optimizer(local, model), sparse)
+            own.write_weights(of_model(sparse), output, vocabulary.content, optimizer=optimizer)
             step = int(optimizer.iterations.numpy())
             state = f" With the slots of Adafactor at step {step:,}."
         else:
-            identity = conversion_identity.of(source, source_format, formats.SWITCH_TF, output, config,
-                                              Extras(vocabulary.content)) | dataclasses.asdict(changes)
-            own_writing.write(upcycled, output, vocabulary.content, identity)
+            identity = converting.identity_of(source, source_format, formats.SWITCH_TF, output, config,
+                                              vocabulary.content) | dataclasses.asdict(changes)
+            own.write_weights(upcycled, output, vocabulary.content, identity)
     name, lines = converting.start_from(output, vocabulary, step)
     slices, layers = dense.config.d_ff // config.expert_width, config.sparse_layer_names
     sums = {layer: gate_sums(upcycled, layer) for layer in layers}

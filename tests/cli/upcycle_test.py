@@ -6,7 +6,7 @@ import pytest
 
 from switch_tf import SwitchTransformer, conversion
 from switch_tf.cli import main
-from switch_tf.conversion import linked_weights, model_gin, t5x
+from switch_tf.conversion import model_gin, t5x, weight_source
 from switch_tf.storage import lock
 from tests.conversion import mesh_tensorflow_checkpoints
 from tests.conversion.t5x_checkpoints import write
@@ -21,8 +21,8 @@ def folder(shallow_config, tmp_path_factory):
     dense.build()
     conversion.to_switch_tf(dense, path / "dense", vocabulary=b"a model")
     conversion.to_hugging_face(dense, path / "theirs")
-    variables = linked_weights.variables_of(dense)
-    arrays = {name.removeprefix("target/"): values for link in linked_weights.links_of(dense.config, t5x.RULES)
+    variables = weight_source.variables_of(dense)
+    arrays = {name.removeprefix("target/"): values for link in t5x.RULES.link(weight_source.weights_of(dense.config))
               for name, values in link.to_theirs(variables[link.ours].numpy())}
     write(path / "t5x", arrays)
     mesh_tensorflow_checkpoints.write(path / "mesh", mesh_tensorflow_checkpoints.variables_from(arrays))

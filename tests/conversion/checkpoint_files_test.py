@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from switch_tf.conversion import checkpoint_files, shards
+from switch_tf.conversion import checkpoint_files
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden" / "hugging_face"
@@ -21,7 +21,7 @@ def refusal(folder):
 
 
 def write(folder, tensors, dtype="float32"):
-    written = shards.Shards(folder, {name: tensor.shape for name, tensor in tensors.items()}, dtype)
+    written = checkpoint_files.Shards(folder, {name: tensor.shape for name, tensor in tensors.items()}, dtype)
     for tensor in tensors.values():
         written.append(tensor)
     written.finish()
@@ -43,7 +43,7 @@ def test_the_package_safetensors_reads_what_is_written(tmp_path):
 
 def test_shards(tmp_path):
     # 24, 24 and 4 bytes: with at most 30 in a file, the last two go together.
-    with mock.patch.object(shards, "MAX_BYTES", 30):
+    with mock.patch.object(checkpoint_files, "MAX_SHARD_BYTES", 30):
         write(tmp_path, TENSORS)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -5,7 +5,7 @@ import pytest
 from switch_tf.configs.choices import ACTIVATIONS, GATED_ACTIVATIONS
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
-from switch_tf.conversion.huggingface_structure import Structure, sparse_layers
+from switch_tf.conversion.huggingface_config import Structure, sparse_layers
 
 SWITCH_JSON = {
     "model_type": "switch_transformers", "vocab_size": 64, "d_model": 16, "d_ff": 24, "d_kv": 4, "num_heads": 3,

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import huggingface_folder
+from switch_tf.conversion import huggingface_config
 
 FOLDER = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 MODELS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -14,20 +14,20 @@ MODELS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 
 @pytest.mark.parametrize("name", ["t5_1_1", "switch_step_4", "switch_untied"])
 def test_the_configuration_is_that_of_the_model(name):
-    assert huggingface_folder.read_config(FOLDER / name) == conversion.from_hugging_face(FOLDER / name).config
+    assert huggingface_config.read_config(FOLDER / name) == conversion.from_hugging_face(FOLDER / name).config
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_tensors_the_configuration_is_what_config_json_says(name, tmp_path):
     shutil.copy(FOLDER / name / "config.json", tmp_path)
-    expected = huggingface_folder.read_config(FOLDER / name)
+    expected = huggingface_config.read_config(FOLDER / name)
     if name == "umt5":  # transformers 5 writes of every UMT5 that its logits share the embedding
         expected = dataclasses.replace(expected, logits_via_embedding=True)
-    assert huggingface_folder.read_config(tmp_path) == expected
+    assert huggingface_config.read_config(tmp_path) == expected
 
 
 def test_sizes_of_a_config_json_alone_are_checked(tmp_path):
     values = {"model_type": "t5", "num_layers": 2**31 - 1, "pad_token_id": 0}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="layers"):
-        huggingface_folder.read_config(tmp_path)
+        huggingface_config.read_config(tmp_path)

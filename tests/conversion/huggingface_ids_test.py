@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion, decoding
-from switch_tf.conversion import huggingface_ids
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.conversion import huggingface_config
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
@@ -21,14 +22,15 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
     ({}, {"eos_token_id": 1, "pad_token_id": None, "decoder_start_token_id": None}, 1)])
 def test_ends(values, generation, ends):
     values = {"pad_token_id": 0, **values}
-    assert huggingface_ids.end_id(values, generation) == ends
+    assert huggingface_config.end_id(values, generation) == ends
     if generation is None:
-        assert huggingface_ids.keys(ends)["eos_token_id"] == values.get("eos_token_id", 1)
+        written = huggingface_config.to_hugging_face(SwitchConfig(end_id=ends), None)
+        assert written["eos_token_id"] == values.get("eos_token_id", 1)
 
 
 def test_a_generation_config_without_an_end_warns():
     with pytest.warns(UserWarning, match="generation_config.json has no eos_token_id, so sequences never end"):
-        assert huggingface_ids.end_id({"eos_token_id": 2}, {"max_new_tokens": 8}) == ()
+        assert huggingface_config.end_id({"eos_token_id": 2}, {"max_new_tokens": 8}) == ()
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
@@ -40,14 +42,14 @@ def test_a_generation_config_without_an_end_warns():
 def test_what_is_refused_is_named(file, values):
     arguments = (values, None) if file == "config.json" else ({"pad_token_id": 0}, {"eos_token_id": 1, **values})
     with pytest.raises(ValueError) as error:
-        huggingface_ids.end_id(*arguments)
+        huggingface_config.end_id(*arguments)
     assert f"{next(iter(values))} in {file}" in str(error.value)
 
 
 def test_padding_that_is_null_is_refused():
     # transformers then attends to every token 0 of inputs without an attention mask.
     with pytest.raises(ValueError, match="pad_token_id in config.json must be 0, not None"):
-        huggingface_ids.end_id({"pad_token_id": None}, None)
+        huggingface_config.end_id({"pad_token_id": None}, None)
 
 
 def read(folder, **values):

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from switch_tf import conversion
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import checkpoint_files, shards
+from switch_tf.conversion import checkpoint_files
 from switch_tf.models.switch_transformer import SwitchTransformer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -273,7 +273,7 @@ def test_a_refused_model_writes_nothing(tmp_path):
 
 
 def test_an_interrupted_writing_leaves_nothing(tmp_path):
-    with (mock.patch.object(shards.Shards, "append", side_effect=KeyboardInterrupt),
+    with (mock.patch.object(checkpoint_files.Shards, "append", side_effect=KeyboardInterrupt),
           pytest.raises(KeyboardInterrupt)):
         conversion.to_hugging_face(tiny_model(), tmp_path / "parent" / "out")
     assert not list((tmp_path / "parent").iterdir())

@@ -14,7 +14,7 @@ import numpy as np
 import tensorstore
 
 from switch_tf import SwitchConfig
-from switch_tf.conversion import huggingface, huggingface_config, linked_weights, t5x
+from switch_tf.conversion import huggingface, huggingface_config, t5x, weight_source
 
 VOCABULARY, LAYERS = 32128, 4
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -38,7 +38,7 @@ def write_hugging_face(folder: pathlib.Path, config: SwitchConfig) -> pathlib.Pa
     """Writes config.json and model.safetensors, one tensor at a time."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(huggingface_config.to_hugging_face(config, None)))
-    links = linked_weights.links_of(config, huggingface.rules_of(config))
+    links = huggingface.rules_of(config).link(weight_source.weights_of(config))
     shapes = {name: link.their_shape for link in links for name in link.theirs}
     header, end = {}, 0
     for name, shape in shapes.items():
@@ -56,7 +56,7 @@ def write_t5x(folder: pathlib.Path, config: SwitchConfig) -> pathlib.Path:
     """Writes a T5X checkpoint of zarr arrays. Chunks hold eight experts each."""
     folder.mkdir(parents=True)
     tree: dict = {}
-    for seed, link in enumerate(linked_weights.links_of(config, t5x.RULES)):
+    for seed, link in enumerate(t5x.RULES.link(weight_source.weights_of(config))):
         (name,), shape = link.theirs, link.their_shape
         place, step = name.replace("/", "."), 8 if "/expert/" in name else shape[0]
         array = tensorstore.open(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import formats, mesh_tensorflow
+from switch_tf.conversion import mesh_tensorflow
 from tests.conversion.mesh_tensorflow_checkpoints import variables_from, write
 from tests.conversion.t5x_slots_test import (
     CONFIGS,
@@ -72,6 +72,6 @@ def test_a_checkpoint_without_a_number_of_steps_is_refused(dense, tmp_path):
     variables, _ = dense
     slots = {f"{name}_slot_v": np.ones(values.shape) for name, values in variables.items()}
     folder = write(tmp_path / "in", variables | slots, step=-1)
-    model = formats.MESH_TENSORFLOW.read(folder, CONFIGS["dense"])
+    model = conversion.from_mesh_tensorflow(folder, CONFIGS["dense"])
     with pytest.raises(ValueError, match="must hold its number of steps as 'global_step'"):
-        formats.MESH_TENSORFLOW.read_optimizer(folder, model)
+        mesh_tensorflow.read_optimizer(folder, model)

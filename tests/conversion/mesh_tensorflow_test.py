@@ -12,13 +12,7 @@ import pytest
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.checkpoints import tensors
 from switch_tf.cli import main
-from switch_tf.conversion import (
-    checkpoint_files,
-    initial_weights,
-    linked_weights,
-    mesh_tensorflow_file,
-    t5x,
-)
+from switch_tf.conversion import checkpoint_files, initial_weights, mesh_tensorflow_file, t5x, weight_source
 from tests.conversion import from_bucket, t5x_checkpoints
 from tests.conversion.mesh_tensorflow_checkpoints import variables_from, write
 
@@ -58,8 +52,8 @@ def assert_same_logits(model, case):
 
 def variables_of(model, layers_per_block, **options):
     """Returns Mesh TensorFlow's variables of a model, by way of T5X's."""
-    weights = linked_weights.variables_of(model)
-    arrays = {name.removeprefix("target/"): values for link in linked_weights.links_of(model.config, t5x.RULES)
+    weights = weight_source.variables_of(model)
+    arrays = {name.removeprefix("target/"): values for link in t5x.RULES.link(weight_source.weights_of(model.config))
               for name, values in link.to_theirs(np.asarray(weights[link.ours]))}
     return variables_from(arrays, layers_per_block, **options)
 
@@ -131,12 +125,12 @@ def test_a_weight_by_hand(tmp_path):
     model = conversion.from_mesh_tensorflow(write(tmp_path, variables), config)
     assert model.encoder.layers[0].attention.query.numpy()[5, 2, 1] == 29
     assert model.encoder.layers[3].mlp.experts.input_kernels[0].numpy()[3, 7, 11] == 31
-    assert linked_weights.variables_of(model)["decoder/relpos_bias/rel_embedding"].numpy()[1, 5] == 37
+    assert weight_source.variables_of(model)["decoder/relpos_bias/rel_embedding"].numpy()[1, 5] == 37
 
 
 def test_bfloat16_is_read_exactly(tmp_path):
     config, variables = golden("t5_1_0")
-    weights = linked_weights.variables_of(conversion.from_mesh_tensorflow(
+    weights = weight_source.variables_of(conversion.from_mesh_tensorflow(
         write(tmp_path, variables, dtype="bfloat16"), config))
     rounded = variables["shared/embedding"].astype("bfloat16").astype("float32")
     np.testing.assert_array_equal(weights["token_embedder/embedding"], rounded)
@@ -182,7 +176,7 @@ def test_a_folder_in_a_bucket_is_copied_without_graphs_and_events(bucket, tmp_pa
         (folder / name).write_text("many bytes")
     (folder / "eval").mkdir()
     (folder / "eval" / "events.out.tfevents.2").write_text("many bytes")
-    reader = "switch_tf.conversion.mesh_tensorflow.open_mesh_tensorflow"
+    reader = "switch_tf.conversion.mesh_tensorflow.open_weights"
     copied = from_bucket.convert(folder, bucket, monkeypatch, reader, tmp_path / "ours", config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
     assert copied == ["checkpoint", "model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"]

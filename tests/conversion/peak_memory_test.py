@@ -16,11 +16,11 @@ from tests.conversion.streaming_test import sums
 # larger: a child starts with it.
 PROGRAM = """
 import sys
-from switch_tf.conversion import converting, formats, huggingface, own_writing, portions, t5x, verifying
+from switch_tf.conversion import converting, formats, huggingface, own, t5x, weight_source
 from tests.conversion.large_checkpoints import config_of
 import pathlib, json
 kind, source, output, to, d_model, largest = sys.argv[1:]
-portions.LARGEST = int(largest)
+weight_source.LARGEST = int(largest)
 
 def peak():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -15,27 +15,35 @@ SHAPES = {"layers_0/query": (2, 3, 4), "layers_0/out": (3, 4, 2), "layers_12/exp
 THEIR_SHAPES = {"0.q": (12, 2), "0.o": (12, 2), "12.0.w": (1, 3), "12.1.w": (1, 3)}
 
 
+def of_shapes(shapes):
+    return {name: np.empty(shape) for name, shape in shapes.items()}
+
+
+def link_all(rules, shapes):
+    return rules.link(of_shapes(shapes))
+
+
 def refusal(their_shapes=THEIR_SHAPES, shapes=SHAPES, rules=RULES):
     with pytest.raises(ValueError) as error:
-        rules.check(rules.link(shapes), their_shapes, "give another one")
+        rules.check(link_all(rules, shapes), of_shapes(their_shapes), "give another one")
     return str(error.value)
 
 
 def test_names_and_shapes_by_hand():
-    links = RULES.link(SHAPES)
+    links = link_all(RULES, SHAPES)
     assert {name: link.their_shape for link in links for name in link.theirs} == THEIR_SHAPES
-    RULES.check(links, {**THEIR_SHAPES, "3.unused": (7,)}, "give another one")
+    RULES.check(links, of_shapes({**THEIR_SHAPES, "3.unused": (7,)}), "give another one")
 
 
 def test_merge_and_transpose_by_hand():
     # ours[m, h, d] with one head of two: [[1, 2]], [[3, 4]] for m = 0, 1; theirs[h d, m] = [[1, 3], [2, 4]].
-    (link,) = RULES.link({"layers_0/query": (2, 1, 2)})
+    (link,) = link_all(RULES, {"layers_0/query": (2, 1, 2)})
     theirs = np.array([[1, 3], [2, 4]])
     np.testing.assert_array_equal(link.to_ours({"0.q": theirs}.get), [[[1, 2]], [[3, 4]]])
 
 
 def test_experts_are_stacked_one_at_a_time():
-    (link,) = RULES.link({"layers_0/experts": (2, 1, 3)})
+    (link,) = link_all(RULES, {"layers_0/experts": (2, 1, 3)})
     asked = []
 
     def read(name, index):
@@ -49,7 +57,7 @@ def test_experts_are_stacked_one_at_a_time():
 @pytest.mark.parametrize("name", SHAPES)
 def test_there_and_back(name):
     weight = np.random.RandomState(0).standard_normal(SHAPES[name])
-    (link,) = RULES.link({name: SHAPES[name]})
+    (link,) = link_all(RULES, {name: SHAPES[name]})
     theirs = dict(link.to_theirs(weight))
     assert {name: tensor.shape for name, tensor in theirs.items()} == dict.fromkeys(link.theirs, link.their_shape)
     np.testing.assert_array_equal(link.to_ours(theirs.get), weight)

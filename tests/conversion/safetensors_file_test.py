@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from switch_tf.conversion import safetensors_file
+from switch_tf.conversion import checkpoint_files
 
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 
@@ -20,13 +20,13 @@ def write(path, header, data=bytes(24)):
 
 def refusal(path):
     with pytest.raises(ValueError) as error:
-        safetensors_file.open_tensors(path)
+        checkpoint_files.open_safetensors(path)
     return str(error.value)
 
 
 def test_a_tensor_by_hand(tmp_path):
     path = write(tmp_path / "a", {"__metadata__": {"format": "pt"}, "w": ENTRY}, np.arange(6, dtype="<f4").tobytes())
-    tensor = safetensors_file.open_tensors(path)["w"]
+    tensor = checkpoint_files.open_safetensors(path)["w"]
     assert (tensor.dtype, tensor.shape) == ("F32", (2, 3))
     np.testing.assert_array_equal(tensor.load(), [[0, 1, 2], [3, 4, 5]])
 
@@ -38,7 +38,8 @@ def test_scalars_empty_tensors_and_bfloat16(tmp_path):
         "scalar": {"dtype": "BF16", "shape": [], "data_offsets": [0, 2]},
         "row": {"dtype": "BF16", "shape": [2], "data_offsets": [2, 6]},
         "last": {"dtype": "F16", "shape": [0], "data_offsets": [6, 6]}}, numbers.tobytes())
-    found = {name: np.asarray(tensor.load(), "float32") for name, tensor in safetensors_file.open_tensors(path).items()}
+    found = {name: np.asarray(tensor.load(), "float32")
+             for name, tensor in checkpoint_files.open_safetensors(path).items()}
     assert {name: value.tolist() for name, value in found.items()} == {
         "empty": [], "scalar": 1.5, "row": [2.0, 3.0], "last": []}
     assert found["empty"].shape == (0, 3)

@@ -14,7 +14,8 @@ import safetensors.numpy
 from switch_tf import conversion
 from switch_tf.checkpoints import bundles
 from switch_tf.cli import main
-from switch_tf.conversion import converting, formats, portions, t5x_scan, weight_source
+from switch_tf.conversion import converting, formats, weight_source
+from switch_tf.reporting import progress
 from tests.conversion import mesh_tensorflow_test, t5x_scan_test, t5x_test
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
@@ -24,8 +25,8 @@ SMALL = 1500  # bytes: a kernel of the golden models has up to 6,144, and a row 
 @pytest.fixture
 def small(monkeypatch):
     """Portions of a few rows, and scanned layers that are not kept."""
-    monkeypatch.setattr(portions, "LARGEST", SMALL)
-    monkeypatch.setattr(t5x_scan, "KEPT_SIZE", 10)
+    monkeypatch.setattr(weight_source, "LARGEST", SMALL)
+    monkeypatch.setattr("switch_tf.conversion.t5x.KEPT_SIZE", 10)
 
 
 def hugging_face(folder):
@@ -85,17 +86,21 @@ def assert_same_weights(first, second):
         np.testing.assert_array_equal(first[name].view(np.uint32), second[name].view(np.uint32), err_msg=name)
 
 
+def num_bytes(groups):
+    return 4 * sum(portion.size for group in groups for portion in group)
+
+
 def test_portions_by_hand(monkeypatch):
-    monkeypatch.setattr(portions, "LARGEST", 40)  # ten elements
+    monkeypatch.setattr(weight_source, "LARGEST", 40)  # ten elements
     shapes = {"a": (3,), "b": (5, 2, 2), "c": (2, 11), "d": (7, 1), "e": (3, 6)}
     source = weight_source.WeightSource(None, {name: weight_source.Weight(shape, "float32", ())
                                                for name, shape in shapes.items()}, None)
-    groups = portions.groups_of(source, lambda name: name != "e")
+    groups = weight_source.groups_of(source, {"e"})
     # 3 and two rows of 4 are 11 and too many; a row of 11 is a group of its own; "e" may not be cut.
     assert [[(name, rows.start, rows.stop) for name, rows, _ in group] for group in groups] == [
         [("a", 0, 3)], [("b", 0, 2)], [("b", 2, 4)], [("b", 4, 5)], [("c", 0, 1)], [("c", 1, 2)], [("d", 0, 7)],
         [("e", 0, 3)]]
-    assert portions.num_bytes(groups) == 4 * (3 + 20 + 22 + 7 + 18)
+    assert num_bytes(groups) == 4 * (3 + 20 + 22 + 7 + 18)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -114,7 +119,7 @@ def test_every_format_is_read_in_portions_bit_for_bit(source, small, tmp_path):
 def test_a_weight_that_is_written_in_pieces_is_read_as_one_and_in_other_pieces(small, tmp_path, monkeypatch):
     place, _, model = hugging_face(tmp_path)
     converting.convert(place, tmp_path / "ours", formats.SWITCH_TF)
-    monkeypatch.setattr(portions, "LARGEST", 1000)
+    monkeypatch.setattr(weight_source, "LARGEST", 1000)
     converting.convert(tmp_path / "ours", tmp_path / "again", formats.SWITCH_TF)
     assert_same_weights(conversion.from_switch_tf(tmp_path / "again"), model)
 
@@ -151,7 +156,7 @@ def kill_at(monkeypatch):
     ids=["some", "all"])
 @pytest.mark.parametrize("to", [formats.SWITCH_TF, formats.HUGGING_FACE], ids=lambda to: to.name)
 def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, places, tmp_path, monkeypatch, kill_at):
-    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     converting.convert(GOLDEN / "switch", tmp_path / "whole", to)
     wanted, killed = sums(tmp_path / "whole"), 0
     for module, name, number in places:
@@ -171,10 +176,10 @@ def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, places, tmp_
 
 
 def test_finished_parts_are_not_read_again(tmp_path, monkeypatch, kill_at):
-    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     read, starts = [], []
-    source_read, bar = portions.read, converting.formats.own_writing.progress.bar
-    monkeypatch.setattr(portions, "read", lambda source, group, bar: (read.append(group), source_read(
+    source_read, bar = weight_source._read, progress.bar
+    monkeypatch.setattr(weight_source, "_read", lambda source, group, bar: (read.append(group), source_read(
         source, group, bar))[1])
     monkeypatch.setattr("switch_tf.reporting.progress.bar", lambda total, title, unit="B", initial=0: (
         starts.append((initial, total)), bar(total, title, unit, initial))[1])
@@ -186,11 +191,11 @@ def test_finished_parts_are_not_read_again(tmp_path, monkeypatch, kill_at):
     converting.convert(GOLDEN / "switch", tmp_path / "out", formats.SWITCH_TF)
     groups = first[:3] + read
     assert len(first) == 4 and len(groups) > 10 and read[0] == first[3]
-    assert starts == [(0, portions.num_bytes(groups)), (portions.num_bytes(first[:3]), portions.num_bytes(groups))]
+    assert starts == [(0, num_bytes(groups)), (num_bytes(first[:3]), num_bytes(groups))]
 
 
 def test_an_output_within_its_source_is_no_part_of_it(tmp_path, monkeypatch, kill_at):
-    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     shutil.copytree(GOLDEN / "switch", tmp_path / "in")
     monkeypatch.chdir(tmp_path)
     revive = kill_at(bundles, "write", 3)
@@ -204,7 +209,7 @@ def test_an_output_within_its_source_is_no_part_of_it(tmp_path, monkeypatch, kil
 @pytest.mark.parametrize(("changes", "named"), [
     ({"to": formats.HUGGING_FACE}, "format"), ({"source": "other"}, "source"), ({}, "state of the source")])
 def test_unfinished_work_of_another_conversion_is_refused_and_kept(changes, named, tmp_path, kill_at, monkeypatch):
-    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     for name in ("in", "other"):
         shutil.copytree(GOLDEN / "switch", tmp_path / name)
     arguments = {"source": "in", "to": formats.SWITCH_TF}
@@ -226,7 +231,7 @@ def test_unfinished_work_of_another_conversion_is_refused_and_kept(changes, name
 
 @pytest.mark.parametrize("to", [formats.SWITCH_TF, formats.HUGGING_FACE], ids=lambda to: to.name)
 def test_a_refused_weight_leaves_nothing_and_a_full_disk_keeps_what_is_done(to, tmp_path, monkeypatch):
-    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     tensors = safetensors.numpy.load_file(GOLDEN / "switch" / "model.safetensors")
     tensors["decoder.final_layer_norm.weight"][3] = np.nan
     (tmp_path / "in").mkdir()

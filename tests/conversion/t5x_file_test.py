@@ -14,7 +14,7 @@ SPEC = {"driver": "zarr", "kvstore": {"driver": "file", "path": "target.b/"}, "m
 
 def leaves(folder, content):
     (folder / "checkpoint").write_bytes(content if isinstance(content, bytes) else msgpack.packb(content))
-    return t5x_file.read_leaves(folder)
+    return t5x_file.read_leaves(folder, "target")
 
 
 def refusal(folder, content):
@@ -84,7 +84,7 @@ def test_deep_nesting_is_refused(tmp_path):
     assert "nested beyond 32 levels" in refusal(tmp_path, content)
     (tmp_path / "checkpoint").write_bytes(b"\x82\xa5state" + content + b"\xa6target\x80")
     with pytest.raises(Refusal, match="is truncated or no checkpoint of T5X"):
-        t5x_file.read_leaves(tmp_path)
+        t5x_file.read_leaves(tmp_path, "target")
 
 
 def test_every_truncation_is_a_sentence_and_no_flipped_bit_is_a_traceback(tmp_path):

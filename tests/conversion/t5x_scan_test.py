@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import checkpoint_files, t5x_arrays
+from switch_tf.conversion import checkpoint_files, t5x_file
 from tests.conversion.t5x_checkpoints import scanned, with_layer_biases, write
 from tests.conversion.t5x_test import assert_same_logits, golden, refusal
 
@@ -75,7 +75,7 @@ def test_an_array_of_scanned_layers_is_read_once(tmp_path, monkeypatch):
     def counted(shape, load, load_part=None):
         return tensor(shape, lambda: (reads.append(shape), load())[1])
 
-    monkeypatch.setattr(t5x_arrays, "Tensor", counted)
+    monkeypatch.setattr(t5x_file, "Tensor", counted)
     conversion.from_t5x(folder, config)
     assert len(reads) == len(list(folder.iterdir())) - 1
 

@@ -14,7 +14,7 @@ import pytest
 from switch_tf import SwitchConfig, conversion
 from switch_tf.checkpoints import folders, tensors
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, converting, formats, linked_weights, optimizer_slots, t5x
+from switch_tf.conversion import checkpoint_files, converting, formats, optimizer_slots, t5x, weight_source
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from tests.conversion import from_bucket
@@ -49,7 +49,7 @@ def arrays_of(case, is_scanned, seed):
     model = SwitchTransformer(config)
     model.build()
     arrays = {link.theirs[0].removeprefix("target/"): random.randn(*link.their_shape) for link in t5x.RULES.link(
-        {name: tuple(it.shape) for name, it in linked_weights.variables_of(model).items()})}
+        weight_source.variables_of(model))}
     if is_scanned:
         arrays = scanned(with_layer_biases(arrays, NUM_LAYERS), NUM_LAYERS, SUBBLOCKS[case])
     return arrays
@@ -149,8 +149,8 @@ WI = "encoder/layers_0/mlp/wi/kernel"
 def small_fixture():
     model = SwitchTransformer(SMALL)
     model.build()
-    shapes = {name: tuple(it.shape) for name, it in linked_weights.variables_of(model).items()}
-    arrays = {link.theirs[0].removeprefix("target/"): np.ones(link.their_shape) for link in t5x.RULES.link(shapes)}
+    variables = weight_source.variables_of(model)
+    arrays = {link.theirs[0].removeprefix("target/"): np.ones(link.their_shape) for link in t5x.RULES.link(variables)}
     return arrays, {name: {"v": np.full(values.shape, 0.5), **dict.fromkeys(("v_row", "v_col", "m"), np.zeros(1))}
                     for name, values in arrays.items()}
 
@@ -195,9 +195,9 @@ def test_factored_slots_of_a_weight_that_this_package_keeps_whole_are_refused(tm
     model.build()
     bias = {"v_row": checkpoint_files.Tensor((40, 1), lambda: np.ones((40, 1))),
             "v_col": checkpoint_files.Tensor((1, 40), lambda: np.ones((1, 40)))}
-    shapes = {name: tuple(it.shape) for name, it in linked_weights.variables_of(model).items()}
+    variables = weight_source.variables_of(model)
     theirs = {link.theirs[0]: {"v": checkpoint_files.Tensor(link.their_shape, functools.partial(
-        np.ones, link.their_shape))} for link in t5x.RULES.link(shapes)}
+        np.ones, link.their_shape))} for link in t5x.RULES.link(variables)}
     with pytest.raises(ValueError, match=r"keeps v_col \(1, 40\), v_row \(40, 1\) of 'target/encoder/relpos_bias"):
         optimizer_slots.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias}, 3,
                                        tmp_path)
@@ -208,7 +208,7 @@ def test_a_checkpoint_in_a_bucket_is_copied_with_its_slots(small, bucket, monkey
     arrays, slots = small
     whole = np.arange(8 * 12, dtype="float32").reshape(8, 12)
     source = write(tmp_path / "in", arrays, slots=slots | {WI: slots[WI] | {"v": whole}}, step=9)
-    copied = from_bucket.convert(source, bucket, monkeypatch, "switch_tf.conversion.t5x.open_t5x", tmp_path / "out",
+    copied = from_bucket.convert(source, bucket, monkeypatch, "switch_tf.conversion.t5x.open_weights", tmp_path / "out",
                                  SMALL, with_optimizer=True)
     assert f"state.param_states.{WI.replace('/', '.')}.v" in copied
     assert folders.describe(tmp_path / "out")["step"] == 9

@@ -13,7 +13,7 @@ import pytest
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
 from switch_tf.checkpoints import tensors
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, formats, initial_weights, linked_weights
+from switch_tf.conversion import checkpoint_files, formats, initial_weights, weight_source
 from tests.conversion import from_bucket
 from tests.conversion.t5x_checkpoints import arrays_from, write
 
@@ -69,7 +69,7 @@ def test_bfloat16_is_read_exactly(tmp_path):
     config, arrays = golden("switch")
     model = conversion.from_t5x(write(tmp_path / "in", arrays, dtype="bfloat16"), config)
     rounded = {name: values.astype("bfloat16").astype("float32") for name, values in arrays.items()}
-    weights = linked_weights.variables_of(model)
+    weights = weight_source.variables_of(model)
     np.testing.assert_array_equal(weights["token_embedder/embedding"], rounded["token_embedder/embedding"])
     np.testing.assert_array_equal(weights["encoder/layers_1/mlp/experts/wi"],
                                   rounded["encoder/layers_1/mlp/expert/wi/kernel"])
@@ -114,7 +114,7 @@ def test_gated_experts_logits_and_the_dense_layer_after_experts(tmp_path):
               **{f"{stack}/relpos_bias/rel_embedding": (2, 32) for stack in ("encoder", "decoder")},
               **{f"{stack}/{stack}_norm/scale": (8,) for stack in ("encoder", "decoder")}}
     arrays = {name: random.randn(*shape).astype("float32") for name, shape in shapes.items()}
-    weights = linked_weights.variables_of(conversion.from_t5x(write(tmp_path / "in", arrays), config))
+    weights = weight_source.variables_of(conversion.from_t5x(write(tmp_path / "in", arrays), config))
     assert len(weights) == len(arrays)
     for name, theirs in (("encoder/layers_1/mlp/experts/wi_0", "encoder/layers_1/mlp/expert/wi_0/kernel"),
                          ("encoder/layers_1/mlp/experts/wi_1", "encoder/layers_1/mlp/expert/wi_1/kernel"),
@@ -161,8 +161,8 @@ def test_a_checkpoint_in_a_bucket_is_read_without_the_optimizers_state(bucket, t
     folder = write(tmp_path / "in", arrays, inline=1000)  # beside the file is the embedding alone
     (folder / "state.param_states.a.v").mkdir()
     (folder / "state.param_states.a.v" / "0").write_text("many bytes")
-    copied = from_bucket.convert(folder, bucket, monkeypatch, "switch_tf.conversion.t5x.open_t5x", tmp_path / "ours",
-                                 config)
+    copied = from_bucket.convert(folder, bucket, monkeypatch, "switch_tf.conversion.t5x.open_weights",
+                                 tmp_path / "ours", config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
     assert "checkpoint" in copied and not [name for name in copied if name.startswith("state")]
 

@@ -8,7 +8,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from switch_tf import data
-from switch_tf.conversion import tokenizer_json
+from switch_tf.conversion import source_vocabulary
 from switch_tf.sentencepiece_training import train
 
 SENTENCES = [f"a line of text, number {number}, with some words {number * 7}" for number in range(200)]
@@ -40,7 +40,7 @@ def written(trained, path, **changes):
 
 def test_ids_are_those_of_the_model_that_it_was_written_from(trained, tmp_path):
     path = tmp_path / "spiece.model"
-    path.write_bytes(tokenizer_json.sentencepiece_model(written(trained, tmp_path / "tokenizer.json")))
+    path.write_bytes(source_vocabulary.sentencepiece_model(written(trained, tmp_path / "tokenizer.json")))
     again = sentencepiece.SentencePieceProcessor(model_file=str(path))
     original = sentencepiece.SentencePieceProcessor(model_proto=trained.SerializeToString())
     assert again.encode(TEXTS) == original.encode(TEXTS)
@@ -54,7 +54,7 @@ def test_without_sentinels_in_the_pieces_and_with_other_settings(trained, tmp_pa
     vocab = [[piece.piece, piece.score] for piece in trained.pieces]
     path = written(trained, tmp_path / "tokenizer.json", model={"vocab": vocab, "byte_fallback": False},
                    normalizer=None, pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"})
-    made = sentencepiece_model_pb2.ModelProto.FromString(tokenizer_json.sentencepiece_model(path))
+    made = sentencepiece_model_pb2.ModelProto.FromString(source_vocabulary.sentencepiece_model(path))
     assert len(made.pieces) == 400 and not made.trainer_spec.byte_fallback
     spec = made.normalizer_spec
     assert (spec.add_dummy_prefix, spec.remove_extra_whitespaces, spec.precompiled_charsmap) == (False, False, b"")
@@ -77,7 +77,7 @@ def test_without_sentinels_in_the_pieces_and_with_other_settings(trained, tmp_pa
     ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "é"}}, 'a damaged "precompiled_charsmap"')])
 def test_what_has_no_counterpart_is_refused(changes, message, trained, tmp_path):
     with pytest.raises(ValueError) as error:
-        tokenizer_json.sentencepiece_model(written(trained, tmp_path / "tokenizer.json", **changes))
+        source_vocabulary.sentencepiece_model(written(trained, tmp_path / "tokenizer.json", **changes))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -85,4 +85,4 @@ def test_what_has_no_counterpart_is_refused(changes, message, trained, tmp_path)
 def test_damaged_files_are_refused(content, tmp_path):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        tokenizer_json.sentencepiece_model(tmp_path / "tokenizer.json")
+        source_vocabulary.sentencepiece_model(tmp_path / "tokenizer.json")

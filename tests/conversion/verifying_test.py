@@ -8,7 +8,7 @@ import pytest
 
 from switch_tf import conversion
 from switch_tf.cli import main
-from switch_tf.conversion import formats, portions, shards, verifying
+from switch_tf.conversion import checkpoint_files, converting, formats, weight_source
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
@@ -20,7 +20,7 @@ def convert(output, *words, case="switch"):
 @pytest.mark.parametrize("case", ["t5_1_0", "switch", "encoder_gelu"])
 @pytest.mark.parametrize("to", ["switch_tf", "hugging_face"])
 def test_weights_and_logits_are_compared(case, to, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(portions, "LARGEST", 700)
+    monkeypatch.setattr(weight_source, "LARGEST", 700)
     assert convert(tmp_path / "out", f"--to={to}", case=case) == 0
     told = capsys.readouterr()
     verified = json.loads(told.out.splitlines()[-1])["verified"]
@@ -41,12 +41,12 @@ def test_logits_are_left_out_without_memory_or_with_another_capacity(tmp_path, c
 
 
 def test_a_weight_that_was_written_wrongly_is_named(tmp_path, capsys, monkeypatch):
-    append = shards.Shards.append
+    append = checkpoint_files.Shards.append
 
     def wrong(self, values):
         append(self, np.where(values == values.max(), 2 * values, values) if values.shape == (64, 16) else values)
 
-    monkeypatch.setattr(shards.Shards, "append", wrong)
+    monkeypatch.setattr(checkpoint_files.Shards, "append", wrong)
     assert convert(tmp_path / "out", "--to=hugging_face") == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
@@ -54,11 +54,11 @@ def test_a_weight_that_was_written_wrongly_is_named(tmp_path, capsys, monkeypatc
 
 
 def test_another_configuration_with_the_same_weights_shows_in_the_logits(tmp_path):
-    source = formats.HUGGING_FACE.open(GOLDEN / "t5_1_0", None)
+    source = formats.HUGGING_FACE.module.open_weights(GOLDEN / "t5_1_0", None)
     conversion.to_hugging_face(conversion.from_hugging_face(GOLDEN / "t5_1_0"), tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert verifying.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")[0]["weights"] > 20
+    assert converting.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")[0]["weights"] > 20
     values |= {"dense_act_fn": "gelu", "feed_forward_proj": "gelu"}  # for relu
     (tmp_path / "out" / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="logits of a fixed batch differ by .*, with equal weights"):
-        verifying.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")
+        converting.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")

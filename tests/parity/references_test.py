@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from switch_tf import SwitchConfig
 from switch_tf.configs.run import StepSettings
-from switch_tf.conversion import formats, stated_config
-from switch_tf.conversion.weight_source import variables_of
+from switch_tf.conversion import formats
+from switch_tf.conversion.weight_source import read_model, variables_of
 from switch_tf.training import train_step
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
@@ -51,8 +51,8 @@ def golden(tmp_path_factory):
             source, config = formats.MESH_TENSORFLOW, MESH_CONFIGS[case.partition("/")[2]]
         else:
             source = formats.T5X
-            config = T5 if case == "t5x/t5" else stated_config.find(folder, source)
-        model = source.read(folder, config)
+            config = T5 if case == "t5x/t5" else source.config_of(folder)
+        model = read_model(source.module.open_weights(folder, config))
         with np.load(folder / "expected.npz") as numbers:
             return folder, model, source, dict(numbers)
 
@@ -79,7 +79,7 @@ def mesh_features(numbers):
 
 def take_step(source, folder, model, features):
     """Returns StepMeasurements, and our name -> (value before, value after) of each weight, which is left as before."""
-    optimizer = source.read_optimizer(folder, model)
+    optimizer = source.module.read_optimizer(folder, model)
     assert int(optimizer.iterations) == 3
     gradients, measured = train_step.compute_gradients(model, features, 0, optimizer.iterations.value, SETTINGS)
     variables = variables_of(model)

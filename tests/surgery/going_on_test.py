@@ -9,7 +9,7 @@ from switch_tf import SwitchTransformer, data
 from switch_tf.checkpoints import bundles, continuation, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.cli import main
-from switch_tf.conversion import model_gin, portions
+from switch_tf.conversion import model_gin, weight_source
 from tests.conversion.streaming_test import sums
 
 
@@ -40,7 +40,7 @@ def commands(shallow_config, tmp_path):
 
 @pytest.mark.parametrize(("command", "named"), [("average", None), ("upcycle", "noise")])
 def test_a_killed_command_goes_on_to_the_same_bytes(command, named, commands, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(portions, "LARGEST", 8_000)
+    monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     output = tmp_path / "out"
     words = [*commands[command], f"--output={output}"]
     write, calls = bundles.write, []

@@ -12,7 +12,7 @@ from sentencepiece import sentencepiece_model_pb2
 from switch_tf import SwitchTransformer, conversion, data
 from switch_tf.cli import main
 from switch_tf.configs.run import Run
-from switch_tf.conversion import linked_weights, model_gin, weight_source
+from switch_tf.conversion import model_gin, weight_source
 from switch_tf.conversion import t5x as rules
 from switch_tf.conversion.initial_weights import opened
 from switch_tf.data.task_catalog import fingerprint_of_pieces, fingerprint_of_vocabulary
@@ -33,7 +33,7 @@ def t5x(folder, config):
     model = SwitchTransformer(config)
     model.build()
     variables = weight_source.variables_of(model)
-    write(folder, {name.removeprefix("target/"): values for link in linked_weights.links_of(config, rules.RULES)
+    write(folder, {name.removeprefix("target/"): values for link in rules.RULES.link(weight_source.weights_of(config))
                    for name, values in link.to_theirs(variables[link.ours].numpy())})
     fields = {"vocab_size": config.vocab_size, "emb_dim": config.d_model, "num_heads": config.num_heads,
               "head_dim": config.d_kv, "mlp_dim": config.d_ff, "num_encoder_layers": config.num_encoder_layers,

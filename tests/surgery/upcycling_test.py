@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchTransformer
-from switch_tf.conversion import portions, weight_source
+from switch_tf.conversion import weight_source
 from switch_tf.surgery import upcycling
 from switch_tf.surgery.kernels import Changes
 
@@ -96,9 +96,9 @@ def test_portions_of_any_size_are_parts_of_the_same_weights(make_model, monkeypa
     whole = {name: variable.numpy() for name, variable in weight_source.variables_of(upcycle(dense, changes)).items()}
     source = upcycling.open_upcycled(weight_source.of_model(dense), dataclasses.replace(dense.config, **UPCYCLED),
                                      changes)
-    monkeypatch.setattr(portions, "LARGEST", 512)
+    monkeypatch.setattr(weight_source, "LARGEST", 512)
     seen = {name: np.full(values.shape, np.nan) for name, values in whole.items()}
-    groups = portions.groups_of(source)
+    groups = weight_source.groups_of(source)
     assert sum(map(len, groups)) > len(whole) + 10
     for portion in (portion for group in groups for portion in group):
         seen[portion.name][portion.rows] = source.read(portion.name, portion.rows)
