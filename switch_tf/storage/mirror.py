@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from switch_tf.refusals import Outage
-from switch_tf.storage import whole_file
+from switch_tf.storage import places, whole_file
 
 # Seconds between uploads: four requests a minute and file. Longer if uploads would take over a twentieth of the time.
 PERIOD = 15.0
@@ -27,7 +27,7 @@ class Mirror:
     """
 
     def __init__(self, folder: Any):
-        self._folder = folder
+        self._folder = places.at(folder)
         self._temporary = tempfile.TemporaryDirectory()
         self.local = pathlib.Path(self._temporary.name)
         self._sizes: dict[pathlib.Path, int] = {}  # what is in the bucket

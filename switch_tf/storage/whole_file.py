@@ -118,8 +118,12 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
         else:
             place.write_bytes(content)
         return
-    with written(place) as unfinished, open(unfinished, "wb") as file:
-        file.writelines([content] if isinstance(content, bytes) else content)
+    with written(place) as unfinished:
+        if isinstance(content, bytes):
+            unfinished.write_bytes(content)
+        else:
+            with open(unfinished, "wb") as file:
+                file.writelines(content)
 
 
 @contextlib.contextmanager
