@@ -70,6 +70,7 @@ accelerator: $(INSTALLED)  ## runs on this machine's GPU or TPU, compared with i
 
 faults: $(INSTALLED)  ## kill, damage and starve a small run on a disk and in a bucket, and count what was lost: an hour
 	.venv/bin/python -m tests.reliability.faults
+	.venv/bin/python -m tests.reliability.hostile
 
 mutants: $(INSTALLED)  ## plant over 100 mistakes and check that the tests notice them: half an hour, resumes
 	.venv/bin/python tests/mutants/run.py

@@ -120,6 +120,8 @@ def place(name: str, value: Any) -> Any:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise Refusal(f"{name} must be shorter, as no file can have the name {shown(str(value))}.") from None
+        if error.errno == errno.ELOOP:
+            raise Refusal(f"{name} must not be a link that leads to itself, as {shown(str(value))} does.") from None
     except ValueError:  # NUL, or characters that the file system cannot encode
         raise Refusal(f"{name} must be a path, not {shown(str(value))}.") from None
     return value

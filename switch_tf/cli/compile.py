@@ -12,7 +12,7 @@ from switch_tf.hardware import chips
 from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
-from switch_tf.storage import outputs
+from switch_tf.storage import json_lines, outputs
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
@@ -87,7 +87,7 @@ def _answer(described, arguments):
     file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
     if file.exists() and arguments.save is None and arguments.plot is None:
         answers.say(f"The compiler was asked before; its answer is {file}.")
-        answer, files = json.loads(file.read_text()), {}
+        answer, files = json_lines.load(file), {}
         print(answers.describe(answer), file=arguments.stream)
     else:
         answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,

@@ -502,9 +502,10 @@ def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
 
 def _content(path):
     with reading(path):
-        if places.size(path) > _LARGEST_FILE:
-            raise Refusal(f"{path} is larger than the {_LARGEST_FILE} bytes that are read of a gin file.")
-        return places.at(path).read_bytes()
+        try:
+            return places.content(places.at(path), _LARGEST_FILE)
+        except ValueError as error:
+            raise Refusal(f"{path} cannot be read as a gin file ({error}).") from None
 
 
 def _statements(text, source):

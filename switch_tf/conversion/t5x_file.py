@@ -30,6 +30,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.conversion.untrusted_files import (
     DTYPES,
+    MAX_BYTES,
     Tensor,
     check_no_pointer,
     check_regular,
@@ -50,6 +51,7 @@ _CHECKPOINT = re.compile(r"(?:checkpoint_)?([0-9]{1,15})")
 _ITEMS = ("state", "default", "items")  # T5X's name, and those of Orbax' checkpoint managers
 _DATABASE, _UNMERGED = "manifest.ocdbt", "ocdbt.process_*"
 _DESCRIPTIONS = {"zarr": ".zarray", "zarr3": "zarr.json"}
+_READ_WHOLE = {*_DESCRIPTIONS.values(), _DATABASE}
 _INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
 
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -130,12 +132,18 @@ def _open(folder, part):
     else:
         folder = _orbax_root(folder)
         leaves, driver = _read_orbax(folder / ORBAX_FILE, part)
+    largest: dict[str, int] = {}  # size of the largest file in each folder
     for entry in folder.rglob("*"):  # tensorstore would wait for a pipe, and go wherever a link leads
         if entry.is_symlink() or not entry.is_dir():
             check_regular(entry)
+            place, size = entry.relative_to(folder).parts[0], entry.stat().st_size
+            largest[place] = max(size, largest.get(place, 0))
+            if entry.name in _READ_WHOLE and size > MAX_BYTES:
+                raise Refusal(f"{entry} is larger than the {MAX_BYTES} bytes that are read of such a file; download it "
+                              "again.")
     return {name: leaf if isinstance(leaf, int) else
             _open_inline(folder / FILE, name, leaf) if isinstance(leaf, InlineArray) else
-            _open_zarr(folder, leaf.folder, name, driver) for name, leaf in leaves.items()}
+            _open_zarr(folder, leaf.folder, name, driver, largest.get(leaf.folder, 0)) for name, leaf in leaves.items()}
 
 
 def _open_inline(path, name, array):
@@ -147,7 +155,7 @@ def _open_inline(path, name, array):
         dtype).reshape(array.shape))
 
 
-def _open_zarr(folder, place, name, driver):
+def _open_zarr(folder, place, name, driver, largest):
     where, root = folder / place, os.path.abspath(folder)  # tensorstore takes no ".."
     store = {"driver": "file", "path": f"{root}/{place}/"}
     if (folder / _DATABASE).is_file():
@@ -175,6 +183,10 @@ def _open_zarr(folder, place, name, driver):
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}; download it "
                       "again.")
+    # Compressed or not, a chunk is hardly larger than its values. tensorstore ends the process where memory is short.
+    if largest > 2 * math.prod(chunk) * array.dtype.numpy_dtype.itemsize + MAX_BYTES:
+        raise Refusal(f"{where} is damaged: a file has {largest} bytes, and a chunk of {name!r} has {math.prod(chunk)} "
+                      "numbers; download it again.")
     return Tensor(shape, lambda: attempt(array.read), lambda index: attempt(array[index].read))
 
 

@@ -23,7 +23,7 @@ from switch_tf import environment
 from switch_tf.data.example_files import BadData, UnreachableData
 from switch_tf.data.task_catalog import describe, fingerprint_of_vocabulary, source_fingerprint
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import places
+from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import reading, writing, written
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
     folder = folder_of(cache_dir, task.name, split)
     again = f"`switch-tf cache {task.name}` with the task's gin file and the run's --vocabulary"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json_lines.load(folder / "manifest.json")
     except FileNotFoundError:
         state = "is unfinished" if folder.exists() else "does not exist"
         raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, {state} in {str(folder)!r}; "
@@ -167,8 +167,9 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
     # A bucket would be asked for each size, and shards are compared with their checksums when they are fetched.
     is_local, names = places.is_local(folder), {entry.name for entry in folder.iterdir()}
     for shard in manifest["shards"]:
-        file = folder / shard["file"]
-        size = None if file.name not in names else file.stat().st_size if is_local else shard["bytes"]
+        file, size = folder / shard["file"], None
+        if file.is_file() if is_local else file.name in names:
+            size = places.size(file) if is_local else shard["bytes"]
         if size != shard["bytes"]:
             fault = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
             raise Refusal(f"USE_CACHED_TASKS: {file} {fault}; make it good by {again}.")

@@ -26,7 +26,7 @@ from switch_tf.data.pipeline import failure, no_global_seed
 from switch_tf.data.providers import get_provider, tasks_of
 from switch_tf.data.vocabularies import import_seqio
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import leftovers, outputs, places
+from switch_tf.storage import json_lines, leftovers, outputs, places
 from switch_tf.storage.whole_file import remove, write_whole
 
 # Sources of fewer files are cut into this many shards, so that several processes can share them.
@@ -112,7 +112,7 @@ def is_complete(shard: Shard) -> bool:
     In a bucket, which keeps checksums of its own, only the size is compared: it takes no download.
     """
     try:
-        description = json.loads(shard.description.read_text())
+        description = json_lines.load(shard.description)
         return places.size(shard.file) == description["bytes"] and (
             not places.is_local(shard.file) or cache_files.checksum(shard.file) == description["sha256"])
     except (FileNotFoundError, ValueError):
@@ -167,8 +167,8 @@ def finish_cache(shards: list[Shard]) -> list[dict]:
     summaries = []
     for name, members in by_folder.items():
         folder = places.at(name)
-        written = [json.loads(shard.description.read_text()) for shard in members]
-        request = json.loads((folder / "request.json").read_text())
+        written = [json_lines.load(shard.description) for shard in members]
+        request = json_lines.load(folder / "request.json")
         request.pop("num_shards")
         features = [shard.pop("features") for shard in written]
         sizes = {"examples": sum(shard["examples"] for shard in written),
@@ -219,7 +219,7 @@ def _begin(folder, wanted, overwrite):
         write_whole(request, json.dumps(wanted, indent=1))
         return
     try:
-        saved = json.loads(request.read_text())
+        saved = json_lines.load(request)
     except ValueError:
         saved = {}
     if found := cache_files.difference(saved, wanted):
@@ -329,7 +329,7 @@ def _check_failures(shards, num_shards):
             raise Refusal(f"{len(missing)} of {num_shards} shards could not be written to {missing[0].folder}; make "
                           "room there, or mend its rights. The same command goes on.")
         return
-    sentence = json.loads(files[0].read_text())["sentence"]
+    sentence = json_lines.load(files[0])["sentence"]
     for file in files:
         file.unlink()
     raise Refusal(f"{sentence} {len(files)} of {num_shards} shards are not written, the others are; the same command "
@@ -356,7 +356,7 @@ def _show_progress(shards, num_shards, done):
             is_last = done.wait(_POLL_SECONDS)
             for shard in [shard for shard in waiting if shard.description.exists()]:
                 waiting.remove(shard)
-                examples += json.loads(shard.description.read_text())["examples"]
+                examples += json_lines.load(shard.description)["examples"]
                 rate = examples / (time.perf_counter() - started)
                 progress.set_postfix_str(f"{examples:,} examples, {rate:,.0f} a second", refresh=False)
                 progress.update()

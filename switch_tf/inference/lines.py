@@ -157,9 +157,11 @@ class Output:
             with reading(path):
                 self._local = self._mirror.fetch(self._path.name)
         self.num_known = 0
+        if self._local.exists() and not self._local.is_file():
+            raise Refusal(f"{self._path} must be a file, not a folder, a pipe or a device; name another one.")
         if self._local.exists() and self._local.stat().st_size:
             try:
-                saved = json.loads(described.read_text())
+                saved = json_lines.load(described)
             except (OSError, ValueError):
                 saved = None
             if not isinstance(saved, dict):
@@ -178,19 +180,18 @@ class Output:
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Returns the lines that are not answered yet."""
         lines = iter(lines)
-        with reading(self._path), open(self._local, "rb") as file:
-            for number, record in enumerate(file, 1):
-                try:
-                    known = json.loads(record)["input"]
-                except (ValueError, KeyError, TypeError):
-                    raise Refusal(f"Line {number} of {self._path} is no record of this command; name another "
-                                  "file.") from None
-                line = next(lines, None)
-                if line is None or line.shown != known:
-                    actual = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
-                    raise Refusal(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
-                                  f"{actual}; give the same input, or name another file.")
-                self.num_known = number
+        for number, record in enumerate(json_lines.lines(self._local), 1):
+            try:
+                known = json_lines.loads(record)["input"]
+            except (ValueError, KeyError, TypeError):
+                raise Refusal(f"Line {number} of {self._path} is no record of this command; name another "
+                              "file.") from None
+            line = next(lines, None)
+            if line is None or line.shown != known:
+                actual = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
+                raise Refusal(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
+                              f"{actual}; give the same input, or name another file.")
+            self.num_known = number
         return lines
 
     def write(self, records: list[dict]) -> None:

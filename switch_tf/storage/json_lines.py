@@ -1,5 +1,6 @@
 """Strict JSON, and files of one JSON object a line that a kill, a full disk or an editor may have damaged."""
 
+import errno
 import json
 import math
 import os
@@ -7,8 +8,11 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from switch_tf.refusals import Refusal
 from switch_tf.storage import leftovers, places
 from switch_tf.storage.whole_file import put, reading, writing
+
+_LONGEST = 2**26  # bytes of a line
 
 
 def dumps(value: Any, **options: Any) -> str:
@@ -48,7 +52,7 @@ def loads(text: bytes | str, is_strict: bool = False) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def load(path: Any, largest: int, is_strict: bool = False) -> Any:
+def load(path: Any, largest: int = 2**28, is_strict: bool = False) -> Any:
     """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
 
     Args:
@@ -60,11 +64,7 @@ def load(path: Any, largest: int, is_strict: bool = False) -> Any:
         ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
         OSError: The file does not exist or cannot be read.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
-    if places.size(path) > largest:
-        raise ValueError(f"it is larger than {largest} bytes")
-    return loads(path.read_bytes(), is_strict)
+    return loads(places.content(path, largest), is_strict)
 
 
 def append(path: Any, record: dict) -> None:
@@ -104,7 +104,9 @@ def mend_end(path: pathlib.Path) -> None:
     with open(path, "rb+") as file:
         start, tail = file.seek(0, os.SEEK_END), b""
         while start and b"\n" not in tail:
-            end, start = start, max(0, start - 2**16)
+            if len(tail) > _LONGEST:
+                raise OSError(errno.EFBIG, "its last line is too long", str(path))
+            end, start = start, max(0, start - max(2**16, len(tail)))
             file.seek(start)
             tail = file.read(end - start) + tail
         tail = tail[tail.rfind(b"\n") + 1:]
@@ -116,6 +118,22 @@ def mend_end(path: pathlib.Path) -> None:
             file.write(b"\n")
         except ValueError:
             file.truncate(end - len(tail))
+
+
+def lines(path: Any) -> Iterator[bytes]:
+    """Yields the lines of a file with their ends.
+
+    Raises:
+        Refusal: The file is no regular one, cannot be read, or has a line that is longer than any record.
+    """
+    if not path.is_file():
+        raise Refusal(f"{path} must be a file of lines, not a folder, a pipe or a device; name another one.")
+    with reading(path), path.open("rb") as file:
+        while line := file.readline(_LONGEST):
+            if len(line) == _LONGEST:
+                raise Refusal(f"{path} has a line of over {_LONGEST // 2**20} MiB, so it is no file of records; name "
+                              "another one.")
+            yield line
 
 
 def is_step(value: Any) -> bool:
@@ -137,16 +155,15 @@ def read(path: Any,
     if not path.is_file():
         return
     bad = []
-    with reading(path), path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                record = loads(line)
-            except ValueError:
-                record = None
-            if isinstance(record, dict) and is_record(record):
-                yield line, record
-            else:
-                bad.append(number)
+    for number, line in enumerate(lines(path), 1):
+        try:
+            record = loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and is_record(record):
+            yield line, record
+        else:
+            bad.append(number)
     if bad:
         leftovers.warn(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
                        f"(line {', '.join(map(str, bad[:5]))}{', ...' * (len(bad) > 5)}).")

@@ -264,7 +264,7 @@ def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
         Refusal: Another process writes it, nothing can be written beside it, or the file system has no locks.
     """
     output = places.at(output)
-    resolved = output.resolve()
+    resolved = places.at(os.path.realpath(output)) if places.is_local(output) else output
     place = resolved.with_name(f".{resolved.name}.lock")
     try:
         if places.is_local(place):

@@ -174,6 +174,20 @@ def size(path: Place) -> int:
     return at(path).stat().st_size
 
 
+def content(path: Any, largest: int) -> bytes:
+    """Returns the bytes of a regular file; anything else, such as a pipe, could block or never end.
+
+    Raises:
+        ValueError: It is no regular file, or has more than `largest` bytes. The text is half a sentence.
+        OSError: It does not exist or cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    if size(path) > largest:
+        raise ValueError(f"it is larger than {largest} bytes")
+    return path.read_bytes()
+
+
 def sample(path: Place, budget: int) -> str:
     """Returns the SHA-256 of a file, of one that is larger than a budget of bytes that of evenly spaced blocks."""
     length, digest = size(path), hashlib.sha256()

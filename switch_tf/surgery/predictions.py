@@ -24,7 +24,7 @@ from switch_tf.data import cache_files
 from switch_tf.data.cache_files import fetched_shard, write_records
 from switch_tf.data.example_files import BadData
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import leftovers, places
+from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import reading, remove, write_whole, writing
 
 with epy.lazy_imports():  # only stored predictions need it
@@ -39,6 +39,7 @@ _KEY = np.dtype("S16")
 _LOWEST = -6e4  # float16 has no lower numbers, and no probability of float32 is so small
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # array_record's advice for random access
 _OPEN_SHARDS = 64
+_MOST_KEYS = 2**28  # bytes
 _ROWS_PER_SHARD = 2**32  # more than one can have; a place is shard * _ROWS_PER_SHARD + row
 # A shard is written when either is reached. A kill loses what is in memory.
 _BYTES_PER_SHARD = 2**28
@@ -98,7 +99,7 @@ def read_manifest(folder: Any) -> dict:
             raise Refusal(f"TEACHER_PREDICTIONS must be a folder of stored predictions, and {folder} has no "
                           f"{MANIFEST}; make it by {made_by}.")
         try:
-            manifest = json.loads((folder / MANIFEST).read_text())
+            manifest = json_lines.load(folder / MANIFEST)
             row_dtype(manifest)
         except (ValueError, KeyError, TypeError):
             raise Refusal(f"{folder / MANIFEST} is damaged; make the folder anew by {made_by} and --overwrite."
@@ -135,8 +136,8 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
     """
     rows, keys, described = _files(folder, number)
     try:
-        description = json.loads(described.read_text())
-        content = keys.read_bytes()
+        description = json_lines.load(described)
+        content = places.content(keys, _MOST_KEYS)
         if (hashlib.sha256(content).hexdigest() == description["keys_sha256"]
                 and places.size(rows) == description["bytes"]):
             return np.frombuffer(content, _KEY), description["sha256"]

@@ -185,7 +185,7 @@ def test_values_are_never_executed_and_damage_is_a_sentence(value, tmp_path):
 def test_other_gin_files_are_none_of_t5xs(tmp_path):
     assert config_of(tmp_path, "switch_config.SwitchConfig.d_model = 3\ninclude 'x.gin'\n") is None
     (tmp_path / "large").mkdir()
-    with pytest.raises(Refusal, match="is larger than the 1048576 bytes"):
+    with pytest.raises(Refusal, match="is larger than 1048576 bytes"):
         config_of(tmp_path / "large", "# " + "x" * 2**20)
 
 

@@ -151,11 +151,11 @@ STORES = {
     "predictions": Store(_earlier, ("predictions/*",), _batch(
         "gin/runs/distill.gin", VOCABULARY="bytes", BATCH_SIZE=4, TEACHER="run", TEACHER_PREDICTIONS="predictions")),
     "checkpoint": Store(_checkpoint, ("there/*",), _command(*_CONVERT, "--to=hugging_face", "--expert_capacity=24")),
-    "hugging face": Store(_hugging_face, ("there/*",), _command(*_CONVERT)),
+    "hugging face": Store(_hugging_face, ("there/*.*on", "there/*.safetensors"), _command(*_CONVERT)),
     "t5x": Store(_foreign("t5x"), ("there/checkpoint", "there/target.encoder.layers_0.mlp.wi.kernel/*",
                                    "there/target.encoder.layers_0.mlp.wi.kernel/.z*"),
                  _command(*_CONVERT, "--gin_file=model.gin")),
-    "orbax": Store(_foreign("orbax"), ("there/state/*", "there/state/d/*"),
+    "orbax": Store(_foreign("orbax"), ("there/state/_METADATA", "there/state/manifest.ocdbt", "there/state/d/*"),
                    _command(*_CONVERT, "--gin_file=model.gin")),
     "mesh tensorflow": Store(_foreign("mesh"), ("there/*",), _command(*_CONVERT, "--gin_file=model.gin")),
 }
