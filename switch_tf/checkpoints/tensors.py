@@ -242,6 +242,8 @@ class StoredWeights:
         with _reading(checkpoint):
             self._variables = folders.describe(checkpoint)["variables"]
             bundles.check(checkpoint / "state.index")
+            self._literal = places.Literal(checkpoint / "state")  # for as long as the reader
+            self._reader = tf.train.load_checkpoint(str(self._literal))
 
     def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
         """Returns the values of a variable in its stored dtype, or rows of it, by a path of `tensors.state_variables`.
@@ -254,6 +256,10 @@ class StoredWeights:
         unfolding, dtype = _stored_as(saved, "float32")
         is_whole = unfolding.first or not unfolding.shape
         text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
+        is_whole = is_whole or rows.indices(unfolding.shape[0]) == (0, unfolding.shape[0], 1)
         with _reading(self._checkpoint):
-            (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])
+            # Opens no file anew, which takes six requests in a bucket.
+            values = self._reader.get_tensor(bundles.key_of(path)) if is_whole else None
+            if values is None or values.dtype.name != dtype:
+                (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])
             return unfolding.fold(values, np)[rows] if unfolding.first else values
