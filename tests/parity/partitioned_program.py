@@ -75,7 +75,7 @@ def main(name: str) -> dict:
         losses.append((float(measured.batch.loss_terms["cross_entropy"].value), float(results[0] / results[1])))
         assert np.allclose(expected, found, rtol=1e-5), (expected, found)
         for index, value in zip(lowered[1].program.updated, updated, strict=True):
-            name = lowered[1].arguments[lowered[1].num_inputs + index].name
+            name = lowered[1].arguments[index - len(lowered[1].program.captured)].name
             state[name] = value
             own = variables[name].numpy()
             difference = np.abs(own - unfoldings[name].fold(value, np))
