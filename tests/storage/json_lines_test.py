@@ -1,9 +1,11 @@
 import json
 import math
+import os
 
 import pytest
 
-from switch_tf.storage import json_lines
+from switch_tf.refusals import Refusal
+from switch_tf.storage import json_lines, places
 
 
 def _strict(text):
@@ -59,3 +61,25 @@ def test_a_line_that_a_kill_cut_short_is_removed_and_one_that_lacks_its_end_gets
 
 def test_no_file_and_a_folder_hold_no_records(tmp_path):
     assert [*json_lines.read(tmp_path / "nothing")] == [*json_lines.read(tmp_path)] == []
+
+
+def test_lines_of_a_bucket_are_read(bucket):
+    path = places.at("gs://bucket/json_lines_test/a.jsonl")
+    path.write_bytes(b'{"a": 1}\n[]\n{"a": 2}')
+    assert [record for _, record in json_lines.read(path)] == [{"a": 1}, {"a": 2}]
+
+
+def test_a_pipe_and_an_endless_line_are_refused(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Refusal, match="pipe must be a file of lines"):
+        next(json_lines.lines(tmp_path / "pipe"))
+    with pytest.raises(ValueError, match="it is no file"):
+        json_lines.load(tmp_path / "pipe")
+    monkeypatch.setattr(json_lines, "_LONGEST", 2**20)
+    (tmp_path / "long").write_bytes(b"{}\n" + bytes(2**20 + 1))
+    lines = json_lines.lines(tmp_path / "long")
+    assert next(lines) == b"{}\n"
+    with pytest.raises(Refusal, match="has a line of over 1 MiB"):
+        next(lines)
+    with pytest.raises(OSError, match="its last line is too long"):
+        json_lines.mend_end(tmp_path / "long")
