@@ -76,7 +76,7 @@ def test_a_pipe_and_an_endless_line_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="it is no file"):
         json_lines.load(tmp_path / "pipe")
     monkeypatch.setattr(json_lines, "_LONGEST", 2**20)
-    (tmp_path / "long").write_bytes(b"{}\n" + bytes(2**20 + 1))
+    (tmp_path / "long").write_bytes(b"{}\n" + bytes(2**22))
     lines = json_lines.lines(tmp_path / "long")
     assert next(lines) == b"{}\n"
     with pytest.raises(Refusal, match="has a line of over 1 MiB"):
