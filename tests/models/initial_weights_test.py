@@ -116,3 +116,21 @@ def test_the_step_that_is_compiled_ahead_of_time_starts_the_same_weights(monkeyp
     _build(GEGLU, lower.ShapesOnly(shipped_layout("expert_model")))
     for variable, value in zip(_build(GEGLU).variables, started, strict=True):
         np.testing.assert_array_equal(value, variable.numpy(), err_msg=variable.path)
+
+
+def test_a_seed_gives_the_initial_weights_that_it_always_gave():
+    """Sums of the magnitudes that the version of 2026-11-28 drew, also of gated activations and experts."""
+    keras.utils.set_random_seed(3)
+    model = SwitchTransformer(SwitchConfig(
+        vocab_size=32, d_model=8, d_ff=12, num_heads=2, d_kv=4, num_encoder_layers=2, num_decoder_layers=2,
+        num_experts=2, activation="geglu"))
+    ids = np.ones((1, 4), "int32")
+    model.forward({"encoder_input_tokens": ids, "decoder_input_tokens": ids})
+    drawn = {variable.path.partition("/")[2]: float(np.sum(np.abs(variable.numpy()))) for variable in model.variables}
+    expected = {
+        "encoder/layers_0/mlp/wi_0": 24.686728, "encoder/layers_0/mlp/wi_1": 22.510818,
+        "encoder/layers_0/mlp/wo": 20.000862, "encoder/layers_1/mlp/router/kernel": 2.712610,
+        "encoder/layers_1/mlp/experts/wi_0": 53.000515, "encoder/layers_1/mlp/experts/wi_1": 47.326691,
+        "encoder/layers_1/mlp/experts/wo": 36.842590, "decoder/layers_0/mlp/wi_1": 25.179413,
+        "decoder/layers_1/mlp/experts/wo": 38.552963}
+    assert {name: drawn[name] for name in expected} == pytest.approx(expected, rel=1e-5)
