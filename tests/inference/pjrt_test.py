@@ -102,7 +102,7 @@ def test_a_warm_server_compiles_nothing_and_answers_requests_at_once(where, make
     routes = make("plain", "float32", batch_size=None).routes(plain.read(TEXTS[0]).ids, expected[0].ids)
     with served(model, batch_size=8) as (server, port):
         server.warm_up()
-        monkeypatch.setattr(PjrtProgram, "_build", lambda program, specs: pytest.fail("A program is compiled."))
+        monkeypatch.setattr(PjrtProgram, "build", lambda program, specs: pytest.fail("A program is compiled."))
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(ask, port, PREDICT, {"instances": [text]}) for text in TEXTS * 3]
             looked = [pool.submit(ask, port, LOOK, {"instance": TEXTS[0]}) for _ in range(3)]
