@@ -1,4 +1,4 @@
-"""Peak FLOPs per second: the nominal rate of a chip, or the rate of large products on this machine."""
+"""Measures the peak FLOPs per second of the devices, and records profiles of training steps."""
 
 import contextlib
 import math
@@ -17,10 +17,12 @@ TRUSTED = 60
 # Rows and columns of a product that keeps a whole device busy, on CPUs and elsewhere.
 _SIZES = {"CPU": 1024}
 _LARGE = 8192
+FOLDER = "profile"
+_FIRST_CALL = 2  # later than the calls that compile and fill caches
 
 
 class Peak:
-    """Peak rate of several devices of the first device's type.
+    """Peak rate of several devices of the first device's type: the nominal one, or the rate of large products here.
 
     Args:
         dtype: str, dtype of the products.
@@ -86,10 +88,6 @@ class _Products:
         started = time.perf_counter()
         float(self._run(tf.constant(count)))
         return time.perf_counter() - started
-
-
-FOLDER = "profile"
-_FIRST_CALL = 2  # later than the calls that compile and fill caches
 
 
 class Profiling:

@@ -1,4 +1,7 @@
-"""The state of a run: model, optimizer, data position and pending metrics; built and restored, and saved."""
+"""The state of a run: model, optimizer, data position and pending metrics; built and restored, and saved.
+
+`check_start` decides which checkpoint a run resumes from, and `keep_config` writes the `config.json` of its folder.
+"""
 
 import dataclasses
 import pathlib

@@ -1,9 +1,8 @@
-"""What ends a run: signals, notices of Google Cloud, and errors that may pass.
+"""Ends runs: on signals, on notices of Google Cloud, and with the exit status of an outage after errors that may pass.
 
-The first signal stops a run in order, the second one ends the process.
-
-A thread waits for the signals, because Python runs handlers only when the main thread is back in Python, and a dataset
-that yields nothing, or a process that waits for others, keeps it away for good.
+The first signal stops a run in order. The second one ends the process. A thread waits for the signals, because Python
+runs handlers only when the main thread is back in Python, and a dataset that yields nothing, or a process that waits
+for others, keeps it away for good.
 """
 
 import contextlib
@@ -38,6 +37,12 @@ _PATIENCE = 5  # seconds until a run that has not stopped by itself is saved fro
 _PERIOD = 2.0  # seconds between two looks for a notice
 # Other values announce that the VM moves to another host while it runs, or nothing.
 _MAINTENANCE = "TERMINATE_ON_HOST_MAINTENANCE"
+# Before a run has begun, other errors of the file system mostly come from a mistaken path.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
+# Classes of TensorFlow's errors by name, since a command that refuses its arguments need not import it.
+_PASSING_CLASSES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "ResourceExhaustedError"}
+_LASTING_CLASSES = {"DataLossError", "InvalidArgumentError"}
+_OF_PYTHON = "Traceback (most recent call last)"  # in an error of TensorFlow, which called the function of a dataset
 
 
 def not_ignored() -> list[signal.Signals]:
@@ -46,7 +51,7 @@ def not_ignored() -> list[signal.Signals]:
 
 
 class _Listening:
-    """A context in which a thread receives the signals that this process does not ignore."""
+    """A context in which a thread passes each signal that this process does not ignore to the subclass' `_heard`."""
 
     def __init__(self):
         self._read_end, self._write_end = os.pipe()
@@ -73,6 +78,7 @@ class _Listening:
             if number[0] in self._previous:
                 outputs.discard_closed()
                 self._heard(signal.Signals(number[0]))
+
 
 class Ending(_Listening):
     """A context in which a signal ends the process by that signal, with a line of text, whatever it waits for.
@@ -121,6 +127,8 @@ class Stopping(_Listening):
         while not self._ended.is_set():
             is_maintained = host.vm_entry("maintenance-event") == _MAINTENANCE
             if is_maintained or host.vm_entry("preempted") == "TRUE":
+                if self._ended.is_set():  # while the server answered
+                    return
                 self.stop("maintenance event of this VM" if is_maintained else "pre-emption of this VM")
                 return
             self._ended.wait(_PERIOD)
@@ -168,13 +176,6 @@ class Stopping(_Listening):
             if told and all(told):
                 outputs.end(INTERRUPTED, "\n".join(told))
 
-
-# Before a run has begun, other errors of the file system mostly come from a mistaken path.
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
-# Classes of TensorFlow's errors by name, since a command that refuses its arguments need not import it.
-_PASSING_CLASSES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "ResourceExhaustedError"}
-_LASTING_CLASSES = {"DataLossError", "InvalidArgumentError"}
-_OF_PYTHON = "Traceback (most recent call last)"  # in an error of TensorFlow, which called the function of a dataset
 
 
 @contextlib.contextmanager

@@ -1,4 +1,8 @@
-"""The training step: the gradients of the whole batch's loss, then the update, compiled by `compile_steps`."""
+"""The training step: the gradients of the whole batch's loss, then the update, compiled by `compile_steps`.
+
+`check_trainable` and `check_division` refuse steps that cannot be taken, and `first_bad_tensor` names what was not
+finite in one.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -20,6 +24,14 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import as_used
 from switch_tf.refusals import Refusal
+
+# Choice -> whether a path within the model belongs to a weight that is trained.
+_PARTS = {
+    "experts": lambda path: "/experts/" in path,
+    "all_but_experts": lambda path: "/experts/" not in path,
+    "router": lambda path: "/router/" in path,
+    "decoder": lambda path: path.startswith(("decoder/", "logits_dense/")),
+}
 
 
 def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, step: Any, settings: StepSettings,
@@ -185,15 +197,6 @@ def _rows(value, index, count):
         return value
     parts = tf.reshape(partitioning.constrain(value, (None, "length")), (count, -1, *value.shape[1:]))
     return partitioning.constrain(parts[index], ("batch", "length"))
-
-
-# Choice -> whether a path within the model belongs to a weight that is trained.
-_PARTS = {
-    "experts": lambda path: "/experts/" in path,
-    "all_but_experts": lambda path: "/experts/" not in path,
-    "router": lambda path: "/router/" in path,
-    "decoder": lambda path: path.startswith(("decoder/", "logits_dense/")),
-}
 
 
 def check_trainable(trainable: str, config: SwitchConfig) -> None:

@@ -27,6 +27,8 @@ from switch_tf.training.train_step import compile_steps
 
 # Relative differences up to here may come from the order of float64 sums; 140 correct steps reached 1e-14.
 LIMIT = 1e-9
+# Differences are judged in this dtype alone. In any other, the order of a sum can decide where a token goes.
+JUDGED_DTYPE = "float64"
 
 MakeModel = Callable[[], keras.Model]
 MakeOptimizer = Callable[[], keras.optimizers.Optimizer]
@@ -180,10 +182,6 @@ def _largest(size, paths, expected, actual) -> Difference:
 
 def _root_mean_square(x):
     return np.sqrt(np.mean(np.square(x, dtype=np.float64)))
-
-
-# Differences are judged in this dtype alone. In any other, the order of a sum can decide where a token goes.
-JUDGED_DTYPE = "float64"
 
 
 def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> tuple[dict, str]:
