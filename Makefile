@@ -68,7 +68,7 @@ exhaustive: $(INSTALLED)  ## many more seeds, wrong values and layouts; not in C
 accelerator: $(INSTALLED)  ## runs on this machine's GPU or TPU, compared with its CPU
 	.venv/bin/python -m pytest -n 2 -m accelerator tests/accelerator
 
-faults: $(INSTALLED)  ## kill, damage and starve a small run on a disk and in a bucket, and count what was lost: an hour
+faults: $(INSTALLED)  ## kill, damage and starve a small run on a disk and in a bucket, then hostile files: hours
 	.venv/bin/python -m tests.reliability.faults
 	.venv/bin/python -m tests.reliability.hostile
 

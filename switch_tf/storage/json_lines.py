@@ -22,8 +22,14 @@ def dumps(value: Any, **options: Any) -> str:
     Args:
         value: JSON-able value. Tuples become lists.
         options: Options of `json.dumps`.
+
+    Raises:
+        ValueError: The value is nested too deeply.
     """
-    return json.dumps(finite(value), allow_nan=False, **options)
+    try:
+        return json.dumps(finite(value), allow_nan=False, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def finite(value: Any) -> Any:
@@ -38,7 +44,8 @@ def finite(value: Any) -> Any:
 
 
 def loads(text: bytes | str, is_strict: bool = False) -> Any:
-    """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None unless `is_strict`.
+    """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None, or a
+    ValueError if `is_strict`.
 
     Raises:
         ValueError: the text is not UTF-8, no JSON, or nested too deeply.
@@ -53,7 +60,7 @@ def loads(text: bytes | str, is_strict: bool = False) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def load(path: Any, largest: int = 2**28, is_strict: bool = False) -> Any:
+def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
     """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
 
     Args:
@@ -98,7 +105,7 @@ def mend_end(path: pathlib.Path) -> None:
     """Removes a last line that a kill has cut short from a local file, if it exists; ends one that lacks its end.
 
     Raises:
-        OSError: It cannot be read or written.
+        OSError: It cannot be read or written, or its last line is too long.
     """
     if not path.exists():
         return
@@ -121,20 +128,25 @@ def mend_end(path: pathlib.Path) -> None:
             file.truncate(end - len(tail))
 
 
-def lines(path: Any) -> Iterator[bytes]:
+def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
     """Yields the lines of a file with their ends.
+
+    Args:
+        path: Path of the file.
+        shown: Path for messages, if the file is a copy.
 
     Raises:
         Refusal: The file is no regular one, cannot be read, or has a line that is longer than any record.
     """
+    shown = shown or path
     if not path.is_file():
-        raise Refusal(f"{path} must be a file of lines, not a folder, a pipe or a device; name another one.")
-    # TensorFlow's files of a bucket have no limit for a line.
-    with reading(path), path.open("rb") if places.is_local(path) else io.BytesIO(path.read_bytes()) as file:
+        raise Refusal(f"{shown} must be a file of lines, not a folder, a pipe or a device; name another one.")
+    # `readline` of a bucket's files takes no limit.
+    with reading(shown), path.open("rb") if places.is_local(path) else io.BytesIO(path.read_bytes()) as file:
         while line := file.readline(_LONGEST):
             if len(line) == _LONGEST:
-                raise Refusal(f"{path} has a line of over {_LONGEST // 2**20} MiB, so it is no file of records; name "
-                              "another one.")
+                raise Refusal(f"{shown} has a line of over {_LONGEST // 2**20} MiB, which is no record; remove that "
+                              "line, or name another file.")
             yield line
 
 

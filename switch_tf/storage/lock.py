@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
-from switch_tf.storage import leftovers, objects, places, whole_file
+from switch_tf.storage import json_lines, leftovers, objects, places, whole_file
 from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
@@ -230,10 +230,10 @@ def _now():
 def _owner(content):
     """Returns the name of the owner of a lease, None if there is none or it has ended on this machine."""
     try:
-        described = json.loads(content or b"")
+        described = json_lines.loads(content or b"")
         pid, host = int(described["pid"]), str(described["host"])
         is_here = described["processes"] == environment.visible_processes()
-    except (ValueError, KeyError, TypeError):  # no lease, such as a lock that was copied from a disk
+    except (ValueError, KeyError, TypeError, OverflowError):  # no lease, such as a lock that was copied from a disk
         return None
     return None if is_here and not environment.is_running(pid) else f"pid {pid} on {host}"
 

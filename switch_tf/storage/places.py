@@ -175,13 +175,13 @@ def size(path: Place) -> int:
 
 
 def content(path: Any, largest: int) -> bytes:
-    """Returns the bytes of a regular file; anything else, such as a pipe, could block or never end.
+    """Returns the bytes of a regular file. Refuses anything else: a pipe could block, and a device never end.
 
     Raises:
         ValueError: It is no regular file, or has more than `largest` bytes. The text is half a sentence.
         OSError: It does not exist or cannot be read.
     """
-    if path.exists() and not path.is_file():
+    if is_local(path) and path.exists() and not path.is_file():  # a bucket has only files
         raise ValueError("it is no file")
     if size(path) > largest:
         raise ValueError(f"it is larger than {largest} bytes")

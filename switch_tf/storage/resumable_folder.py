@@ -1,8 +1,8 @@
 """Folders that appear complete or not at all, and that are written in parts, so that a kill costs one part.
 
 A folder `x` is written in the hidden folder `.x.unfinished` beside it. `folder` in that becomes `x`, and `record.jsonl`
-has a line with the identity of the work and one for each finished part. Into a bucket the files are copied, one that
-makes the folder complete last.
+has a line with the identity of the work and one for each finished part. In a bucket the files are copied. The one
+that makes the folder complete comes last.
 """
 
 import contextlib
@@ -95,15 +95,21 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
     """
     if not places.is_local(folder):
         with tempfile.TemporaryDirectory() as local:
-            work = Work(pathlib.Path(local))
+            with writing(folder):
+                work = Work(pathlib.Path(local))
             _check_room(pathlib.Path(local), num_bytes)
             yield work
             with writing(folder):
                 _publish(work.folder, folder, marker)
         return
     place = folder.with_name(f".{folder.name}.{'' if identity else f'{secrets.token_hex(4)}.'}unfinished")
-    with writing(folder):
-        work = Work(place, identity)
+    try:
+        with writing(folder):
+            work = Work(place, identity)
+    except BaseException:
+        if identity is None:  # with one, it may be other work
+            shutil.rmtree(place, ignore_errors=True)
+        raise
     if work.finished:
         leftovers.warn(f"Going on with {place} (finished parts: {len(work.finished)}).")
     is_kept = identity is not None

@@ -157,7 +157,8 @@ def remove(path: Any) -> None:
     if owner and not places.is_local(path):
         owner.replace(path, None)
         return
-    check_owned(path)
+    if owner:
+        owner.check()
     path.unlink(missing_ok=True)
 
 

@@ -35,6 +35,8 @@ IDS, LOG_PROBS, LOG_REST, TARGET_LOG_PROBS = NAMES = (
     "teacher_token_ids", "teacher_log_probs", "teacher_log_rest", "teacher_target_log_probs")
 MANIFEST = "manifest.json"
 _FORMAT_VERSION = 1
+# Entries of a manifest that a run compares or prints.
+_READ = ("teacher", "teacher_capacity_factor", "temperature", "vocabulary", "pack", "reads")
 _KEY = np.dtype("S16")
 _LOWEST = -6e4  # float16 has no lower numbers, and no probability of float32 is so small
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # array_record's advice for random access
@@ -101,6 +103,8 @@ def read_manifest(folder: Any) -> dict:
         try:
             manifest = json_lines.load(folder / MANIFEST)
             row_dtype(manifest)
+            for name in _READ:
+                manifest[name]
         except (ValueError, KeyError, TypeError):
             raise Refusal(f"{folder / MANIFEST} is damaged; make the folder anew by {made_by} and --overwrite."
                           ) from None
@@ -138,12 +142,14 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
     try:
         description = json_lines.load(described)
         content = places.content(keys, _MOST_KEYS)
-        if (hashlib.sha256(content).hexdigest() == description["keys_sha256"]
-                and places.size(rows) == description["bytes"]):
-            return np.frombuffer(content, _KEY), description["sha256"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        pass
-    raise DamagedShard(rows, folder)
+        found, checksum = np.frombuffer(content, _KEY), description["sha256"]
+        is_same = (rows.is_file() and places.size(rows) == description["bytes"]
+                   and hashlib.sha256(content).hexdigest() == description["keys_sha256"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise DamagedShard(rows, folder) from error
+    if not is_same:
+        raise DamagedShard(rows, folder)
+    return found, checksum
 
 
 def _local_rows(folder, number, checksum):
@@ -218,6 +224,8 @@ class PredictionStore:
                 file = _files(self._folder, number)[0]
                 raise DamagedShard(f"{file} ({first_line(error)})", self._folder) from error
             for place, row in zip(chosen, found, strict=True):
+                if len(row) != self.row_dtype.itemsize:
+                    raise DamagedShard(_files(self._folder, number)[0], self._folder)
                 rows[place] = row
         return _unpack(self.row_dtype, rows)
 

@@ -1,8 +1,8 @@
-"""Folders from strangers: what every reader of files does with a FIFO, a link, a bomb and damage in each file's place.
+"""Replaces each file of a folder by a FIFO, a link, a bomb or damage, and reads the folder.
 
-`python -m tests.reliability.hostile [STORE...]` prints the table, a row for each file of a store and a column for each
-case, with the slowest answer and the largest memory. A process that has imported TensorFlow forks a child for each
-cell, so that one that hangs, crashes or eats memory costs only its own.
+`python -m tests.reliability.hostile [STORE...]` prints a row for each file, with the number of refusals, the slowest
+answer and the largest memory. A process that has imported TensorFlow forks a child for each file and case, so a child
+that hangs, crashes or takes all memory ends alone.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 LONGEST = 20  # seconds, on a machine that does other things
-MOST_MEMORY = 500 * 2**20  # bytes beyond those of reading the undamaged store
+# Bytes of a refusal beyond those of a child that does nothing, and of a reading beyond the undamaged store.
+MOST_MEMORY = 500 * 2**20
 REFUSED, READ = "refused", "read"  # all that may happen
 
 
@@ -177,15 +178,15 @@ def _in_child(act, log):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    status = None
+    is_killed = False
     while True:
         done, code, usage = os.wait4(child, os.WNOHANG)
         if done:
-            return (None if status == 0 else os.waitstatus_to_exitcode(code), time.monotonic() - started,
+            return (None if is_killed else os.waitstatus_to_exitcode(code), time.monotonic() - started,
                     usage.ru_maxrss * 1024)
-        if time.monotonic() - started > LONGEST and status is None:
+        if time.monotonic() - started > LONGEST and not is_killed:
             os.kill(child, signal.SIGKILL)
-            status = 0
+            is_killed = True
         time.sleep(0.005)
 
 
@@ -218,7 +219,9 @@ def _answer(store, file, case, folder):
 
 
 def answers(name: str, is_first: Callable[[str, str], bool] = lambda file, case: True) -> dict[tuple[str, str], Answer]:
-    """Returns (file, case) -> Answer for a store, with ("", "") of the undamaged one.
+    """Returns (file, case) -> Answer for a store.
+
+    ("", "") is the undamaged store, and ("", "idle") a child that does nothing.
 
     Args:
         name: Key of STORES.
@@ -237,7 +240,8 @@ def answers(name: str, is_first: Callable[[str, str], bool] = lambda file, case:
         made.rename(folder / "whole")
         files = sorted({str(path.relative_to(folder / "whole")) for pattern in store.files
                         for path in (folder / "whole").glob(pattern) if path.is_file()})
-        found = {("", ""): _answer(store, None, None, folder)}
+        found = {("", ""): _answer(store, None, None, folder),
+                 ("", "idle"): Answer(READ, "", *_in_child(lambda: 0, folder.with_suffix(".log"))[1:])}
         for file in files:
             found |= {(file, case): _answer(store, file, case, folder) for case in CASES if is_first(file, case)}
     return found
@@ -245,13 +249,13 @@ def answers(name: str, is_first: Callable[[str, str], bool] = lambda file, case:
 
 def faults(name: str, found: dict[tuple[str, str], Answer]) -> list[str]:
     """Returns a line for each answer that is neither a refusal in a sentence nor a reading, or that costs too much."""
-    whole = found["", ""]
+    whole, least = found["", ""], {READ: found["", ""].memory, REFUSED: found["", "idle"].memory}
     lines = [] if whole.outcome == READ else [f"{name}: the undamaged one {whole.outcome} ({whole.text})"]
     for (file, case), answer in found.items():
         if answer.outcome not in (REFUSED, READ):
             lines.append(f"{name}, {file} is {case}: {answer.outcome} ({answer.text[-300:]})")
-        elif answer.memory > whole.memory + MOST_MEMORY:
-            lines.append(f"{name}, {file} is {case}: takes {(answer.memory - whole.memory) / 2**20:.0f} MiB")
+        elif answer.memory > least[answer.outcome] + MOST_MEMORY:
+            lines.append(f"{name}, {file} is {case}: takes {(answer.memory - least[answer.outcome]) / 2**20:.0f} MiB")
         elif answer.outcome == REFUSED and len(answer.text) > 700:
             lines.append(f"{name}, {file} is {case}: refused in {len(answer.text)} characters")
     return lines
@@ -271,10 +275,11 @@ def main():
         for file in sorted({file for file, _ in found if file}):
             cells = [found[file, case] for case in CASES]
             count = [sum(answer.outcome == outcome for answer in cells) for outcome in (REFUSED, READ)]
-            memory = max(answer.memory for answer in cells) - found["", ""].memory
+            memory = max((answer.memory - found["", "idle"].memory for answer in cells if answer.outcome == REFUSED),
+                         default=0)
             seconds = max(answer.seconds for answer in cells)
             print(f"{name:<16} {file:<60} refused {count[0]:2}, read {count[1]:2}, slowest {seconds:4.1f} s, "
-                  f"most memory {memory / 2**20:5.0f} MiB", flush=True)
+                  f"most memory of a refusal {memory / 2**20:5.0f} MiB", flush=True)
         bad += faults(name, found)
     print("\n".join(bad) or "Every file in every case: refused in a sentence, or read.")
     sys.exit(bool(bad))
