@@ -2,12 +2,11 @@
 
 `tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values, and `RestoreV2` reads
 any slice of a variable, in whatever pieces it was written. TensorFlow aborts its process if a shape in an index is
-impossible. An index is a sorted table (LevelDB's format): blocks of entries, a block with the places of these, and a
-footer with the place of that. The value of an entry is a `BundleEntryProto`.
+impossible. An index is a sorted table (LevelDB's format): blocks of entries, a block that lists their places, and a
+footer with the place of this list. The value of an entry is a `BundleEntryProto`.
 """
 
 import hashlib
-import itertools
 import os
 import pathlib
 import shutil
@@ -72,8 +71,8 @@ def read(prefix: pathlib.Path, slices: Sequence[tuple[str, tf.DType, str]]) -> l
 
     Args:
         prefix: Path of the files, without their endings.
-        slices: Path of each variable, its stored dtype, and the place of the slice, see `pieces.slice_text`. "" for the
-            whole variable.
+        slices: Path of each variable, its stored dtype, and the place of the slice, see
+            `partitioning.variables.slice_text`. "" for the whole variable.
     """
     literal, (paths, dtypes, texts) = places.Literal(prefix), zip(*slices, strict=True)
     with tf.device("CPU:0"):
@@ -184,33 +183,33 @@ def sync(folder: pathlib.Path) -> None:
 
 def check(path: Any) -> None:
     """Raises ValueError if the index in a file is damaged or has an impossible shape. The text is half a sentence."""
-    if (size := path.stat().st_size) > _LARGEST:
-        raise ValueError(f"it has {size} bytes")
-    content = path.read_bytes()
+    content = places.content(path, _LARGEST)
     try:
         if int.from_bytes(content[-8:], "little") != _MAGIC:
             raise ValueError("it does not end as an index does")
         position = len(content) - _FOOTER
-        for _ in range(2):  # a block that is not used, and that of the blocks
+        for _ in range(2):  # a block that is not used, and the list of blocks
             start, position = _number(content, position)
             length, position = _number(content, position)
-        blocks = []
         for _, place in _entries(content, start, length):
             start, position = _number(place, 0)
-            blocks.append((start, _number(place, position)[0]))
-        for key, value in itertools.chain.from_iterable(_entries(content, *block) for block in blocks):
-            if not key:  # the first entry is the header
-                continue
-            entry = tensor_bundle_pb2.BundleEntryProto()
-            try:
-                entry.ParseFromString(value)
-            except Exception as error:  # of protobuf's implementation in use
-                raise ValueError(f"the entry {key[:99]!r} is damaged") from error
-            sizes = [one.size for one in entry.shape.dim]
-            if entry.shape.unknown_rank or not is_shape(sizes):
-                raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
+            length, _ = _number(place, position)
+            for key, value in _entries(content, start, length):
+                if key:  # the first entry is the header
+                    _check_entry(key, value)
     except IndexError:
         raise ValueError("it is cut off") from None
+
+
+def _check_entry(key, value):
+    entry = tensor_bundle_pb2.BundleEntryProto()
+    try:
+        entry.ParseFromString(value)
+    except Exception as error:  # of protobuf's implementation in use
+        raise ValueError(f"the entry {key[:99]!r} is damaged") from error
+    sizes = [one.size for one in entry.shape.dim]
+    if entry.shape.unknown_rank or not is_shape(sizes):
+        raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
 
 
 def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
@@ -246,7 +245,7 @@ def _number(content, position):
 
 
 class Parts:
-    """The values of a checkpoint.
+    """The values of a checkpoint of weights, written part by part: a kill costs one part, and memory holds one.
 
     The values of part i of n are `folder/state.data-i-of-n` as soon as it is written. Its index stays aside until all
     are joined, which renames the files of values away and back.

@@ -37,8 +37,8 @@ from switch_tf.data.batches import Batches
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import Piece, stored
 from switch_tf.refusals import Outage, Refusal, first_line
-from switch_tf.storage import leftovers, places, whole_file
-from switch_tf.storage.whole_file import check_owned, write_whole
+from switch_tf.storage import leftovers, places
+from switch_tf.storage.whole_file import check_owned, owner_of, write_whole
 
 # Seconds between looks for the parts of other processes, on a disk and in a bucket.
 _LOOK_PERIODS = (0.05, 1.0)
@@ -82,7 +82,7 @@ class Checkpointer:
         self._partitioner = partitioner or Partitioner()
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
         # All processes write their parts of a checkpoint into a folder that the owner of the run names.
-        owner = whole_file.owner_of(self._folder)
+        owner = owner_of(self._folder)
         self._token = self._partitioner.gather_texts(owner.token if owner else secrets.token_hex(8))[0]
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
         self._under_way: Writing | None = None
@@ -239,7 +239,7 @@ class Checkpointer:
             if self._partitioner.is_lost_process(error):
                 raise
             with contextlib.suppress(OSError):
-                whole_file.check_owned(self._folder)  # raises the cause if another process took the run
+                check_owned(self._folder)  # raises the cause if another process took the run
             self._unsaved = step
             reason = first_line(error).rstrip(".")
             raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the "
@@ -305,12 +305,12 @@ class Writing:
         process: Index of this process, and the number of processes.
         token: Text that no other run of these processes has.
         tidy: Function that the first process calls when the checkpoint is complete.
-        part_error: Error that this process has met already, or None. The thread then only reports the failure.
+        part_error: Error that this process has met already. The thread then only reports it.
 
     Attributes:
         step: The step that is saved.
         has_part: Event. This process has written its part, or failed.
-        thread: Its end is that of the checkpoint in the first process.
+        thread: The thread. In the first process the checkpoint is complete, or has failed, when it ends.
         part_error: Error that kept this process from writing its part, or None.
         error: Error that kept the first process from completing the checkpoint, or None.
     """

@@ -33,7 +33,8 @@ _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
 # Largest description to read, in bytes: a thousand times that of the largest model.
 _LARGEST = 2**30
-_OWNERS = ("model/", "optimizer/")  # prefixes of variable paths
+MODEL = "model/"  # before the name of a weight in the path of its variable
+_OWNERS = (MODEL, "optimizer/")
 _WAY_OUT = "copy it again, or use another checkpoint"
 _LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
 
@@ -192,7 +193,11 @@ def describe(checkpoint: Any) -> dict[str, Any]:
     if not isinstance(description, dict):
         raise unreadable("it is no description of a checkpoint")
     recorded = description.pop(OWN_SUM, None)
-    if recorded is not None and recorded != own_sum(description):
+    try:
+        is_same = recorded is None or recorded == own_sum(description)
+    except ValueError as error:
+        raise unreadable(error) from error
+    if not is_same:
         raise unreadable("its SHA-256 is not the recorded one")
     version = description.get("format_version")
     if not json_lines.is_step(version) or version == 0:
@@ -240,11 +245,12 @@ def remove(checkpoint: Any) -> None:
 
 
 def remove_unfinished(folder: Any) -> None:
-    """Removes checkpoints that a kill left unfinished, in a bucket under their final names."""
-    whole = {path.name for path in newest_first(folder)}
+    """Removes checkpoints that a kill left unfinished: named `tmp.*`, or in a bucket without a description."""
+    is_local = places.is_local(folder)
+    whole = set() if is_local else {path.name for path in newest_first(folder)}
     for entry in sorted(folder.iterdir()):
         name = entry.name.removeprefix("tmp.")
-        if _STEP.fullmatch(name) and (name != entry.name or not places.is_local(folder) and name not in whole):
+        if _STEP.fullmatch(name) and (name != entry.name or not is_local and name not in whole):
             leftovers.remove(entry)
 
 
@@ -295,7 +301,7 @@ _PARTS = {
 
 def hash_of_weights(checkpoint: Any) -> str:
     """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
-    return hashlib.sha256((checkpoint / "state.index").read_bytes()).hexdigest()
+    return hashlib.sha256(places.content(checkpoint / "state.index", _LARGEST)).hexdigest()
 
 
 def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:

@@ -106,7 +106,8 @@ def read(folder: Folder) -> RunConfig:
     try:
         contents = json_lines.load(path, _LARGEST_FILE, is_strict=True)
     except (ValueError, OSError) as error:
-        raise Refusal(f"{path} cannot be read: {first_line(error)}.") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise Refusal(f"{path} cannot be read: {reason}.") from error
     if not isinstance(contents, dict) or "format_version" not in contents:
         raise Refusal(f"{path} is no configuration of a run: it has no format_version.")
     if contents["format_version"] != FORMAT_VERSION:

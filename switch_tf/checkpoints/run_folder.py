@@ -158,7 +158,7 @@ def is_running(path: folders.Folder) -> bool:
 
 def records_of(path: folders.Folder) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a `metrics.jsonl` with its record, see `json_lines.read`."""
-    return json_lines.read(path, _is_record)
+    return json_lines.read(places.at(path), _is_record)
 
 
 def _is_record(record):

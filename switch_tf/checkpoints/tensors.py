@@ -22,12 +22,14 @@ from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
 _PORTION = 2**28  # bytes of whole variables to read at a time
+# Errors of TensorFlow, which asserts that there is every variable, and of a checkpoint that its run has removed.
+_DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def state_variables(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> Variables:
     """Returns path -> Keras variable: the model's weights and, if given, the optimizer's variables."""
-    variables = {f"model/{variable.path.partition('/')[2]}": variable for variable in model.variables}
+    variables = {f"{folders.MODEL}{variable.path.partition('/')[2]}": variable for variable in model.variables}
     return variables if optimizer is None else variables | optimizer_variables(optimizer)
 
 
@@ -86,11 +88,11 @@ def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict[str, A
 
 
 def _check_indices(checkpoint, description):
-    for name in description["files"]:
+    for name in sorted({"state.index", *description["files"]}):
         if name.endswith(".index"):
             try:
                 bundles.check(checkpoint / name)
-            except ValueError as error:
+            except (ValueError, FileNotFoundError) as error:
                 raise BrokenCheckpoint(f"{checkpoint} is damaged: {name} cannot be read ({error}).") from error
 
 
@@ -148,11 +150,11 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
 
 
 @contextlib.contextmanager
-def _reading(checkpoint):
+def _reading(checkpoint, damages=_DAMAGES):
     """Turns errors of TensorFlow within this scope into a BrokenCheckpoint, or an OSError of a bucket."""
     try:
         yield
-    except (tf.errors.OpError, AssertionError, ValueError) as error:  # TensorFlow asserts that there is every variable
+    except damages as error:
         _check_is_read(checkpoint, error)
         if not folders.is_complete(checkpoint):
             raise Refusal(f"{checkpoint} was removed by its run before it was read; keep more checkpoints with "
@@ -186,6 +188,8 @@ def _read(checkpoint, saved, variables):
             (unfolding, dtype), target = _stored_as(saved[path], variable.dtype), stored(variable)
             if unfolding != unfolding_of(variable) or dtype != variable.dtype:
                 (values,) = bundles.read(prefix, [(path, dtype, "")])
+                if values.shape != tuple(unfolding.stored_shape):
+                    raise BrokenCheckpoint(f"{checkpoint} is damaged: {path} has shape {values.shape}.")
                 assign(variable, unfolding.fold(values, np))
             elif isinstance(target, PjrtVariable):
                 waiting[path] = target
@@ -197,7 +201,8 @@ def _read(checkpoint, saved, variables):
                 held[path] = target
         _load(prefix, waiting)
         literal = places.Literal(prefix)
-        status = tf.train.Checkpoint(state=held).read(str(literal))
+        with _reading(checkpoint, (ValueError,)):  # a variable of another shape
+            status = tf.train.Checkpoint(state=held).read(str(literal))
         status.assert_existing_objects_matched()
         status.expect_partial()  # no warning about optimizer slots that are not read
 
@@ -239,7 +244,7 @@ class StoredWeights:
 
     def __init__(self, checkpoint: pathlib.Path):
         self._checkpoint = checkpoint
-        with _reading(checkpoint):
+        with _reading(checkpoint, (*_DAMAGES, ValueError)):
             self._variables = folders.describe(checkpoint)["variables"]
             bundles.check(checkpoint / "state.index")
             self._literal = places.Literal(checkpoint / "state")  # for as long as the reader
@@ -257,7 +262,7 @@ class StoredWeights:
         is_whole = unfolding.first or not unfolding.shape
         text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
         is_whole = is_whole or rows.indices(unfolding.shape[0]) == (0, unfolding.shape[0], 1)
-        with _reading(self._checkpoint):
+        with _reading(self._checkpoint, (*_DAMAGES, ValueError)):
             # Opens no file anew, which takes six requests in a bucket.
             values = self._reader.get_tensor(bundles.key_of(path)) if is_whole else None
             if values is None or values.dtype.name != dtype:

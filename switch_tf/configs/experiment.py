@@ -22,7 +22,8 @@ _KINDS = {"config": (SwitchConfig, type(None)), "run": (Run,), "settings": (Step
           "optimizer": (Part,), "objective": (Part, type(None))}
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
-# A gin file names modules to import and functions to call. Reading it does neither, so a stranger's is checked between.
+# A gin file names modules to import and functions to call. Reading it does neither, so
+# `check_trust` checks a stranger's file first.
 _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
 _MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 

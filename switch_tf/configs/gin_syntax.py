@@ -126,7 +126,7 @@ class Gin:
         for leaf in parts.leaves(list(values)):
             if isinstance(leaf, Part):
                 self.bound = {key: bound for key, bound in self.bound.items() if key[1] != leaf.name}
-                self.forget([leaf.arguments])
+                self.forget(leaf.arguments.values())
 
     def refer(self, value: Any) -> Any:
         """Binds the arguments of all parts in a value, and returns it with References to them.
@@ -420,7 +420,7 @@ class _Names:
                 found.imports.setdefault(statement.module, source)
         elif isinstance(statement, config_parser.BindingStatement):
             try:
-                value = _renamed(statement.value, self.full)
+                (value,) = _renamed([statement.value], self.full)
             except RecursionError:
                 raise Refusal(f"{source} cannot be read: its brackets are nested too deeply.") from None
             found._mentioned |= {leaf.name for leaf in _flat(value) if isinstance(leaf, Macro)}

@@ -114,7 +114,7 @@ class Part:
         try:
             return target(**arguments)
         except (RuntimeError, ValueError, TypeError) as error:
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)  # whose code has raised it
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)  # the innermost frame
             raised_in = frame.f_globals.get("__name__", "").partition(".")[0]
             if isinstance(error, Refusal) or raised_in == __name__.partition(".")[0]:
                 raise

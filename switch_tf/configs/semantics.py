@@ -1,4 +1,6 @@
-"""Rules of each implementation of the Switch Transformer, one record each, and of grouping by them."""
+"""Rules of each implementation of the Switch Transformer, one record each, and the groups and capacity
+that follow from them.
+"""
 
 import dataclasses
 import math
