@@ -21,6 +21,7 @@ from switch_tf import checks
 from switch_tf.conversion import pytorch_bin
 from switch_tf.conversion.untrusted_files import DTYPES, Tensor, check_regular, is_plain_name, parse_object, read_object
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
 WRITTEN_DTYPES = ("float32", "bfloat16")
@@ -39,10 +40,10 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
     for file_name, open_file in (("model.safetensors", open_safetensors),
                                  ("pytorch_model.bin", pytorch_bin.open_tensors)):
         path, index = folder / file_name, folder / f"{file_name}.index.json"
-        if os.path.lexists(path):
+        if _is_there(path):
             check_regular(path)
             tensors = open_file(path)
-        elif os.path.lexists(index):
+        elif _is_there(index):
             tensors = _open_shards(index, open_file)
         else:
             continue
@@ -50,7 +51,7 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
             if len(name) > _MAX_NAME:
                 raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
                               f"{checks.shown(name)}; no model has such names.")
-            if tensor.dtype not in (*_CODES, *DTYPES):
+            if tensor.dtype not in (_CODES if open_file is open_safetensors else DTYPES):
                 raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
                               f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
                               "original of a quantised one.")
@@ -60,9 +61,13 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
                   f"but {checks.shown(names)}; download one of them into it.")
 
 
+def _is_there(path):
+    return path.exists() or places.is_link(path)  # a broken link is refused, not passed over
+
+
 def has_tensors(folder: pathlib.Path) -> bool:
     """Returns whether a folder holds a file that `open_folder` opens, or the index of its shards."""
-    return any(os.path.lexists(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
+    return any(_is_there(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
                for end in ("", ".index.json"))
 
 

@@ -147,7 +147,7 @@ def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
 def identity_of(source: pathlib.Path, source_format: Format, to: Format, output: pathlib.Path, config: SwitchConfig,
                 vocabulary: bytes | None, expert_capacity: int | None = None, dtype: str = "float32"
                 ) -> dict[str, Any]:
-    """Returns all that determines the files of a conversion, name -> value, by which one that was killed is recognised.
+    """Returns what determines the files of a conversion, name -> value. It identifies a conversion that was killed.
 
     Args:
         source: Folder of the weights.
@@ -188,7 +188,7 @@ def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, 
     fixed batch, if both route tokens alike and this machine has the memory.
 
     Args:
-        source: WeightSource of the source.
+        source: WeightSource of the input.
         output: Folder that was written.
         to: Its format.
         dtype: Name of the dtype of its tensors.

@@ -112,9 +112,9 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     Raises:
         Refusal: the folder is not empty or cannot be written, or Hugging Face's classes cannot represent the model.
     """
-    source, folder = weight_source.of_model(model), checks.path("folder", folder)
+    folder = checks.path("folder", folder)
     checks.new_folder(folder)
-    write_weights(source, folder, vocabulary, expert_capacity=expert_capacity)
+    write_weights(weight_source.of_model(model), folder, vocabulary, expert_capacity=expert_capacity)
 
 
 def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,
@@ -130,8 +130,8 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     """
     values = huggingface_config.to_hugging_face(source.config, expert_capacity) | {"dtype": dtype}
     links = {link.ours: link for link in rules_of(source.config).link(source.weights)}
-    # If tie_word_embeddings is false, transformers' Switch Transformer ties nothing, so the other names under which it
-    # reads the embedding are written as weights of their own. That flag also means that logits are not scaled.
+    # If tie_word_embeddings is false, transformers' Switch Transformer ties nothing, so the embedding is also written
+    # under each other name that it reads. That flag also means that logits are not scaled.
     config, copies, embedding = source.config, [], source.weights[_EMBEDDING]
     if not config.scales_logits:
         copies += [LOGITS] if config.logits_via_embedding and not config.is_encoder_only else []

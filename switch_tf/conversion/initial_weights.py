@@ -17,8 +17,6 @@ from switch_tf.partitioning.variables import PjrtVariable, assign, stored, unfol
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
-_MODEL = "model/"  # before the name of a weight, see `tensors.state_variables`
-
 
 class Opened:
     """Opened weights of any format, which `tensors.start` reads into any layout: each process its own pieces.
@@ -34,7 +32,7 @@ class Opened:
     def __init__(self, source: WeightSource, path: Any):
         self.source, self.path = source, path
         self.description = {"step": 0, "configuration": continuation.record_of_model(source.config), "variables": {
-            f"{_MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
+            f"{folders.MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
 
     def fill(self, variables: dict[str, keras.Variable]) -> None:
         """Reads variables, one at a time.
@@ -45,7 +43,7 @@ class Opened:
         sizes = {path: 4 * math.prod(variable.shape) for path, variable in variables.items()}
         with progress.bar(sum(sizes.values()), "reading weights") as bar:
             for path, variable in variables.items():
-                self._fill(path.removeprefix(_MODEL), variable)
+                self._fill(path.removeprefix(folders.MODEL), variable)
                 bar.update(sizes[path])
 
     def _fill(self, name, variable):

@@ -206,7 +206,7 @@ def _check_layers(stack, last_kinds, config):
 
 
 def _gating_of(scope, names, stack, config):
-    """Returns the name of the router in a sparse layer, of which an undamaged one has one."""
+    """Returns the name of the router in a sparse layer. An undamaged layer has exactly one."""
     policy = config.routing(stack == "decoder")[0]
     found = [gating for gating in GATINGS if f"{scope}/{_EXPERTS}/{gating}/kernel" in names]
     for gating in found:

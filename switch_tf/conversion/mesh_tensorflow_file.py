@@ -80,7 +80,7 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
                       "TensorFlow's only those of Mesh TensorFlow are read.")
 
-    def read(name, literal=literal):  # which the reader needs
+    def read(name, literal=literal):  # keeps `literal` open as long as the reader
         with _refusing(repr(name), f"the files {prefix.name}{_VALUES}*"):
             return reader.get_tensor(name)
 
@@ -108,7 +108,7 @@ def _refusing(what, files):
     """Refuses damaged files, for which TensorFlow's reader raises one of several errors."""
     try:
         yield
-    # The last two for OUT_OF_RANGE and INVALID_ARGUMENT.
+    # IndexError is OUT_OF_RANGE, ValueError is INVALID_ARGUMENT.
     except (tf.errors.OpError, IndexError, ValueError) as error:
         raise Refusal(f"{what} cannot be read ({first_line(error)}); download {files} again.") from error
 

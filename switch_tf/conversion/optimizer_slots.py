@@ -66,15 +66,15 @@ def factored(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mapping[
     """Returns factored slots with size 1 for averaged dimensions.
 
     Args:
-        name, shape: Those of the weight.
+        name, shape: Name and shape of the weight.
         slots: Means of its squared gradients.
-        averaged: "v_row" and "v_col" -> their name, and dimensions of the weight that it averages over and so lacks.
+        averaged: "v_row" and "v_col" -> (name of the slot in their checkpoint, dimensions that the slot averages over).
         software: Name of the software that keeps them so, for messages.
     """
     used = {}
     for ours, (theirs, dims) in averaged.items():
         kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
-        if not dims or theirs not in slots or slots[theirs].shape != kept:
+        if not dims or slots[theirs].shape != kept:
             raise unlike(name, shape, slots, software)
         used[ours] = _reshaped(slots[theirs], _with_ones(shape, dims))
     return used

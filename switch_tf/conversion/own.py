@@ -19,8 +19,6 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.storage.whole_file import writing
 
-_MODEL = "model/"  # before the name of a weight, see `tensors.state_variables`
-
 
 def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
     """Reads the model of a checkpoint.
@@ -44,8 +42,8 @@ def open_weights(source: str | pathlib.Path, config: None = None) -> WeightSourc
     config = model_gin.recorded(path)
     folders.check_size(config, path)
     weights, stored = weight_source.weights_of(config), StoredWeights(path)
-    tensors.check_readable(path, {f"{_MODEL}{name}": weight for name, weight in weights.items()})
-    return WeightSource(config, weights, lambda name, rows: stored.read(f"{_MODEL}{name}", rows))
+    tensors.check_readable(path, {f"{folders.MODEL}{name}": weight for name, weight in weights.items()})
+    return WeightSource(config, weights, lambda name, rows: stored.read(f"{folders.MODEL}{name}", rows))
 
 
 def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adafactor:
@@ -87,13 +85,12 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
     Raises:
         Refusal: the folder is not empty, or cannot be written.
     """
-    source = weight_source.of_model(model)
     if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
         raise Refusal("optimizer must be an Adafactor that is built for the model, or None, not "
                       f"{checks.shown(optimizer)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
-    write_weights(source, folder, vocabulary, optimizer=optimizer)
+    write_weights(weight_source.of_model(model), folder, vocabulary, optimizer=optimizer)
 
 
 def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,
@@ -107,7 +104,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     """
     groups = weight_source.groups_of(source)
     slots = {} if optimizer is None else tensors.optimizer_variables(optimizer)
-    variables = {f"{_MODEL}{name}": weight for name, weight in source.weights.items()} | slots
+    variables = {f"{folders.MODEL}{name}": weight for name, weight in source.weights.items()} | slots
     num_bytes = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables.values())
     with resumable_folder(folder.resolve(), folders.DESCRIPTION, identity, num_bytes) as work:
         parts, done = Parts(work.folder, work.aside, len(groups) + bool(slots)), len(work.finished)
@@ -117,7 +114,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
                 weight = source.weights[name]
                 place = slice_text(weight.shape, (rows, *(slice(None) for _ in weight.shape[1:])))
                 values = in_host_memory(values.astype(weight.dtype, copy=False))
-                pieces.append(Piece(f"{_MODEL}{name}", place, values))
+                pieces.append(Piece(f"{folders.MODEL}{name}", place, values))
             with writing(folder):
                 work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
             del pieces, values  # before the next ones take memory
@@ -130,6 +127,6 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
             parts.join()
             description = bundles.describe(step, variables, configuration=configuration)
             bundles.complete(work.folder, description, parts.sums(work.finished))
-            (work.folder / "model.gin").write_text(model_gin.gin_text(source.config))
+            (work.folder / "model.gin").write_bytes(model_gin.gin_text(source.config).encode())
             if vocabulary is not None:
                 (work.folder / source_vocabulary.FILE).write_bytes(vocabulary)

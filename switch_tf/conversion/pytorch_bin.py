@@ -159,7 +159,8 @@ def _interpret(program: bytes, path) -> dict:
                     stack.append({})
                 case "SETITEM" | "SETITEMS" as name:
                     items = pop(2 if name == "SETITEM" else len(stack) - marks.pop())
-                    stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))  # if it is a dictionary
+                    # AttributeError unless it is a dictionary.
+                    stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
                 case "GLOBAL":
                     if argument not in _STORAGES and argument not in _FUNCTIONS:
                         refused = f"asks for {argument.replace(' ', '.')}"
@@ -169,6 +170,8 @@ def _interpret(program: bytes, path) -> dict:
                     function, arguments = pop(2)
                     stack.append(_FUNCTIONS[_text(function)](*arguments))
                 case "BUILD":
+                    if not isinstance(stack[-2], dict):
+                        raise TypeError("State for something that is no dictionary.")
                     pop(1)  # the version numbers that a state_dict carries as an attribute
                 # BINPERSID replaces the description of a storage by the storage. Only the description is needed here.
                 case "PROTO" | "BINPERSID" | "STOP":

@@ -115,7 +115,7 @@ class Rules:
     def link(self, weights: Mapping[str, Any]) -> list[Link]:
         """Links each of our weights, given as name -> anything with a shape, to the names of their tensors, in order.
 
-        Not exactly one rule that matches a weight, and two weights that need the same tensor, are refused.
+        Refuses a weight that no rule or several rules match, and two weights that need the same tensor.
         """
         links, owners = [], {}
         for name, weight in weights.items():

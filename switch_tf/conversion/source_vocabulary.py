@@ -18,7 +18,6 @@ from switch_tf.checkpoints import folders, run_config
 from switch_tf.conversion import untrusted_files
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
-from switch_tf.storage.whole_file import reading
 
 with epy.lazy_imports():  # most conversions need no vocabulary, and the last imports TensorFlow
     import sentencepiece
@@ -73,11 +72,7 @@ def _of_run(folder):
 def _in_folder(folder, shown):
     """Finds spiece.model, the bytes of a ByT5, or the pieces of tokenizer.json."""
     if (path := folder / FILE).exists():
-        untrusted_files.check_regular(path)
-        if path.stat().st_size > untrusted_files.MAX_BYTES:
-            raise Refusal(f"{path} is larger than the {untrusted_files.MAX_BYTES} bytes that are read of such a file.")
-        with reading(path):
-            return Vocabulary(content=path.read_bytes())
+        return Vocabulary(content=untrusted_files.content(path))
     classes = (untrusted_files.read_object(folder / name).get("tokenizer_class")
                for name in ("tokenizer_config.json", "config.json") if (folder / name).exists())
     if next(filter(None, classes), None) == "ByT5Tokenizer":

@@ -126,7 +126,7 @@ def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
 
 
 def _open(folder, part):
-    """Returns the Tensor of each array of a part, by name, and of a number the number itself."""
+    """Returns name -> Tensor for the arrays of a part, and name -> int for a number."""
     if _has_msgpack(folder):
         leaves, driver = read_leaves(folder, part), "zarr"
     else:
@@ -179,7 +179,7 @@ def _open_zarr(folder, place, name, driver, largest):
     array = attempt(lambda: tensorstore.open(
         {"driver": driver, "kvstore": store, "fill_missing_data_reads": False}, open=True, read=True))
     _checked_dtype(name, array.dtype.name)
-    shape, chunk = tuple(array.shape), array.chunk_layout.read_chunk.shape or ()  # None for a number
+    shape, chunk = tuple(array.shape), array.chunk_layout.write_chunk.shape or ()  # None for a number
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}; download it "
                       "again.")
@@ -266,7 +266,10 @@ def _flattened(tree, name):
 
 
 def _read_node(unpacker, data, depth, skipped):
-    """Returns a dict of nodes, the place of an array, or any other value. A Refusal is the part of a sentence."""
+    """Returns a dict of nodes, the place of an array, or any other value.
+
+    The text of a Refusal is half a sentence, which the caller completes.
+    """
     start = unpacker.tell()
     if data[start] not in _MAPS:
         unpacker.skip()
@@ -323,7 +326,7 @@ def _inline_array(data, start, end):
 
 
 def _reference_to(folder):
-    """Returns the Reference to a folder. A Refusal is the part of a sentence."""
+    """Returns the Reference to a folder. The text of a Refusal is half a sentence, which the caller completes."""
     name = folder.removesuffix("/") if isinstance(folder, str) else ""
     if not is_plain_name(name):
         raise Refusal(f"an array is in {checks.shown(folder)}, which is no folder beside the file")

@@ -24,7 +24,8 @@ class Tensor(NamedTuple):
     """A tensor in a file, read on demand.
 
     `load` returns all of it, which takes no memory before it is used if the file is mapped. `load_part(index)` returns
-    a part of one that is larger than a part, None if `load` does no more than that. `dtype` is the file's name of it.
+    a part of one that is larger than a part, None if `load` does no more than that. `dtype` is its name in a Hugging
+    Face file. Other formats leave the default, whatever they hold.
     """
 
     shape: tuple[int, ...]
@@ -82,15 +83,20 @@ def check_no_pointer(path: pathlib.Path) -> None:
                           "download it.")
 
 
-def read_object(path: pathlib.Path) -> dict:
-    """Returns the JSON object in a file of at most MAX_BYTES."""
+def content(path: pathlib.Path) -> bytes:
+    """Returns the bytes of a regular file of at most MAX_BYTES."""
     check_regular(path)
     with reading(path), path.open("rb") as file:
         text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise Refusal(f"{path} is larger than the {MAX_BYTES} bytes that are read of such a file; it is not what "
                       "its name says.")
-    return parse_object(text, path)
+    return text
+
+
+def read_object(path: pathlib.Path) -> dict:
+    """Returns the JSON object in a file of at most MAX_BYTES."""
+    return parse_object(content(path), path)
 
 
 def parse_object(text: bytes, path: pathlib.Path) -> dict:

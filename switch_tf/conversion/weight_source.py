@@ -145,8 +145,7 @@ def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[lis
 
     Args:
         source: Weights.
-        undivided: Names of weights that may not be cut along their first dimension. Such a portion has any size, and
-            so has a row that is larger than LARGEST.
+        undivided: Names of weights to keep whole. A whole weight, or a single row, may exceed LARGEST.
     """
     groups, num_bytes = [[]], 0
     for name, weight in source.weights.items():

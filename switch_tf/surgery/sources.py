@@ -44,7 +44,7 @@ def check_same(checkpoints: list[Any]) -> None:
     for checkpoint in others:
         description = folders.describe(checkpoint)
         difference = continuation.model_difference(wanted["configuration"], description["configuration"])
-        old, new = ({path: saved["shape"] for path, saved in one["variables"].items() if path.startswith("model/")}
+        old, new = ({path: saved["shape"] for path, saved in one["variables"].items() if path.startswith(folders.MODEL)}
                     for one in (wanted, description))
         for path in old | new:
             if not difference and old.get(path) != new.get(path):

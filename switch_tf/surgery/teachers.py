@@ -68,6 +68,11 @@ class LiveTeacher:
         return found.resolve(path), found
 
     @functools.cached_property
+    def _description(self) -> dict[str, Any]:
+        """The description of a checkpoint of switch_tf."""
+        return folders.describe(self._source[0])
+
+    @functools.cached_property
     def _config(self) -> SwitchConfig:
         path, found = self._source
         config = found.config_of(path)
@@ -84,7 +89,7 @@ class LiveTeacher:
         """A text that differs for any two checkpoints: the hash of their files, of large ones that of samples."""
         path, found = self._source
         if found is SWITCH_TF:
-            return folders.identity(folders.describe(path))
+            return folders.identity(self._description)
         start = str(path)
         files = [name.removeprefix(start) for name, _, _ in converting.state(path)]
         files = [file for file in files if all(map(found.is_needed, places.at(file).parts))]
@@ -129,7 +134,7 @@ class LiveTeacher:
         """Returns a name in `continuation.record`, and the vocabulary as it stands there, None if it is not known."""
         path, found = self._source
         if found is SWITCH_TF:
-            record = folders.describe(path)["configuration"]
+            record = self._description["configuration"]
             # Checkpoints of earlier versions recorded the bytes of their vocabularies alone.
             name = "pieces" if record.get("pieces") else "vocabulary"
             return name, record.get(name)
@@ -319,7 +324,7 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any) -> dict[str,
     Args:
         described: Experiment on this machine's devices, of one process, with its final VOCABULARY.
         teacher: LiveTeacher, checked and not built.
-        folder: Path that `predictions.begin` accepted with `request_of` these.
+        folder: Path that `predictions.begin` accepted, given `request_of` the same run and teacher.
 
     Returns:
         dict of `rows` and `bytes` of the whole folder, of `new_rows` and `new_targets`, and of `unshared`, the

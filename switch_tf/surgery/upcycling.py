@@ -185,9 +185,10 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
             identity = converting.identity_of(source, source_format, formats.SWITCH_TF, output, config,
                                               vocabulary.content) | dataclasses.asdict(changes)
             own.write_weights(upcycled, output, vocabulary.content, identity)
+        layers = config.sparse_layer_names
+        sums = {layer: gate_sums(upcycled, layer) for layer in layers}  # reads the layer norms
     name, lines = converting.start_from(output, vocabulary, step)
-    slices, layers = dense.config.d_ff // config.expert_width, config.sparse_layer_names
-    sums = {layer: gate_sums(upcycled, layer) for layer in layers}
+    slices = dense.config.d_ff // config.expert_width
     means = {layer: float(values.mean()) for layer, values in sums.items()}
     scales = {layer: gate_scale(values, slices) for layer, values in sums.items()}
     made_of = "a copy of the dense layer" if slices == 1 else f"one of {slices} slices of the dense layer"
