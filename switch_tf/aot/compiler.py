@@ -1,6 +1,6 @@
 """The compiler of TPUs or GPUs on a machine without them: XLA compiles a lowered step for the devices of a topology.
 
-They are libtpu's chips, and the GPUs of JAX's plugin for CUDA.
+libtpu describes the TPU chips, and JAX's plugin for CUDA the GPUs.
 """
 
 import os

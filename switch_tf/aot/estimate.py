@@ -1,6 +1,7 @@
 """Estimates memory, collectives and time of a training step on a pod, from programs that XLA compiles.
 
-They become the JSON object of `switch-tf compile`, with warnings, and with advice for a run that does not fit.
+`as_json` turns an estimate into the JSON object of `switch-tf compile`, with warnings and, if the run does not fit,
+advice.
 """
 
 import contextlib
@@ -306,8 +307,9 @@ def _gib(size):
 
 
 def warnings(experiment: Experiment, program: Program) -> list[str]:
-    """Returns a sentence for each fault of a program: gathered experts, experts or tokens computed on several chips,
-    loops of unknown length.
+    """Returns a sentence for each fault of a program.
+
+    Faults are gathered experts, work repeated on several chips, and loops of unknown length.
     """
     config, layout, run = experiment.config, experiment.layout, experiment.run
     found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "

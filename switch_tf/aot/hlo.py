@@ -15,7 +15,7 @@ from switch_tf.hardware.chips import Chip
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 # Kinds of operations that only name values.
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
-# Kinds of operations that run other computations, and the role of these: the costliest of several counts.
+# Kind of an operation that runs other computations -> their role. Of several, only the costliest counts.
 INNER = {"while": "body", "conditional": "branches", "call": "to_apply", "call-start": "to_apply"}
 # The function through which JAX calls what TensorFlow wrote (`lowering.jit`).
 _CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")

@@ -25,8 +25,7 @@ from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import UnfoldedVariable, Unfolding, as_stored, as_used, stored, unfolding
-from switch_tf.training import train_step
-from switch_tf.training.train_step import StepTotals, compile_steps, stateful_routers
+from switch_tf.training.train_step import StepTotals, compile_steps, freeze, stateful_routers
 
 
 class Argument(NamedTuple):
@@ -109,7 +108,7 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
         objective: Objective that is not built. Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
-    partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable))
+    partitioner.build(model, optimizer, lambda model: freeze(model, settings.trainable))
     objective.build(partitioner)
     step = compile_steps(model, optimizer, 0, settings, partitioner, objective)
     variables = {id(stored(variable)): variable

@@ -148,7 +148,7 @@ def kind(topology: str) -> str:
     """Returns the kind of the devices of a topology, "GPU" or "TPU", without any compiler.
 
     Raises:
-        Refusal: The text has not the form of a topology.
+        Refusal: The text does not have the form of a topology.
     """
     if _OF_GPUS.fullmatch(topology):
         return "GPU"
@@ -159,7 +159,7 @@ def kind(topology: str) -> str:
 
 
 def servers(topology: str) -> tuple[Gpu, int, int]:
-    """Returns the GPU of a topology, the number of servers, and that of the GPUs in each."""
+    """Returns the GPU of a topology, the number of servers, and the number of GPUs in each."""
     name, count, size = _OF_GPUS.fullmatch(topology).groups()
     return GPUS[name], int(count or 1), int(size)
 

@@ -116,9 +116,11 @@ def nominal_flops(dtype: str) -> float | None:
     if kind == "TPU" and dtype in ("bfloat16", "float32"):
         chip = chips.find_tpu_chip()
         return chip and chip.flops
+    if kind != "GPU":
+        return None
     # JAX multiplies float32 numbers in TensorFloat-32 by default, and nothing here changes that.
     is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
-    if kind != "GPU" or "MIG" in (name := gpu_name()).split() or dtype == "float32" and not is_tensor_float:
+    if "MIG" in (name := gpu_name()).split() or dtype == "float32" and not is_tensor_float:
         return None
     return dict(zip(("bfloat16", "float32"), chips.gpu_flops(name), strict=False)).get(dtype)
 

@@ -273,7 +273,7 @@ def check_tpu() -> Iterator[Finding]:
     files = host.tpu_files()
     if not files or tensorflow_distribution() == "tensorflow-tpu":
         return
-    # The other processes that have a chip, of which only one of a host can. Those of other users cannot be looked at.
+    # Only one process of a host can have the chips open. Processes of other users cannot be inspected.
     holders = {}
     for process in map(pathlib.Path, glob.glob("/proc/[0-9]*")):
         try:

@@ -49,7 +49,8 @@ def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool
     shown: set[str] = set()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.formatwarning = format_once
-    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "name", "") != "tensorflow"]
+    sys.meta_path[:] = [finder for finder in sys.meta_path
+                        if not (isinstance(finder, ImportHook) and finder.name == "tensorflow")]
     if "tensorflow" not in sys.modules:
         ImportHook("tensorflow", execute_quietly)
 

@@ -1,7 +1,7 @@
 """The two annotations of layers: weights are created, and activations constrained, by their logical axes.
 
 Without an active layout both are plain Keras and the identity, so layers run unchanged on one CPU. A back end that cuts
-one program over devices names an annotator while it traces that program, `context.within(annotator=...)`. It has
+one program over devices traces it within `context.within(annotator=...)`. The annotator has
 
     layout            Layout with its mesh complete
     is_for_compiler   whether XLA's partitioner cuts the program

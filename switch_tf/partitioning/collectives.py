@@ -15,7 +15,8 @@ DTENSOR_STAGE = "DTensorSPMDExpansion"
 
 _KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DTensorAllGather": "all-gather",
           "DTensorReduceScatter": "reduce-scatter"}
-_DTENSOR = re.compile(rf'"tf\.({"|".join(_KINDS)})".*-> \(?tensor<((?:\d+x)*)(\w+)>')
+_DTENSOR = re.compile(rf'"tf\.({"|".join(_KINDS)})"')
+_RESULT = re.compile(r"-> \(?tensor<((?:\d+x)*)(\w+)>")
 _LAYOUT = re.compile(r"(?:input|output)_layout = #dtensor\.layout<sharding_specs:([\w,]*?),? mesh:")
 _BITS = {"i1": 8, "pred": 8, "bf16": 16, "f16": 16}
 _XLA = re.compile(r" = (.*?) (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(")
@@ -59,7 +60,9 @@ def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
             if kind == "all-to-all":
                 before, after = (specs.split(",") for specs in _LAYOUT.findall(line))
                 is_unsafe = len(before) >= 4 and before[0] == after[0]
-            collectives.append(Collective(kind, _bytes(match[3], match[2].split("x")), is_unsafe))
+            # Fails on a text that is not understood, rather than leave a collective out.
+            lengths, dtype = _RESULT.search(line).groups()
+            collectives.append(Collective(kind, _bytes(dtype, lengths.split("x")), is_unsafe))
     return collectives
 
 

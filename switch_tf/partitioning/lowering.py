@@ -1,7 +1,7 @@
 """A TensorFlow function as a program that XLA cuts over a mesh: annotations, StableHLO, and a `jax.jit`.
 
-The StableHLO is that of one device, with its variables as arguments. `XlaAnnotator` writes the mesh axes of a tensor
-into it, in the form of Shardy, the partitioner of JAX, which infers all other shardings.
+The StableHLO is for one device and takes the variables as arguments. `XlaAnnotator` writes a tensor's mesh axes into it
+as annotations of Shardy. Shardy, JAX's partitioner, infers all other shardings.
 """
 
 import dataclasses

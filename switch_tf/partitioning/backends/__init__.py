@@ -1,4 +1,4 @@
-"""Back ends: what runs a training step on devices, a module or several of a family each."""
+"""Back ends: what runs a training step on devices."""
 
 import importlib
 import typing
@@ -28,7 +28,7 @@ def create_partitioner(layout: Layout) -> "Partitioner":
     backend = layout.backend
     if backend == "auto" and (devices.is_tpu_of_jax() or host.has_gpu_of_jax()):
         backend = "pjrt"
-    if backend not in ("auto", "pjrt") and devices.is_tpu_of_jax():
+    if backend != "pjrt" and devices.is_tpu_of_jax():
         raise Refusal(f"backend={backend!r} cannot use the TPU of this machine without tensorflow-tpu "
                       "(docs/cloud_tpu.md); use --backend=pjrt, which 'auto' stands for here.")
     return importlib.import_module(BACKENDS[backend]).create(layout, cluster.members())

@@ -45,7 +45,7 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
 
-    As the default it needs no program of DTensor for a single device. On a TPU it has never run on hardware.
+    With backend="auto", one device trains without DTensor. The path for TPUs has never run on hardware.
     """
     kind, num_processes = devices.device_type(), len(members.addresses)
     layout.check_processes(num_processes)
@@ -65,6 +65,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         # With several processes, TensorFlow must not list its devices yet.
         count = num_processes * (devices if num_processes == 1 else dtensor).num_local_devices(kind)
     layout = layout.resolve(count, kind)
+    _check_axes(layout)
     if layout.backend == "auto" and num_processes == layout.num_devices == 1 and kind != "TPU":
         return Partitioner(layout)
     dimensions = list(layout.mesh.items())

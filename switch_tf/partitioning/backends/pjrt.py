@@ -37,7 +37,7 @@ _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "
 def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
     """Creates the partitioner of one program over the devices of all processes.
 
-    As the default, it splits the batch over a TPU for a run without a layout.
+    With backend="auto" and no layout, it splits the batch over the TPU.
     """
     if layout.backend == "auto" and devices.is_tpu_of_jax():
         pjrt_client.start(members)

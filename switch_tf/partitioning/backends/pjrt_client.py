@@ -39,9 +39,7 @@ _LONGEST_WAIT = 24 * 3600  # seconds for the others to finish what this process 
 
 
 def start(members: Cluster) -> None:
-    """Has JAX take the accelerators of this machine or, without any, as many CPU devices as TensorFlow has.
-
-    """
+    """Has JAX take the accelerators of this machine or, without any, as many CPU devices as TensorFlow has."""
     if devices.are_jax():
         return
     kind = "TPU" if host.has_tpu() else "GPU" if host.gpus() else "CPU"

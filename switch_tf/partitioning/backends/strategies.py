@@ -5,7 +5,7 @@ losses by the tokens of the whole batch. Groups of tokens and random numbers bel
 (`axes.part_of_batch`), and gradients are summed. So any number of replicas takes the step that one device takes.
 
 TPUStrategy has replicas of one core, or of several cores that XLA cuts by the layout's annotations. It needs a TPU and
-has never run on one. The parts that it shares with other strategies are tested there.
+has never run on one. Tests run its other parts under MirroredStrategy and OneDeviceStrategy.
 """
 
 import math
@@ -33,7 +33,7 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of "mirrored", "one_device" or "tpu".
 
-    "one_device" is a core of a TPU there; several processes have several devices, and train with DTensor. "tpu" is the
+    "one_device" is the first device, or one core of a TPU. Several processes train with DTensor instead. "tpu" is the
     TPU of this machine, or the one that TPU_NAME names.
     """
     kind, count = devices.device_type(), len(members.addresses)
