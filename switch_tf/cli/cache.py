@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> dict:
         incomplete = cache_writing.incomplete(shards)
         if incomplete:
             cache_writing.run(incomplete, len(shards), functools.partial(_register_task, said),
-                               arguments.beam_flags, arguments.num_processes or os.cpu_count())
+                              arguments.beam_flags, arguments.num_processes or os.cpu_count())
         caches = cache_writing.finish_cache(shards)
     root = places.at(caches[0]["folder"]).parent.parent
     print(*map(cache_writing.line_of, caches),

@@ -1,6 +1,7 @@
 """`switch-tf compile`: compiles a gin run for a pod or for GPUs without them; prints memory, collectives and times."""
 
 import argparse
+import contextlib
 import json
 import sys
 
@@ -72,7 +73,7 @@ def process(words: list[str]) -> list[str]:
 
 def _on_topology(described, topology):
     """Returns an experiment on the devices of a topology."""
-    chips.of_topology(topology)  # refuses one whose chips are not known, before the compiler is asked
+    chips.of_topology(topology)  # refuses unknown chips before the compiler starts
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = len(compiler.devices_of(topology))
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
@@ -85,14 +86,17 @@ def _on_topology(described, topology):
 
 def _answer(described, arguments):
     file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
+    answer, files = None, {}
     if file.exists() and arguments.save is None and arguments.plot is None:
+        with contextlib.suppress(ValueError, OSError):  # damaged, so the compiler is asked again
+            answer = json_lines.load(file)
+    if answer is not None:
         answers.say(f"The compiler was asked before; its answer is {file}.")
-        answer, files = json_lines.load(file), {}
         print(answers.describe(answer), file=arguments.stream)
     else:
         answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,
                                         arguments.full, arguments.save, arguments.plot)
-        # First printed, so that a full disk loses no answer.
+        # Printed first, so that a full disk loses no answer.
         print(answers.describe(answer), file=arguments.stream)
         answers.write(file, json.dumps(answer))
     is_saved = all(answers.write(path, content) for path, content in files.items())

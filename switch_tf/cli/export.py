@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
     parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
                         help="with --model: a vocabulary, for text in and text out; without it ids in and out")
-    parser.add_argument("--inputs_length", type=int, metavar="N",
+    parser.add_argument("--inputs_length", type=int, at_least=1, metavar="N",
                         help="with --model and --vocabulary: tokens of a text to read at most (default 512)")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
 

@@ -69,7 +69,7 @@ def _check(arguments):
         raise Refusal(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
     output = places.at(arguments.output)
     if arguments.output != "-" and (
-            output.is_dir() or places.is_local(output) and not output.parent.is_dir()):
+            output.exists() and not output.is_file() or places.is_local(output) and not output.parent.is_dir()):
         raise Refusal(f"--output must be a file in a folder that is there, or - for standard output, not "
                       f"{arguments.output!r}.")
     if arguments.input not in (None, "-") and places.at(arguments.input).resolve() == output.resolve():

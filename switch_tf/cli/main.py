@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment.compute_with_tensorflow()
     try:
         return _main(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:  # once more
+    except KeyboardInterrupt:  # again, while the first is handled
         print("switch-tf: interrupted.", file=sys.stderr)
         return INTERRUPTED
 
@@ -128,7 +128,7 @@ def _parse(argv):
         if argv and not argv[0].startswith("-"):
             parser.error(f"there is no command {argv[0]!r}.{nearest(argv[0], COMMANDS)} The commands are "
                          f"{', '.join(COMMANDS)}.")
-        parser.parse_args(argv)  # prints the help, or that there is no command
+        parser.parse_known_args(argv)  # prints the help, or that there is no command
         parser.error("the command comes first")
     name, *words = argv
     parser = _Parser(prog=f"switch-tf {name}", description=COMMANDS[name],
@@ -159,7 +159,7 @@ def _parse(argv):
         if action.at_least is not None:
             checks.optional(flag, given, checks.integer, action.at_least)
         is_path = any(word.removesuffix("S") in _PATHS for word in str(action.metavar).split("|"))
-        if is_path and (name, action.dest) != ("vocabulary", "input"):  # which TensorFlow reads, that knows buckets
+        if is_path and (name, action.dest) != ("vocabulary", "input"):  # TensorFlow reads that one and knows buckets
             for path in given if isinstance(given, list) else [given]:
                 if path:  # a URL would become a local folder of that name
                     checks.place(flag, path)

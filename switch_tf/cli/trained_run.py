@@ -149,7 +149,7 @@ def _use_host(arguments):
 
 
 def load_text_model(arguments: argparse.Namespace, folder: pathlib.Path, checkpoint: pathlib.Path,
-                    batch_size: int | None = None, any_batch: bool = False) -> tuple[str, Any, dict]:
+                    batch_size: int | None, any_batch: bool = False) -> tuple[str, Any, dict]:
     """Returns the name of a run's task, the model that answers texts, and `saved_runs.load_text_model`'s identity.
 
     Args:
@@ -169,8 +169,8 @@ def load_text_model(arguments: argparse.Namespace, folder: pathlib.Path, checkpo
 def load_to_answer(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
     """Returns the run for a command that works on texts: on one device, or under its layout on the pjrt back end.
 
-    On a TPU VM the one device is the host's CPU. With a `config.json`, the gin file is not read unless the command line
-    changes it: neither the task nor its data are needed, and nothing in the folder is executed.
+    On a TPU VM the one device is the host's CPU. With a `config.json`, and without gin arguments or --trust, the run
+    needs neither its task nor its data and executes nothing in the folder, unless only code can make the vocabulary.
     """
     if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
         if (count := len(cluster.members().addresses)) > 1:

@@ -65,6 +65,6 @@ def run(arguments: argparse.Namespace) -> dict:
     with lock.held(output):
         quiet.import_tensorflow()
         result, text = upcycling.upcycle_checkpoint(source, source_format, output, config, changes,
-                                                              arguments.with_optimizer)
+                                                    arguments.with_optimizer)
     print(text, file=arguments.stream)
     return result

@@ -1,4 +1,4 @@
-"""The decoding loop, one step per token until every sequence has ended, and the samplers that choose one at a time."""
+"""The decoding loop, one step per token until every sequence has ended, and samplers of one token at a time."""
 
 import dataclasses
 import functools

@@ -39,7 +39,7 @@ class Batcher:
             return len(self._waiting) + count <= self.max_waiting
 
     def submit(self, requests: list) -> list[concurrent.futures.Future]:
-        """Queues requests, for which there is room, and returns the futures of their results."""
+        """Queues requests after `has_room` and before `stop`. Returns the futures of their results."""
         futures = [concurrent.futures.Future() for _ in requests]
         with self._lock:
             self._waiting.extend(zip(requests, futures, strict=True))

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,9 +15,6 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.storage.whole_file import writing
-
-if TYPE_CHECKING:
-    from switch_tf.decoding import Sampler
 
 CARD = "MODEL_CARD.md"
 
@@ -36,7 +33,8 @@ def load(file: str | pathlib.Path) -> keras.Model:
 
 
 def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = None, max_length: int = 64,
-           sampler: "str | Sampler" = "greedy", inputs_length: int = 512, about: dict[str, Any] | None = None) -> None:
+           sampler: "str | decoding.Sampler" = "greedy", inputs_length: int = 512,
+           about: dict[str, Any] | None = None) -> None:
     """Writes a SavedModel with decoding and a `MODEL_CARD.md`. `model.export` writes the forward pass alone.
 
     With a vocabulary it has the signatures of `switch-tf export`: `serving_default` from texts to texts, and `ids`.
@@ -96,7 +94,7 @@ def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict)
 
 
 def _facts(folder, model, sampler):
-    """Returns what both cards say of a model and its sampler, such as "beam search (num_beams 4, num_results 1)"."""
+    """Returns what both cards say of a model and its sampler, such as "beam search (num_beams 4, ...)"."""
     kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())
     return {"name": folder.name, "parameters": f"{model.config.num_parameters:,}", "dtype": model.dtype_policy.name,
@@ -105,12 +103,9 @@ def _facts(folder, model, sampler):
 
 def _write(module, signatures, card, folder):
     """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all."""
-    try:
-        with resumable_folder(folder, "saved_model.pb") as work, writing(folder):
-            tf.saved_model.save(module, str(work.folder), signatures=signatures)
-            (work.folder / CARD).write_text(card)
-    except tf.errors.OpError as error:
-        raise Refusal(f"{folder} could not be written ({first_line(error)}).") from error
+    with resumable_folder(folder, "saved_model.pb") as work, writing(folder):
+        tf.saved_model.save(module, str(work.folder), signatures=signatures)
+        (work.folder / CARD).write_text(card)
 
 
 class _Decoder(tf.Module):

@@ -60,10 +60,10 @@ class Hosts:
         try:
             page = urllib.parse.urlsplit(origin)
             default = {"http": 80, "https": 443}[page.scheme]
-            address = _canonical(page.hostname or "")
-            return address in self._allowed or (address, page.port or default) == (
+            address, own = _canonical(page.hostname or ""), page.port or default
+            return address in self._allowed or (address, own) == (
                 name, int((port or ":")[1:] or default))
-        except (ValueError, KeyError):  # no port, or another scheme, such as that of "null"
+        except (ValueError, KeyError):  # the port is no number, or the scheme is not HTTP's, as in "null"
             return False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from switch_tf import checks, data
-from switch_tf.refusals import Refusal
+from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import reading, write_whole, writing
@@ -162,6 +162,8 @@ class Output:
         if self._local.exists() and self._local.stat().st_size:
             try:
                 saved = json_lines.load(described)
+            except places.BucketError as error:
+                raise Refusal(f"{described} cannot be read ({first_line(error)}); try again.") from error
             except (OSError, ValueError):
                 saved = None
             if not isinstance(saved, dict):
@@ -180,7 +182,7 @@ class Output:
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Returns the lines that are not answered yet."""
         lines = iter(lines)
-        for number, record in enumerate(json_lines.lines(self._local), 1):
+        for number, record in enumerate(json_lines.lines(self._local, self._path), 1):
             try:
                 known = json_lines.loads(record)["input"]
             except (ValueError, KeyError, TypeError):
@@ -210,6 +212,6 @@ class Output:
 
 
 def as_lines(records: list[dict]) -> str:
-    """Returns records as JSON lines, with lone surrogates, which JSON allows, as escapes."""
+    """Returns records as JSON lines. Escapes lone surrogates, because UTF-8 cannot encode them."""
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return lines.encode(errors="backslashreplace").decode()

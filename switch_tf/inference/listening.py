@@ -33,7 +33,7 @@ _MOST_CONNECTIONS = 2048
 _FEWEST_CONNECTIONS = 16
 _FOR_HEALTH = 16  # connections above the limit, for /health alone
 _OTHER_DESCRIPTORS = 128  # for compilers, files, and connections that are not counted yet or any more
-_SILENT, _ANSWERED, _SENDING = range(3)  # stages of a connection that waits for its client; the first is closed first
+_SILENT, _ANSWERED, _SENDING = range(3)  # stages of a connection that waits for its client, in the order of dropping
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -118,9 +118,9 @@ class HttpServer(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection of uvicorn with deadlines.
 
-    One above the limit closes the oldest one that waits for its client: one without a request, else one that has its
-    answer, else one with an incomplete request. If none waits for its client, the new connection gets status 503,
-    except for `/health`.
+    A connection above the limit drops one that waits for its client: first the oldest without a request, then the
+    oldest with its answer, then the oldest with an incomplete request. If all are busy, the new connection gets status
+    503, except for `/health`.
     """
 
     app: Callable[..., Any]

@@ -41,7 +41,7 @@ class Server:
     `name`: str.
 
     * `POST /v1/models/<name>:predict`, `{"instances": ["a text", ...]}` to `{"predictions": [{"outputs", "scores"},
-      ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export`. `others` are the further
+      ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export_texts`. `others` are the further
       results of a beam. `cut` counts the tokens beyond the model's length.
     * `POST /v1/models/<name>:look`, `{"instance": "a text"}` to its prediction and the experts of its tokens, see
       `TextModel.routes`.
@@ -114,7 +114,7 @@ class Server:
         return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
 
     def _watched(self, path, endpoint):
-        """Returns an endpoint that refuses foreign hosts, and whose requests are counted and timed."""
+        """Returns an endpoint that refuses foreign hosts, and counts and times its requests."""
 
         async def watch(request):
             start = time.perf_counter()
@@ -172,7 +172,7 @@ class Server:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
     async def _read(self, request, key) -> list:
-        """Returns the tokenised texts of a request, which are under a key of its JSON object."""
+        """Returns the tokenised texts under a key of a request's JSON object."""
         body = await self._body(request)
         size = len(body) if len(body) > _SMALL else 0
         if size and self._num_bytes_prepared + size > _MOST_LONG * self._max_request_bytes:
