@@ -214,16 +214,18 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | N
 
     Args:
         router_probs, expert_index, padding_mask, semantics: See `load_balancing_loss`.
-        second_place_weight: float, 0 or above. Weight of the second choices' loss (Mesh TensorFlow), which is 1.0 when
-            even. Their probabilities are renormalised without the first choice, and their factors stand beside the
-            others, [group, 2 * expert].
+        second_place_weight: float, 0 or above. Weight of the second choices' loss (Mesh TensorFlow). That loss is 1.0
+            when even, and a weight of 0 leaves it out. The probabilities of second choices are renormalised without
+            the first choice, and their factors follow those of the first choices, [group, 2 * expert].
 
     Raises:
-        Refusal: a weight, and fewer than two choices.
+        Refusal: a weight above 0 with fewer than two choices.
     """
     rules = rules_of(semantics)
     second_place_weight = checks.number("second_place_weight", second_place_weight, "0 or above")
     router_probs = _checked("router_probs", router_probs, "float", (None, None, None))
+    if isinstance(expert_index, list | tuple):
+        expert_index = ops.convert_to_tensor(expert_index)
     has_choices = len(getattr(expert_index, "shape", ())) == 3
     expert_index = _checked("expert_index", expert_index, "int", (*router_probs.shape[:2], *[None] * has_choices))
     if not has_choices:

@@ -14,7 +14,7 @@ from switch_tf.refusals import Refusal
 
 
 class Layer(keras.layers.Layer):
-    """Layer whose config has the arguments of its constructor, which are attributes of the same names."""
+    """Layer that writes its constructor's arguments into its config. Each is an attribute of the same name."""
 
     def _keep(self, check: Callable[..., Any], *rule: Any, **arguments: Any) -> None:
         """Sets attributes to `check(name, value, *rule)`, see `checks`."""
@@ -26,14 +26,14 @@ class Layer(keras.layers.Layer):
         return random.uniform(random.layer_seed(self, purpose), tuple(shape))
 
     def get_config(self) -> dict[str, Any]:
-        # A subclass elsewhere may have other arguments.
+        # A subclass outside the package may have arguments that are no attributes, so the package's are read.
         made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
         names = list(inspect.signature(made_here.__init__).parameters)[1:-1]  # without self and **kwargs
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 class KeepsShape(Layer):
-    """Layer that keeps its input's shape, which `summary` shows without a call, and Keras' mask."""
+    """Layer that keeps the shape and the Keras mask of its input. `summary` shows the shape without a call."""
 
     supports_masking = True
 
@@ -79,7 +79,8 @@ class RMSNorm(KeepsShape):
 
 
 def drop(x: Tensor, draws: Tensor, rate: float) -> Tensor:
-    """Applies dropout: zeroes elements of `x` and multiplies the others by 1 / (1 - rate).
+    """Applies dropout: zeroes the elements of `x` with a draw below `rate` and multiplies the rest by
+    1 / (1 - rate).
 
     Rounds once, to the dtype of `x`: a bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
 

@@ -72,7 +72,7 @@ class TokenChoices(NamedTuple):
         """Whether each choice has a slot: <bool>[group, tokens, choice]."""
         return self.slot < self.capacity
 
-    def counts(self, is_real: Tensor, chosen: Tensor, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+    def counts(self, is_real: Tensor, chosen: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
         """Counts the load, the slots that hold a token, and the tokens in at least one slot, over all groups.
 
         Args:
@@ -81,8 +81,8 @@ class TokenChoices(NamedTuple):
             dtype: Dtype of the counts.
 
         Returns:
-            `(load, num_filled, num_served)`: Mean of <dtype>[expert], tokens by first choice before capacity, or tokens
-            taken if experts choose, and two <dtype> scalars.
+            `(load, num_filled, num_served)`. `load` is a Mean of <dtype>[expert]: tokens by first choice before
+            capacity, or tokens taken if experts choose. The other two are <dtype> scalars.
         """
         wants = ops.one_hot(chosen[..., 0], self.num_experts, dtype="int32")
         wants = wants * ops.cast(is_real[..., None], "int32")
@@ -114,7 +114,7 @@ class ExpertChoices(NamedTuple):
     num_experts: int
     capacity: Any
 
-    def counts(self, is_real: Tensor, chosen: Tensor, dtype: str) -> tuple[Mean, Tensor, Tensor]:
+    def counts(self, is_real: Tensor, chosen: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
         """Counts as `TokenChoices.counts`. `is_real` and `chosen` make no difference here."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")

@@ -115,7 +115,7 @@ def _read_or_zero(rows, index):
     return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
 
 
-def _read(rows, index):
+def _take(rows, index):
     return ops.take(rows, index, axis=0)
 
 
@@ -164,9 +164,9 @@ class Index(Dispatcher):
         self._fill_rows(buffer * capacity + self.decisions.slot, num_experts * num_groups * capacity)
 
     def _fill_rows(self, row, num_rows):
-        """Computes `row_of_choice`, <int32>[token, choice], and `choice_of_row`, <int32>[row].
+        """Computes `_row_of_choice`, <int32>[token, choice], and `_choice_of_row`, <int32>[row].
 
-        A choice without a row has `num_rows`, and an empty row the number of choices.
+        A choice without a row maps to `num_rows`. An empty row maps to the number of all choices.
         """
         num_groups, group_tokens, num_choices = ops.shape(row)
         all_choices = num_groups * group_tokens * num_choices
@@ -205,7 +205,7 @@ class Ragged(Index):
     empty rows are never read, and their contents are arbitrary.
     """
 
-    read = staticmethod(_read)
+    read = staticmethod(_take)
 
     def _map_rows(self, buffer, num_groups):
         if "ragged" not in forms.suited_dispatches():
@@ -240,7 +240,8 @@ class Ragged(Index):
                 outputs = [self._compute_in_a_loop(experts, buffers)]
             else:
                 if not training and isinstance(num_rows, int) and num_rows < num_experts:
-                    # One of the rows is empty. top_k is stable: it returns experts with rows first, in their order.
+                    # One of the rows is empty. top_k is stable: it returns experts with rows first, in the
+                    # order of their rows.
                     busy = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
                     lengths = ops.take(lengths, busy)
                     *input_kernels, wo = (_slices(kernel, busy, buffers.dtype)
@@ -319,7 +320,7 @@ class Gathered(Dispatcher):
 
         def times(rows, kernels):
             return products.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
-                                      lambda part: _read(part, expert_index))
+                                      lambda part: _take(part, expert_index))
 
         with keras.name_scope(experts.name):
             return times(experts.activate([times(buffers, wi) for wi in experts.input_kernels]), experts.wo)
@@ -346,14 +347,18 @@ class ExpertChoiceEinsum(Dispatcher):
 
 
 class ExpertChoiceIndex(Dispatcher):
-    """Dispatches ExpertChoices by a gather, and combines by a segment sum. Each is the other's gradient."""
+    """Dispatches ExpertChoices by a gather, and combines by a segment sum.
+
+    The gradient of the gather is the segment sum, and the reverse.
+    """
 
     def __init__(self, decisions: ExpertChoices):
         super().__init__(decisions)
         num_groups, num_tokens = ops.shape(decisions.token_index)[0], decisions.num_tokens
         group = ops.arange(num_groups, dtype="int32")[:, None, None]
         self._all_tokens = num_groups * num_tokens
-        # The token of each slot over all groups, <int32>[expert, group, capacity]. Empty slots have their number.
+        # The token of each slot over all groups, <int32>[expert, group, capacity]. An empty slot holds the number of
+        # all tokens.
         token = ops.where(decisions.token_index < num_tokens, decisions.token_index + group * num_tokens,
                           self._all_tokens)
         self._token = ops.transpose(token, (1, 0, 2))

@@ -35,6 +35,7 @@ class _Kernels(Layer):
             return partitioning.add_weight(self, name, (*stacked, *shape), (*stacked_axes, *axes), initializer)
 
         names = ("wi_0", "wi_1") if self.activation in GATED_ACTIVATIONS else ("wi",)
+        # One for both kernels. `add_weight` clones it, and creating another would shift the seeds of all later weights.
         initializer = kernel_initializer(self.init_scale, d_model)
         self.input_kernels = [add(name, (d_model, self.d_ff), ("embed", width), initializer) for name in names]
         self.wo = add("wo", (self.d_ff, output_dim), (width, "embed"), kernel_initializer(self.init_scale, self.d_ff))

@@ -162,7 +162,7 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
         if part.count > 1:
             raise Refusal("The batch size must be known while tracing where a batch is cut into parts; give the "
                           "input signature a batch size.")
-        # `global_groups` in the graph.
+        # Computes `global_groups` in the graph, for tokens padded to a multiple of `groups_multiple`.
         quotient = ops.maximum(-(-num_tokens // multiple), 1)
         first = _fewest_groups(quotient * multiple, grouping)
         factors = ops.arange(1, quotient + 1, dtype="int32")

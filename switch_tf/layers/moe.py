@@ -36,8 +36,8 @@ class Routed:
     """Base class of layers and models with routers. Precedes Keras' base class.
 
     Attributes:
-        router_observer: object or None. Its method `update` takes a tuple of RouterStats in training and is traced with
-            the call.
+        router_observer: object or None. In training, the call passes a tuple of RouterStats, one for each router, to
+            its method `update` and traces it.
     """
 
     router_observer: Any = None
@@ -68,9 +68,9 @@ class SwitchFeedForward(Routed, KeepsShape):
 
     Args:
         num_experts, d_ff, activation: See `ExpertFeedForward`.
-        group_size, num_groups_multiple: int, see `grouping.Grouping`. A training batch that does not divide into
+        group_size, num_groups_multiple: int, see `semantics.Grouping`. A training batch that does not divide into
             groups is an error. Other batches, and batches of unknown size, are padded with masked tokens.
-        train_capacity_factor, eval_capacity_factor, min_expert_capacity, expert_capacity: See `grouping.Grouping`.
+        train_capacity_factor, eval_capacity_factor, min_expert_capacity, expert_capacity: See `semantics.Grouping`.
         expert_dropout_rate: float, see `ExpertFeedForward`.
         load_balancing_loss_weight, router_z_loss_weight: float. Coefficients of the losses that `layer(x)` adds.
         init_scale: float or None, see `Router` and `ExpertFeedForward`. None for the router's, by default 0.1.
@@ -233,7 +233,7 @@ class SwitchFeedForward(Routed, KeepsShape):
 
 
 def config_of_part(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Serializes a layer that the layer it is part of builds."""
+    """Serializes a part of a layer without `build_config`: the layer builds its parts."""
     config = keras.saving.serialize_keras_object(layer)
     config.pop("build_config", None)
     return config

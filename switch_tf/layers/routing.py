@@ -193,7 +193,7 @@ class Router(Layer):
         num_real = ops.sum(real)
         entropy = -ops.sum(probs * ops.log(ops.maximum(probs, 1e-30)), axis=-1)
         chosen = None
-        if not self.experts_choose:
+        if not isinstance(decisions, ExpertChoices):
             chosen = slots.top_experts(scores, 1) if self._policy.counts_preference else decisions.expert_index
         expert_load, num_filled, num_served = decisions.counts(scores.is_real, chosen, probs.dtype)
         num_slots = ops.cast(ops.shape(probs)[0] * decisions.capacity * self.num_experts, probs.dtype)

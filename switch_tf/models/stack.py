@@ -57,7 +57,9 @@ def _relative_position_bias(config, is_decoder, dtype):
 
 
 class _Parts(KeepsShape):
-    """Layer made of layers alone, which it builds in the order of their attributes."""
+    """Layer that only holds layers. Builds them in the order in which they were set."""
+
+    get_config = keras.layers.Layer.get_config  # Keras refuses: the model's configuration describes its parts
 
     def build(self, input_shape: Shape) -> None:
         for layer in self._flatten_layers(include_self=False, recursive=False):

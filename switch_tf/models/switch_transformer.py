@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-import pathlib
+import os
 from typing import Any
 
 import keras
@@ -88,7 +88,7 @@ class SwitchTransformer(Routed, keras.Model):
         for field in overrides:
             check_choice("A keyword of from_preset", field, ["dtype", "name", *_CONFIG_FIELDS])
         is_preset = checks.text("preset", preset) in shipped_gin.preset_names()
-        if not is_preset and pathlib.Path(preset).is_dir():
+        if not is_preset and os.path.isdir(preset):
             raise Refusal(f"{preset!r} is a folder and no preset; for one of Hugging Face's form use "
                           f"switch_tf.conversion.from_hugging_face({preset!r}).")
         return cls(dataclasses.replace(SwitchConfig.from_preset(preset), **overrides), dtype=dtype, name=name)
@@ -215,7 +215,7 @@ class SwitchTransformer(Routed, keras.Model):
 
         Returns:
             `(cross_cache, cache)`: the cross-attention cache, which no step changes, and the empty self-attention
-            cache. The former is a tuple of each layer's cached keys and values, and the mask of the inputs.
+            cache. `cross_cache` is a pair: each layer's cached keys and values, and the mask of the inputs.
         """
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
@@ -279,7 +279,8 @@ class SwitchTransformer(Routed, keras.Model):
         except (ValueError, TypeError):
             raise Refusal("inputs must be ids, <int32>[batch, length], with 0 for padding where sequences are "
                           f"shorter, not {checks.shown(inputs)}.") from None
-        if inputs.dtype.kind in "SUO":
+        is_text = inputs.size and inputs.dtype.kind == "O" and isinstance(inputs.flat[0], str | bytes)
+        if is_text or inputs.dtype.kind in "SU":
             raise Refusal("inputs must be ids, <int32>[batch, length]; for texts use "
                           "switch_tf.inference.generate(model, texts, vocabulary).")
         checks.tensor("inputs", inputs, "int" if inputs.size else "number", (None, None))
