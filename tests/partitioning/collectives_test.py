@@ -50,6 +50,11 @@ def test_an_all_reduce_has_no_layouts(dump):
     assert matrix == Collective("all-reduce", 16 * 32 * 2, False)
 
 
+def test_a_text_that_is_not_understood_is_not_left_out(dump):
+    with pytest.raises(AttributeError):
+        collectives.read(dump(all_reduce("*x")), "computed")
+
+
 def test_gathers_and_reduce_scatters_are_read_and_local_operations_are_not(dump):
     folder = dump(relayout("DTensorAllGather", "data", "unsharded", "256x", "i32"),
                   relayout("DTensorReduceScatter", "unsharded,unsharded", "unsharded,data", "8x4x"),

@@ -20,6 +20,14 @@ def test_what_is_not_finite_is_null():
     assert _strict(json_lines.dumps(value)) == {"a": None, "b": [1.5, None, {"c": None}], "d": [1, "NaN"], "e": True}
 
 
+def test_what_nests_too_deeply_is_not_written():
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(ValueError, match="it is nested too deeply"):
+        json_lines.dumps(value)
+
+
 def test_files_of_older_versions_are_read():
     assert json_lines.loads('{"a": NaN, "b": [-Infinity]}') == {"a": None, "b": [None]}
 
@@ -75,6 +83,8 @@ def test_a_pipe_and_an_endless_line_are_refused(tmp_path, monkeypatch):
         next(json_lines.lines(tmp_path / "pipe"))
     with pytest.raises(ValueError, match="it is no file"):
         json_lines.load(tmp_path / "pipe")
+    with pytest.raises(Refusal, match="gs://bucket/a must be a file of lines"):
+        next(json_lines.lines(tmp_path / "pipe", shown="gs://bucket/a"))
     monkeypatch.setattr(json_lines, "_LONGEST", 2**20)
     (tmp_path / "long").write_bytes(b"{}\n" + bytes(2**22))
     lines = json_lines.lines(tmp_path / "long")

@@ -266,6 +266,12 @@ def test_damaged_files_are_refused(noisy_task, student_config, stored, tmp_path)
             objective(name, damage).added_features()
     with pytest.raises(Refusal, match="manifest.json is damaged"):
         objective("manifest", lambda folder: (folder / "manifest.json").write_text("{")).added_features()
+    for name in ("teacher", "teacher_capacity_factor", "temperature", "vocabulary", "pack", "reads"):
+        manifest = json.loads((stored / "manifest.json").read_text())
+        del manifest[name]
+        text = json.dumps(manifest)
+        with pytest.raises(Refusal, match="manifest.json is damaged"):
+            objective(name, lambda folder, text=text: (folder / "manifest.json").write_text(text)).added_features()
     # The content of a shard is compared when it is opened.
     added = objective("rows", lambda folder: flip(folder / "00000.array_record")).added_features()
     run = _run(noisy_task, "unused")
