@@ -385,15 +385,12 @@ class Writing:
         if not self._is_local:
             shutil.rmtree(self.staging, ignore_errors=True)
         if self.part_error is not None and self._count > 1:
-            self._report_failure()
+            try:
+                (self._parts / f"{name}.failed").write_text("")
+            except OSError as error:  # the main threads will agree on it
+                error.__context__ = self.part_error
+                self.part_error = error
         return sums
-
-    def _report_failure(self):
-        try:
-            (self._parts / f"{_part_name(self._index)}.failed").write_text("")
-        except OSError as error:  # the main threads will agree on it
-            error.__context__ = self.part_error
-            self.part_error = error
 
     def _join_parts(self):
         """Waits for all parts, joins them and returns the sums of their files."""
@@ -408,21 +405,19 @@ class Writing:
             raise self.part_error
         if any(f"{name}.failed" in found for name in names):
             raise OSError(_OTHER_FAILED)
-        prefix, known, written = self._temporary / "state", {}, []
+        known, written = {}, {}
         for name in names:
             report = json.loads((self._parts / f"{name}.json").read_text())
             if (entry := report.pop(bundles.data_file(self._parts / name).name, None)) is not None:
-                written.append((self._parts / name, entry))
+                written[self._parts / name] = entry
             known |= report
-        bundles.join([part for part, _ in written], prefix)
-        return known | {bundles.data_file(prefix, index, len(written)).name: entry
-                        for index, (_, entry) in enumerate(written)}
+        return known | bundles.join(list(written), list(written.values()), self._temporary / "state")
 
     def _publish(self, sums):
         if not self._is_local:
             for file in (self._parts / _RENAMED).iterdir():
                 check_owned(self.final)
-                places.move(file, self._temporary / file.name)
+                file.rename(self._temporary / file.name)
         if self._count > 1:
             leftovers.remove(self._parts)
         bundles.complete(self._temporary, self.description, sums)

@@ -46,7 +46,7 @@ def test_another_model_or_batch_than_the_newest_checkpoints_is_refused(tmp_path)
     path.mkdir(parents=True)
 
     def write(batch_size):
-        saved = continuation.record_of_model(config) | {"BATCH_SIZE": batch_size}
+        saved = continuation.record_of(config) | {"BATCH_SIZE": batch_size}
         (path / "checkpoint.json").write_text(json.dumps(
             {"format_version": 3, "step": 1, "variables": {}, "files": {}, "configuration": saved}))
 
