@@ -175,13 +175,20 @@ class Gin:
                 raise Refusal(f"These gin files put macros into macros to more than {_MOST_USES:,} values.")
             match leaf:
                 case Macro():
-                    return self._value(self.macros[leaf.name], (leaf.name,), path)
+                    return self._value(self._meaning(leaf.name), (leaf.name,), path)
                 case Reference():
                     return self._part(leaf.name, tuple(leaf.scope.split("/")) if leaf.scope else scopes, leaf.is_made,
                                       path)
             return leaf
 
         return parts.mapped(value, follow)
+
+    def _meaning(self, name):
+        """Returns the value of a macro as it is written, or refuses one without a value."""
+        if name not in self.macros:
+            provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
+            raise Refusal(f"{name} has no value; add {provider}.")
+        return self.macros[name]
 
     def text(self) -> str:
         """Returns all of it as one gin file, with the defaults of the parts that need no TensorFlow."""
@@ -279,9 +286,8 @@ class Gin:
         self.check_names()
         if is_whole:
             used = {found.name for _, found in self.references() if isinstance(found, Macro)} - {_REQUIRED}
-            for name in sorted(used - self.macros.keys()):
-                provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
-                raise Refusal(f"{name} has no value; add {provider}.")
+            for name in sorted(used):
+                self._meaning(name)
             for name in sorted(self.macros.keys() - self._mentioned):
                 raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
         for name in self.required():

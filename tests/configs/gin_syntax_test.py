@@ -211,3 +211,14 @@ schedules.Cooldown.last_step = 9
     rate = said.part(parts.TRAINER).arguments["optimizer"].arguments["learning_rate"]
     assert rate.arguments["schedule"].arguments == {"warmup_steps": 7, "base": 2.0}
     assert Experiment.of(said) == Experiment.of(_again(tmp_path, said.text()).check())
+
+
+@pytest.mark.parametrize("text, macro, message", [
+    ("MIXTURE_OR_TASK_NAME = %TASK_NAME", "MIXTURE_OR_TASK_NAME", "TASK_NAME has no value; add it: --gin.TASK_NAME"),
+    ("MIXTURE_OR_TASK_NAME = [%NUM_EXPERTS]", "MIXTURE_OR_TASK_NAME", "NUM_EXPERTS has no value; add a model file")])
+def test_a_macro_that_stands_for_one_without_a_value_is_refused_in_files_of_a_task(tmp_path, text, macro, message):
+    """They need not describe a whole run, so only what is asked for has to have a value."""
+    (tmp_path / "mine.gin").write_text(text)
+    said = gin_syntax.read([str(tmp_path / "mine.gin")]).check(is_whole=False)
+    with pytest.raises(Refusal, match=message):
+        said.macro(macro)
