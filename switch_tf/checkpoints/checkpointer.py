@@ -385,12 +385,15 @@ class Writing:
         if not self._is_local:
             shutil.rmtree(self.staging, ignore_errors=True)
         if self.part_error is not None and self._count > 1:
-            try:
-                (self._parts / f"{name}.failed").write_text("")
-            except OSError as error:  # the main threads will agree on it
-                error.__context__ = self.part_error
-                self.part_error = error
+            self._report_failure()
         return sums
+
+    def _report_failure(self):
+        try:
+            (self._parts / f"{_part_name(self._index)}.failed").write_text("")
+        except OSError as error:  # the main threads will agree on it
+            error.__context__ = self.part_error
+            self.part_error = error
 
     def _join_parts(self):
         """Waits for all parts, joins them and returns the sums of their files."""
