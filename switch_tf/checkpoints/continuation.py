@@ -14,10 +14,9 @@ import dataclasses
 import json
 from typing import Any
 
-from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints import best, folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import names
-from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
@@ -193,12 +192,8 @@ def check_early(described: Experiment) -> None:
     run = described.run
     if run.vocabulary is not None and not run_config.is_in(run.model_dir):  # a run folder has a copy
         names.check_vocabulary(run.vocabulary)
-    metric = run.best_metric and run.best_metric.rpartition("/")[2]
-    if metric and run.best_metric != "eval/average" and not run.best_metric.startswith(
-            tuple(f"eval/{task}" for task in (run.mixture_or_task_name, *names.task_names()))):
-        hint = nearest(run.best_metric, [f"eval/{run.mixture_or_task_name}/{metric}"])
-        raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, not {run.best_metric!r}."
-                      + (hint or f" The task of this run is {run.mixture_or_task_name!r}."))
+    if run.best_metric and not run.best_metric.startswith(tuple(f"eval/{task}" for task in names.task_names())):
+        best.check(run.best_metric, [run.mixture_or_task_name], declares_directions=True)
     newest = described.config and next(folders.described(RunFolder.checkpoints_of(run.model_dir)), None)
     if newest:  # the trainer compares all values
         path, description = newest

@@ -21,7 +21,7 @@ def check(folder, config=None, **changes):
 
 
 @pytest.mark.parametrize("metric, hint", [
-    ("eval/no_such_task/loss", f"The task of this run is '{TASK}'."),
+    ("eval/no_such_task/loss", f"evaluates, {TASK}, not 'eval/no_such_task/loss'."),
     ("eval/docs_corpus_span_coruption/loss", f"Did you mean 'eval/{TASK}/loss'?")])
 def test_a_best_metric_of_no_task_is_refused_and_the_runs_own_task_named(tmp_path, metric, hint):
     with pytest.raises(Refusal) as refusal:
