@@ -75,7 +75,7 @@ def is_in(folder: Folder) -> bool:
     return (folder / FILE).is_file() and (folder / "checkpoints").is_dir() and not is_foreign(folder)
 
 
-def is_hugging_face(folder: Folder) -> bool:
+def is_hugging_face(folder: pathlib.Path) -> bool:
     """Returns whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
     return (folder / FILE).is_file() and not (
         (folder / "checkpoint.json").is_file() or folders.steps(folder / "checkpoints") or is_in(folder))
