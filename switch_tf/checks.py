@@ -148,10 +148,11 @@ def lengths(name: str, value: Any) -> dict[str, int]:
     return {feature: integer(f"{name}[{feature!r}]", value[feature], 1) for feature in ("inputs", "targets")}
 
 
-def fields(record: Any, names: Iterable[str], check: Callable[..., Any], *rule: Any) -> None:
-    """Replaces fields of a frozen dataclass by `check(name, value, *rule)`."""
+def fields(record: Any, names: Iterable[str], check: Callable[..., Any], *rule: Any,
+           label: Callable[[str], str] = str) -> None:
+    """Replaces fields of a frozen dataclass by `check(label(name), value, *rule)`."""
     for name in names:
-        object.__setattr__(record, name, check(name, getattr(record, name), *rule))
+        object.__setattr__(record, name, check(label(name), getattr(record, name), *rule))
 
 
 @contextlib.contextmanager

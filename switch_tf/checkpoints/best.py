@@ -90,12 +90,8 @@ class Best:
         best = next((saved for _, saved in sorted(candidates)
                      if folders.is_whole(folders.path_of(checkpoints, saved))), None)
         self.current = None if best is None else {"step": best, "metric": metric, "value": values[best]}
-        if not is_chief or self.current == named:
-            return
-        if self.current:
-            folders.set_best(checkpoints, **self.current)
-        else:
-            folders.unset_best(checkpoints)
+        if is_chief and self.current != named:
+            folders.set_best(checkpoints, **self.current or {})
 
     def is_improved(self, values: dict[str, float], declared: dict[str, bool] | None = None) -> bool:
         """Returns whether an evaluation is better than all earlier ones.

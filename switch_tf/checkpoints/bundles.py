@@ -86,16 +86,21 @@ def data_file(prefix: pathlib.Path, index: int = 0, count: int = 1) -> pathlib.P
     return prefix.with_name(f"{prefix.name}.data-{index:05d}-of-{count:05d}")
 
 
-def join(parts: list[pathlib.Path], prefix: pathlib.Path) -> None:
+def join(parts: Sequence[pathlib.Path], sums: Sequence[Sum], prefix: pathlib.Path) -> dict[str, Sum]:
     """Joins the files of several processes to those of one checkpoint, by new names and a common index.
 
     Args:
-        parts: Prefixes that `write` has written. The values of part i become `data_file(prefix, i, len(parts))`.
+        parts: Prefixes that `write` has written.
+        sums: Sum of the values of each part.
         prefix: Path of the joined files, without their endings.
+
+    Returns:
+        Name of each joined file of values -> its sum.
     """
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=list(map(str, parts)), destination_prefix=str(prefix),
                                       delete_old_dirs=False)
+    return {data_file(prefix, index, len(parts)).name: entry for index, entry in enumerate(sums)}
 
 
 def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: dict | None = None,
@@ -162,14 +167,10 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | N
              if not file.name.startswith("parts.")}  # of a process that woke up after another one had taken its run
     described = json_lines.loads(json_lines.dumps({**description, "files": files}))
     text = json_lines.dumps({**described, OWN_SUM: own_sum(described)}, indent=1)
-    if not places.is_local(folder):
-        put(folder / DESCRIPTION, text)
-        return
-    with open(folder / DESCRIPTION, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync(folder)
+    put(folder / DESCRIPTION, text)
+    if places.is_local(folder):
+        sum_of(folder / DESCRIPTION)  # waits until it is on disk
+        sync(folder)
 
 
 def sync(folder: pathlib.Path) -> None:
@@ -195,21 +196,17 @@ def check(path: Any) -> None:
             start, position = _number(place, 0)
             length, _ = _number(place, position)
             for key, value in _entries(content, start, length):
-                if key:  # the first entry is the header
-                    _check_entry(key, value)
+                if not key:  # the header, which comes first
+                    continue
+                try:
+                    shape = tensor_bundle_pb2.BundleEntryProto.FromString(value).shape
+                except Exception as error:  # of protobuf's implementation in use
+                    raise ValueError(f"the entry {key[:99]!r} is damaged") from error
+                sizes = [one.size for one in shape.dim]
+                if shape.unknown_rank or not is_shape(sizes):
+                    raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
     except IndexError:
         raise ValueError("it is cut off") from None
-
-
-def _check_entry(key, value):
-    entry = tensor_bundle_pb2.BundleEntryProto()
-    try:
-        entry.ParseFromString(value)
-    except Exception as error:  # of protobuf's implementation in use
-        raise ValueError(f"the entry {key[:99]!r} is damaged") from error
-    sizes = [one.size for one in entry.shape.dim]
-    if entry.shape.unknown_rank or not is_shape(sizes):
-        raise ValueError(f"{key[:99]!r} has an impossible shape, of {len(sizes)} dimensions")
 
 
 def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
@@ -247,53 +244,36 @@ def _number(content, position):
 class Parts:
     """The values of a checkpoint of weights, written part by part: a kill costs one part, and memory holds one.
 
-    The values of part i of n are `folder/state.data-i-of-n` as soon as it is written. Its index stays aside until all
-    are joined, which renames the files of values away and back.
+    The parts stay aside. They are joined by links to their files, so a kill of the joining costs nothing.
 
     Args:
-        folder: Path of the checkpoint folder.
+        folder: Path of the checkpoint folder. What a kill left there is removed.
         aside: Path of a folder on the same file system, for files that the checkpoint does not need.
         count: Number of parts.
     """
 
     def __init__(self, folder: pathlib.Path, aside: pathlib.Path, count: int):
-        self._prefix, self._aside, self._joining, self._count = folder / "state", aside, aside / "joining", count
-        for index in range(count):
-            moved = data_file(self._in(self._joining, index))
-            if moved.exists():  # a kill interrupted the joining
-                moved.rename(self._values(index))
-        names = {self._values(index).name for index in range(count)}
-        for file in folder.iterdir():  # an index, and what else was written after the last part
-            if file.name not in names:
-                file.unlink()
+        self._folder, self._aside = folder, aside
+        self._names = [f"part_{index:05d}" for index in range(count)]
+        for file in folder.iterdir():
+            file.unlink()
 
     def write(self, index: int, pieces: Sequence[Piece], graph: bytes | None = None) -> Sum:
         """Writes a part, with the `object_graph` in one of them. Returns the sum of its values."""
-        prefix = self._in(self._aside, index)
+        prefix = self._aside / self._names[index]
         write(prefix, pieces, graph)
         sum_of(prefix.with_suffix(".index"))  # waits until it is on disk
-        entry = sum_of(data_file(prefix))
-        data_file(prefix).rename(self._values(index))
         sync(self._aside)
-        sync(self._prefix.parent)
-        return entry
+        return sum_of(data_file(prefix))
 
-    def join(self) -> None:
-        """Writes the common index of all parts."""
-        shutil.rmtree(self._joining, ignore_errors=True)
-        self._joining.mkdir()
-        for index in range(self._count):
-            part = self._in(self._joining, index)
-            shutil.copyfile(self._in(self._aside, index).with_suffix(".index"), part.with_suffix(".index"))
-            self._values(index).rename(data_file(part))
-        join([self._in(self._joining, index) for index in range(self._count)], self._prefix)
-
-    def sums(self, entries: Sequence[Sum]) -> dict[str, Sum]:
-        """Returns name of each file of values -> its sum, given what `write` returned of each part."""
-        return {self._values(index).name: entry for index, entry in enumerate(entries)}
-
-    def _values(self, index):
-        return data_file(self._prefix, index, self._count)
-
-    def _in(self, folder, index):
-        return folder / f"part_{index:05d}"
+    def join(self, entries: Sequence[Sum]) -> dict[str, Sum]:
+        """Joins all parts, given what `write` returned of each. Returns name of each file of values -> its sum."""
+        joining = self._aside / "joining"
+        shutil.rmtree(joining, ignore_errors=True)
+        joining.mkdir()
+        for file in self._aside.glob("part_*"):
+            try:
+                os.link(file, joining / file.name)
+            except OSError:  # a file system without links
+                shutil.copyfile(file, joining / file.name)
+        return join([joining / name for name in self._names], entries, self._folder / "state")

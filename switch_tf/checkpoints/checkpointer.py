@@ -408,21 +408,19 @@ class Writing:
             raise self.part_error
         if any(f"{name}.failed" in found for name in names):
             raise OSError(_OTHER_FAILED)
-        prefix, known, written = self._temporary / "state", {}, []
+        known, written = {}, {}
         for name in names:
             report = json.loads((self._parts / f"{name}.json").read_text())
             if (entry := report.pop(bundles.data_file(self._parts / name).name, None)) is not None:
-                written.append((self._parts / name, entry))
+                written[self._parts / name] = entry
             known |= report
-        bundles.join([part for part, _ in written], prefix)
-        return known | {bundles.data_file(prefix, index, len(written)).name: entry
-                        for index, (_, entry) in enumerate(written)}
+        return known | bundles.join(list(written), list(written.values()), self._temporary / "state")
 
     def _publish(self, sums):
         if not self._is_local:
             for file in (self._parts / _RENAMED).iterdir():
                 check_owned(self.final)
-                places.move(file, self._temporary / file.name)
+                file.rename(self._temporary / file.name)
         if self._count > 1:
             leftovers.remove(self._parts)
         bundles.complete(self._temporary, self.description, sums)

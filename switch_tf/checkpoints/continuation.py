@@ -14,10 +14,9 @@ import dataclasses
 import json
 from typing import Any
 
-from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints import best, folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import names
-from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
@@ -62,12 +61,7 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
     entries = {"optimizer": type(optimizer).__name__, "objective": type(objective).__name__,
                "SwitchTransformer.dtype": dtype, "vocabulary": vocabulary, "pieces": pieces,
                "training data": training_data, "held-out data": held_out_data}
-    for part in (config, run, settings):
-        kind = type(part).__name__
-        for field in dataclasses.fields(part):
-            if field.name not in _WITHOUT_EFFECT.get(kind, ()):
-                name = field.name.upper() if kind == "Run" and field.name in _MACROS else f"{kind}.{field.name}"
-                entries[name] = getattr(part, field.name)
+    entries |= record_of(config) | record_of(run) | record_of(settings)
     try:
         arguments = {name: _plain(value) for name, value in optimizer.get_config().items() if name != "name"}
     except NotImplementedError:  # a user's own schedule need not be serializable
@@ -82,10 +76,11 @@ def _as_recorded(entries):
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
 
-def record_of_model(config: SwitchConfig) -> dict[str, Any]:
-    """Returns the part of `record` that describes the model, for a checkpoint of weights alone."""
-    return {f"SwitchConfig.{field.name}": getattr(config, field.name) for field in dataclasses.fields(config)
-            if field.name not in _WITHOUT_EFFECT["SwitchConfig"]}
+def record_of(part: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
+    """Returns what `record` keeps of a part of the configuration. A checkpoint of weights alone has the model's."""
+    kind = type(part).__name__
+    return {field.name.upper() if kind == "Run" and field.name in _MACROS else f"{kind}.{field.name}":
+            getattr(part, field.name) for field in dataclasses.fields(part) if field.name not in _WITHOUT_EFFECT[kind]}
 
 
 def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
@@ -197,16 +192,12 @@ def check_early(described: Experiment) -> None:
     run = described.run
     if run.vocabulary is not None and not run_config.is_in(run.model_dir):  # a run folder has a copy
         names.check_vocabulary(run.vocabulary)
-    metric = run.best_metric and run.best_metric.rpartition("/")[2]
-    if metric and run.best_metric != "eval/average" and not run.best_metric.startswith(
-            tuple(f"eval/{task}" for task in (run.mixture_or_task_name, *names.task_names()))):
-        hint = nearest(run.best_metric, [f"eval/{run.mixture_or_task_name}/{metric}"])
-        raise Refusal(f"BEST_METRIC must be of a task that this run evaluates, not {run.best_metric!r}."
-                      + (hint or f" The task of this run is {run.mixture_or_task_name!r}."))
+    if run.best_metric and not run.best_metric.startswith(tuple(f"eval/{task}" for task in names.task_names())):
+        best.check(run.best_metric, [run.mixture_or_task_name], declares_directions=True)
     newest = described.config and next(folders.described(RunFolder.checkpoints_of(run.model_dir)), None)
     if newest:  # the trainer compares all values
         path, description = newest
-        new = record_of_model(described.config) | {
+        new = record_of(described.config) | {
             "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
             "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
         check(description["configuration"], _as_recorded(new), path, run.restart_changed_data)

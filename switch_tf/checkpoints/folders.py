@@ -102,15 +102,12 @@ def resolve(source: Folder) -> pathlib.Path:
     Raises:
         Refusal: the path is neither.
     """
-    source = places.at(source)
-    if (source / DESCRIPTION).exists():
-        return source
-    saved = steps(source / "checkpoints")
-    if not saved:
+    found = checkpoints_in(source)
+    if not found:
         raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
                       "runs/x/checkpoints/step_00000100, a Hugging Face folder with config.json, or a checkpoint of "
                       f"T5X or Mesh TensorFlow; {str(source)!r} is none of these.")
-    return path_of(source / "checkpoints", saved[-1])
+    return found[-1]
 
 
 def run_folder_of(source: Folder) -> pathlib.Path:
@@ -126,7 +123,7 @@ def best(folder: Folder) -> dict[str, Any] | None:
     None if there is no such file or checkpoint, or the value is not a finite number.
     """
     try:
-        entry = json_lines.load(places.at(folder) / _BEST, _LARGEST)
+        entry = json_lines.load(places.at(folder) / _BEST)
     except places.BucketError:
         raise
     except (OSError, ValueError):
@@ -144,18 +141,20 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def set_best(folder: Any, step: int, metric: str, value: float) -> None:
+def set_best(folder: Any, **best: Any) -> None:
     """Declares the existing checkpoint of a step the best one, atomically.
+
+    Args:
+        folder: path of the `checkpoints` folder.
+        best: `step`, `metric` and `value`. Nothing declares that no checkpoint is the best one.
 
     Raises:
         Refusal: best.json cannot be written. It keeps its old contents.
     """
-    write_whole(folder / _BEST, json_lines.dumps({"step": step, "metric": metric, "value": value}))
-
-
-def unset_best(folder: Any) -> None:
-    """Declares that no checkpoint is the best one."""
-    leftovers.remove(folder / _BEST)
+    if best:
+        write_whole(folder / _BEST, json_lines.dumps(best))
+    else:
+        leftovers.remove(folder / _BEST)
 
 
 def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
@@ -181,33 +180,30 @@ def describe(checkpoint: Any) -> dict[str, Any]:
         Refusal: the checkpoint has another format version.
         BucketError: the bucket does not answer.
     """
-    def unreadable(reason):
-        return BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({reason}); {_WAY_OUT}.")
-
     try:
         description = json_lines.load(checkpoint / DESCRIPTION, _LARGEST)
-    except places.BucketError:
+        if not isinstance(description, dict):
+            raise ValueError("it is no description of a checkpoint")
+        recorded = description.pop(OWN_SUM, None)
+        is_same = recorded is None or recorded == own_sum(description)
+        if not is_same:
+            raise ValueError("its SHA-256 is not the recorded one")
+        version = description.get("format_version")
+        if not json_lines.is_step(version) or version == 0:
+            raise ValueError("it is no description of a checkpoint")
+        if version not in _READABLE:
+            raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads formats "
+                          f"{' and '.join(map(str, _READABLE))}, so use the version that wrote it.")
+        for name, is_right in _PARTS.items():
+            if not is_right(description.get(name)):
+                raise ValueError(f"{name!r} is missing or damaged")
+        match = _STEP.fullmatch(checkpoint.name)
+        if match and int(match[1]) != description["step"]:
+            raise ValueError(f"it is of step {description['step']}")
+    except (places.BucketError, Refusal):
         raise
     except (OSError, ValueError) as error:
-        raise unreadable(error) from error
-    if not isinstance(description, dict):
-        raise unreadable("it is no description of a checkpoint")
-    recorded = description.pop(OWN_SUM, None)
-    try:
-        is_same = recorded is None or recorded == own_sum(description)
-    except ValueError as error:
-        raise unreadable(error) from error
-    if not is_same:
-        raise unreadable("its SHA-256 is not the recorded one")
-    version = description.get("format_version")
-    if not json_lines.is_step(version) or version == 0:
-        raise unreadable("it is no description of a checkpoint")
-    if version not in _READABLE:
-        raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads formats "
-                      f"{' and '.join(map(str, _READABLE))}, so use the version that wrote it.")
-    for name, is_right in _PARTS.items():
-        if not is_right(description.get(name)):
-            raise unreadable(f"{name!r} is missing or damaged")
+        raise BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json ({error}); {_WAY_OUT}.") from error
     files = {name: entry if isinstance(entry, dict) else {"size": entry, "sha256": None}
              for name, entry in description["files"].items()}
     for name, entry in files.items():
@@ -220,9 +216,6 @@ def describe(checkpoint: Any) -> dict[str, Any]:
             actual_size = "nothing"
         if actual_size != entry["size"]:
             raise BrokenCheckpoint(f"{file} should have {entry['size']} bytes but has {actual_size}; {_WAY_OUT}.")
-    match = _STEP.fullmatch(checkpoint.name)
-    if match and int(match[1]) != description["step"]:
-        raise unreadable(f"it is of step {description['step']}")
     return {"configuration": {}, "pending_metrics": None,
             **{name: value for name, value in description.items() if value is not None}, "files": files}
 
@@ -339,19 +332,12 @@ class Finding(NamedTuple):
 
 
 def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
-    """Returns the checkpoints of a run folder, oldest first, or the folder if it is a checkpoint.
-
-    Raises:
-        Refusal: it is neither.
-    """
+    """Returns the checkpoints of a run folder, oldest first, or the folder if it is a checkpoint; [] if neither."""
     folder = places.at(folder)
-    if (folder / DESCRIPTION).exists() or folder.name in {path.name for path in newest_first(folder.parent)}:
+    if (folder / DESCRIPTION).exists():
         return [folder]
-    found = newest_first(folder / "checkpoints")[::-1]
-    if not found:
-        raise Refusal(f"{str(folder)!r} holds no checkpoint to verify: name a run folder, or one of its "
-                      "checkpoints/step_... folders.")
-    return found
+    return (newest_first(folder / "checkpoints")[::-1]
+            or [path for path in newest_first(folder.parent) if path == folder])
 
 
 def num_bytes_of(checkpoint: pathlib.Path) -> int:

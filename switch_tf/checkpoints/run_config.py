@@ -30,7 +30,6 @@ FILE = "config.json"
 FORMAT_VERSION = 1
 ACTIVATION_DTYPES = ("auto", "float32", "bfloat16", "float64")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16")
-_LARGEST_FILE = 2**20  # bytes
 _LONGEST = 2**16  # tokens, because decoding caches the keys and values of all
 FEATURES = {"inputs", "targets"}
 
@@ -76,9 +75,8 @@ def is_in(folder: Folder) -> bool:
     return (folder / FILE).is_file() and (folder / "checkpoints").is_dir() and not is_foreign(folder)
 
 
-def is_hugging_face(folder: Folder) -> bool:
+def is_hugging_face(folder: pathlib.Path) -> bool:
     """Returns whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
-    folder = places.at(folder)
     return (folder / FILE).is_file() and not (
         (folder / "checkpoint.json").is_file() or folders.steps(folder / "checkpoints") or is_in(folder))
 
@@ -89,7 +87,7 @@ def is_foreign(folder: Folder) -> bool:
     if not path.is_file():
         return False
     try:
-        contents = json_lines.load(path, _LARGEST_FILE)
+        contents = json_lines.load(path)
     except ValueError:  # damaged, so a run rewrites it
         return False
     return not isinstance(contents, dict) or "format_version" not in contents
@@ -104,7 +102,7 @@ def read(folder: Folder) -> RunConfig:
     path = places.at(folder) / FILE
     names = {field.name for field in dataclasses.fields(RunConfig)}
     try:
-        contents = json_lines.load(path, _LARGEST_FILE, is_strict=True)
+        contents = json_lines.load(path, is_strict=True)
     except (ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise Refusal(f"{path} cannot be read: {reason}.") from error

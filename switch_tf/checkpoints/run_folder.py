@@ -15,7 +15,6 @@ CONFIGURATION = "operative_config.gin"
 _END = "end.json"
 _FILES = ("metrics.jsonl", _END, "report.html", "loss.png", CONFIGURATION)
 _LOCK = "lock"
-_LARGEST_END = 2**20  # bytes
 # Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
 _POLL_SECONDS = 5
@@ -37,8 +36,7 @@ class RunFolder:
     """
 
     def __init__(self, path: folders.Folder, is_owner: bool = True):
-        checks.place("MODEL_DIR", path)
-        self.path = places.at(path)
+        self.path = checks.path("MODEL_DIR", path)
         self.is_owner = is_owner
         self._lock: lock.Lock | None = None
         self._is_new = places.is_local(self.path) and not self.path.exists()
@@ -144,7 +142,7 @@ class RunFolder:
 def end_of(path: folders.Folder) -> str | None:
     """Returns the reason why the run of a folder ended, or None if it is training or was killed."""
     try:
-        end = json_lines.load(places.at(path) / _END, _LARGEST_END)
+        end = json_lines.load(places.at(path) / _END)
     except (OSError, ValueError):
         return None
     reason = end.get("reason") if isinstance(end, dict) else None
@@ -158,7 +156,7 @@ def is_running(path: folders.Folder) -> bool:
 
 def records_of(path: folders.Folder) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a `metrics.jsonl` with its record, see `json_lines.read`."""
-    return json_lines.read(places.at(path), _is_record)
+    return json_lines.read(path, _is_record)
 
 
 def _is_record(record):

@@ -66,7 +66,7 @@ def restore(checkpoint: Any, variables: Variables, batches: Batches | None = Non
         if batches is not None:
             batches.restore(checkpoint)
     except (tf.errors.OpError, AssertionError) as error:
-        _check_is_read(checkpoint, error)
+        places.raise_failure(error, checkpoint)
         raise BrokenCheckpoint(f"The position of {checkpoint} in the data is damaged, or is one in other data, "
                                "or of a version of switch_tf that read them in another order; start anew in another "
                                f"folder, from its weights if they are wanted ({first_line(error)}).") from error
@@ -155,20 +155,13 @@ def _reading(checkpoint, damages=_DAMAGES):
     try:
         yield
     except damages as error:
-        _check_is_read(checkpoint, error)
+        places.raise_failure(error, checkpoint)
         if not folders.is_complete(checkpoint):
             raise Refusal(f"{checkpoint} was removed by its run before it was read; keep more checkpoints with "
                           "Run.keep_checkpoints, or wait for the end of the run.") from error
         if isinstance(error, Refusal):
             raise
         raise BrokenCheckpoint(f"{checkpoint} is damaged ({first_line(error)}).") from error
-
-
-def _check_is_read(checkpoint, error):
-    """Raises an OSError for an error of a bucket, which does not make its checkpoint a broken one."""
-    if places.is_failure(error, checkpoint):
-        with places.os_errors(checkpoint):
-            raise error
 
 
 def _stored_as(saved, dtype):

@@ -104,7 +104,7 @@ def _check(arguments):
 def _register_task(said):
     """Declares in a worker the task that gin files name."""
     quiet.import_tensorflow()
-    said.import_modules()
+    said.check_names()
     said.bind_others()
     said.macro("MIXTURE_OR_TASK_NAME")
 

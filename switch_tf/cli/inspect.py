@@ -74,6 +74,9 @@ def _verify(arguments):
     if not arguments.what:
         raise Refusal("--verify reads checkpoints: name a run folder, or one of its checkpoints/step_... folders.")
     checkpoints = folders.checkpoints_in(arguments.what)
+    if not checkpoints:
+        raise Refusal(f"{arguments.what!r} holds no checkpoint to verify: name a run folder, or one of its "
+                      "checkpoints/step_... folders.")
     findings = []
     with tqdm(total=sum(map(folders.num_bytes_of, checkpoints)), unit="B", unit_scale=True, file=sys.stderr,
               mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS) as progress:

@@ -95,8 +95,7 @@ def read_files(files: Sequence[str], search_paths: str = "") -> list[TaskFile]:
     """Returns the TaskFile of each gin file."""
     found = []
     for file in files:
-        said = gin_syntax.read([file], search_paths=search_paths)
-        said.import_modules()
+        said = gin_syntax.read([file], search_paths=search_paths).check_names()
         task = said.macros.get("MIXTURE_OR_TASK_NAME")
         found.append(TaskFile(file, task if isinstance(task, str) else None, said.required()))
     return found
@@ -129,7 +128,7 @@ def apply_files(arguments: argparse.Namespace) -> tuple[list[str], gin_syntax.Gi
                           "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
         files = [file]
     quiet.expect_tensorflow()
-    said = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check_names().check_values()
+    said = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check(is_whole=False)
     quiet.import_tensorflow()
     said.bind_others()
     task = said.macro("MIXTURE_OR_TASK_NAME")

@@ -196,7 +196,7 @@ def _is_for_pjrt(arguments, folder):
     has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
     if arguments.backend is None and has_accelerator and configuration.is_file():
         try:
-            return gin_syntax.read([str(configuration)]).get(parts.LAYOUT, "backend") == "pjrt"
+            return gin_syntax.read([str(configuration)]).bound.get(("", parts.LAYOUT), {}).get("backend") == "pjrt"
         except Refusal:  # damaged, and answers from config.json do not need it
             return False
     return arguments.backend == "pjrt"

@@ -5,7 +5,6 @@ So a busy machine slows all alike, and all variants train on the same batches.
 
 import contextlib
 import hashlib
-import json
 import pathlib
 import sys
 import time
@@ -242,5 +241,5 @@ class SameBatches:
         """Appends new hashes to the file."""
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            json_lines.append_text(self._path, "".join(json.dumps(record) + "\n" for record in self._new))
+        json_lines.append(self._path, self._new)
         self._new.clear()

@@ -108,15 +108,15 @@ class Experiment:
         """Returns the experiment that checked gin files describe."""
         trainer = found.part(parts.TRAINER).arguments
         model = trainer.get("model")
-        made = {"run": found.part(parts.RUN), "step_settings": found.part(parts.STEP_SETTINGS)} | {
-            name: trainer[name] for name in ("run", "step_settings") if trainer.get(name) is not None}
+        run = trainer.get("run", found.part(parts.RUN))
+        settings = trainer.get("step_settings", found.part(parts.STEP_SETTINGS))
         layout = found.part(parts.PARTITIONER).arguments.get("layout", found.part(parts.LAYOUT))
         config = None
         if isinstance(model, Part) and model.name == parts.MODEL:
             config = parts.made(model.arguments.get("config"))
             model = dataclasses.replace(model, arguments={
                 name: value for name, value in model.arguments.items() if name != "config"})
-        experiment = cls(config, parts.made(layout), parts.made(made["run"]), parts.made(made["step_settings"]), model,
+        experiment = cls(config, parts.made(layout), parts.made(run), parts.made(settings), model,
                          trainer.get("optimizer"), trainer.get("objective"), found)
         experiment.check()
         names.check_task(experiment.run.mixture_or_task_name)

@@ -13,9 +13,9 @@ import io
 import itertools
 import os
 import pkgutil
+import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import util
 from typing import Any
 
 import gin
@@ -105,10 +105,6 @@ class Gin:
         for (_, name), parameters in self.bound.items():
             yield from ((name, found) for found in _flat(list(parameters.values())))
 
-    def get(self, name: str, parameter: str) -> Any:
-        """Returns the value bound to a parameter outside of scopes, as it is written, or None."""
-        return self.bound.get(("", name), {}).get(parameter)
-
     def required(self) -> list[str]:
         """Returns the names of the macros that a user has to give a value and did not."""
         return [name for name, value in self.macros.items() if value == Macro(_REQUIRED)]
@@ -179,13 +175,20 @@ class Gin:
                 raise Refusal(f"These gin files put macros into macros to more than {_MOST_USES:,} values.")
             match leaf:
                 case Macro():
-                    return self._value(self.macros[leaf.name], (leaf.name,), path)
+                    return self._value(self._meaning(leaf.name), (leaf.name,), path)
                 case Reference():
                     return self._part(leaf.name, tuple(leaf.scope.split("/")) if leaf.scope else scopes, leaf.is_made,
                                       path)
             return leaf
 
         return parts.mapped(value, follow)
+
+    def _meaning(self, name):
+        """Returns the value of a macro as it is written, or refuses one without a value."""
+        if name not in self.macros:
+            provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
+            raise Refusal(f"{name} has no value; add {provider}.")
+        return self.macros[name]
 
     def text(self) -> str:
         """Returns all of it as one gin file, with the defaults of the parts that need no TensorFlow."""
@@ -271,33 +274,24 @@ class Gin:
 
     # Checks.
 
-    def check(self) -> "Gin":
+    def check(self, is_whole: bool = True) -> "Gin":
         """Imports the modules of other packages, checks all names and macros, and returns itself.
+
+        Args:
+            is_whole: Whether the files describe all of a run, so that each macro must have a value and a use.
 
         Raises:
             Refusal: A name that does not exist, or a macro without a value, without a use, or that stands for itself.
         """
         self.check_names()
-        used = {found.name for _, found in self.references() if isinstance(found, Macro)} - {_REQUIRED}
-        for name in sorted(used - self.macros.keys()):
-            provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
-            raise Refusal(f"{name} has no value; add {provider}.")
-        for name in sorted(self.macros.keys() - self._mentioned):
-            raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
-        return self.check_values()
-
-    def check_names(self) -> "Gin":
-        """Imports the modules of other packages, refuses a name that does not exist, and returns itself."""
-        if self._wrong:
-            raise Refusal(self._wrong[0])
-        self.import_modules()
-        return self
-
-    def check_values(self) -> "Gin":
-        """Refuses a macro that a user has to give a value and did not, or that leads back to itself."""
+        if is_whole:
+            used = {found.name for _, found in self.references() if isinstance(found, Macro)} - {_REQUIRED}
+            for name in sorted(used):
+                self._meaning(name)
+            for name in sorted(self.macros.keys() - self._mentioned):
+                raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
         for name in self.required():
             raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")
-
         uses = {name: [found.name for found in _flat(value) if isinstance(found, Macro)]
                 for name, value in self.macros.items()}
         try:
@@ -328,15 +322,18 @@ class Gin:
                 raise Refusal(f"{name} is set, but no part of this run reads it; leave it out, or refer to %{name} in "
                               "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
 
-    def import_modules(self) -> None:
-        """Imports the modules of other packages, and checks that they have all that is named in them."""
+    def check_names(self) -> "Gin":
+        """Imports the modules of other packages, refuses a name that does not exist, and returns itself."""
+        if self._wrong:
+            raise Refusal(self._wrong[0])
         for module, source in self.imports.items():
             try:
                 importlib.import_module(module)
             except ModuleNotFoundError as error:
                 above, _, last = (error.name or "").rpartition(".")
-                raise Refusal(f"{source}: There is no module {error.name!r}.{nearest(last, _modules_in(above))}"
-                              ) from error
+                beside = pkgutil.iter_modules(getattr(sys.modules.get(above), "__path__", []))
+                raise Refusal(f"{source}: There is no module {error.name!r}."
+                              f"{nearest(last, [module.name for module in beside])}") from error
             except _MISTAKES as error:
                 raise Refusal(f"{source}: {first_line(error).rstrip('.')}.") from error
         registered = {}  # full names of what modules have made configurable when they were imported
@@ -365,6 +362,7 @@ class Gin:
                     if parameter not in known:
                         raise Refusal(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
                                       f"{parameter!r}.{nearest(parameter, known)}")
+        return self
 
     def bind_others(self) -> None:
         """Gives gin's global configuration to functions of other packages that read it, such as t5's."""
@@ -388,13 +386,6 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
     for file in files:
         found.read_file(file, folders)
     return found.bind(bindings)
-
-
-def read_shipped(file: str) -> Gin:
-    """Returns what a shipped gin file says, whatever files of the same names are here."""
-    found = Gin()
-    found.read_file(file, [str(shipped_gin.folder())])
-    return found
 
 
 class _Names:
@@ -436,7 +427,15 @@ class _Names:
     def full(self, selector):
         """Returns the full name of what a selector names. What cannot be is kept for `Gin.check`."""
         if not self._is_dynamic:
-            return self._full_of_end(selector)
+            # As gin without dynamic registration, and as on the command line: by the end of a name that is known.
+            known = {name: name for name in (self._found.names() - set(parts.PARTS)) | parts.IN_LIBRARIES}
+            ends = {full for name, full in (parts.NAMES | known).items() if f".{name}".endswith(f".{selector}")}
+            if len(ends) == 1:
+                return ends.pop()
+            self._found._sources.setdefault(selector, self._source)
+            if not self._found.imports or "." in selector:  # else a module may register it when it is imported
+                self._found._wrong.append(self._found._unmatched(selector))
+            return selector
         first, _, rest = selector.partition(".")
         if first not in self._modules:
             modules = {name.rpartition(".")[0].rpartition(".")[2]: name.rpartition(".")[0] for name in parts.PARTS}
@@ -453,17 +452,6 @@ class _Names:
             self._found._wrong.append(f"{self._source}: {module} has no {last!r}.{hint}")
         self._found._sources.setdefault(name, self._source)
         return name
-
-    def _full_of_end(self, selector):
-        """As gin without dynamic registration, and as on the command line: by the end of a name that is known."""
-        known = {name: name for name in (self._found.names() - set(parts.PARTS)) | parts.IN_LIBRARIES}
-        ends = {full for name, full in (parts.NAMES | known).items() if f".{name}".endswith(f".{selector}")}
-        if len(ends) == 1:
-            return ends.pop()
-        self._found._sources.setdefault(selector, self._source)
-        if not self._found.imports or "." in selector:  # else a module may make it configurable when it is imported
-            self._found._wrong.append(self._found._unmatched(selector))
-        return selector
 
 
 def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
@@ -545,11 +533,3 @@ def _renamed(value, rename):
     """Returns a value with other names in its References."""
     return parts.mapped(value, lambda leaf: dataclasses.replace(leaf, name=rename(leaf.name))
                         if isinstance(leaf, Reference) else leaf)
-
-
-def _modules_in(package):
-    try:
-        spec = package and util.find_spec(package)
-    except ImportError:
-        return []
-    return [found.name for found in pkgutil.iter_modules(spec.submodule_search_locations or [])] if spec else []

@@ -91,11 +91,10 @@ class Run:
     profile_steps: int = 0
 
     def __post_init__(self):
-        for name, at_least in (("train_steps", 1), ("batch_size", 1), ("log_period", 1), ("eval_period", 0),
-                               ("checkpoint_period", 1), ("eval_batches", 1), ("unigram_batches", 0), ("seed", 0),
-                               ("keep_checkpoints", 1), ("cache_parts", 1), ("keep_every", 0), ("patience", 0),
-                               ("shown_examples", 0), ("profile_steps", 0)):
-            object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), at_least))
+        checks.fields(self, ("train_steps", "batch_size", "log_period", "checkpoint_period", "eval_batches",
+                             "keep_checkpoints", "cache_parts"), checks.integer, 1, label=str.upper)
+        checks.fields(self, ("eval_period", "unigram_batches", "seed", "keep_every", "patience", "shown_examples",
+                             "profile_steps"), checks.integer, 0, label=str.upper)
         checks.fields(self, ("pack", "restart_changed_data", "eval_each_task"), checks.flag)
         for name, check in (("model_dir", checks.place), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths), ("use_cached_tasks", checks.flag)):

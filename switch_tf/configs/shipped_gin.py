@@ -23,11 +23,6 @@ def folder() -> pathlib.Path:
         "Install the package again.")
 
 
-def path(name: str) -> pathlib.Path:
-    """Returns the path of a shipped file, such as "gin/models/switch_tiny.gin"."""
-    return folder() / name
-
-
 def preset_names() -> list[str]:
     """Returns the sorted names of the files in `gin/models`."""
     return sorted(file.stem for file in (folder() / "gin" / "models").glob("*.gin"))

@@ -209,7 +209,9 @@ class SwitchConfig:
         if checks.text("The name of a preset", name) not in names:
             raise Refusal(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
                           "gin/models; `switch-tf inspect --list` names them all.")
-        return gin_syntax.read_shipped(f"gin/models/{name}.gin").part(parts.CONFIG).make()
+        found = gin_syntax.Gin()
+        found.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # whatever files are here
+        return found.part(parts.CONFIG).make()
 
     # Derived properties.
 

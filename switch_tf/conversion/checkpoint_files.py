@@ -21,7 +21,6 @@ from switch_tf import checks
 from switch_tf.conversion import pytorch_bin
 from switch_tf.conversion.untrusted_files import DTYPES, Tensor, check_regular, is_plain_name, parse_object, read_object
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
 WRITTEN_DTYPES = ("float32", "bfloat16")
@@ -62,7 +61,7 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 
 
 def _is_there(path):
-    return path.exists() or places.is_link(path)  # a broken link is refused, not passed over
+    return path.exists() or path.is_symlink()  # a broken link is refused, not passed over
 
 
 def has_tensors(folder: pathlib.Path) -> bool:

@@ -175,10 +175,10 @@ def state(place: Any) -> Iterator[tuple[str, int, float]]:
     entries = place.iterdir() if place.is_dir() else (
         entry for entry in place.parent.iterdir() if entry.name.startswith(f"{place.name}."))
     for entry in sorted(entries):
-        if entry.is_dir() and not places.is_link(entry):
+        if entry.is_dir() and not entry.is_symlink():
             yield from state(entry)
         elif entry.is_file():
-            yield str(entry), places.size(entry), places.modified(entry)
+            yield str(entry), entry.stat().st_size, entry.stat().st_mtime
 
 
 def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, Any], str]:

@@ -31,7 +31,7 @@ class Opened:
 
     def __init__(self, source: WeightSource, path: Any):
         self.source, self.path = source, path
-        self.description = {"step": 0, "configuration": continuation.record_of_model(source.config), "variables": {
+        self.description = {"step": 0, "configuration": continuation.record_of(source.config), "variables": {
             f"{folders.MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
 
     def fill(self, variables: dict[str, keras.Variable]) -> None:

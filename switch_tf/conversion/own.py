@@ -119,14 +119,14 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
                 work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
             del pieces, values  # before the next ones take memory
         with writing(folder):
-            step, configuration = 0, continuation.record_of_model(source.config)
+            step, configuration = 0, continuation.record_of(source.config)
             if optimizer is not None:
                 step, configuration = int(optimizer.iterations), configuration | {"optimizer": type(optimizer).__name__}
                 work.finish(parts.write(len(groups), [
                     Piece(path, "", in_host_memory(variable.numpy())) for path, variable in slots.items()]))
-            parts.join()
+            sums = parts.join(work.finished)
             description = bundles.describe(step, variables, configuration=configuration)
-            bundles.complete(work.folder, description, parts.sums(work.finished))
+            bundles.complete(work.folder, description, sums)
             (work.folder / "model.gin").write_bytes(model_gin.gin_text(source.config).encode())
             if vocabulary is not None:
                 (work.folder / source_vocabulary.FILE).write_bytes(vocabulary)

@@ -78,7 +78,7 @@ class CheckpointEvaluator:
             for task, result in results.items():
                 if result.scores is not None:
                     data.write_records(predictions / f"{task}.jsonl", result.scores.records)
-            json_lines.append(self.output / "scores.jsonl", {"step": step, "split": self._split, **values})
+            json_lines.append(self.output / "scores.jsonl", [{"step": step, "split": self._split, **values}])
             with summaries.writing_events(folder), self._events.as_default(step=step):
                 for name, value in values.items():
                     tf.summary.scalar(name, value)

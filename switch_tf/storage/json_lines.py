@@ -4,9 +4,10 @@ import errno
 import io
 import json
 import math
+import mmap
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
@@ -75,30 +76,22 @@ def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
     return loads(places.content(path, largest), is_strict)
 
 
-def append(path: Any, record: dict) -> None:
-    """Appends a record to a file, after `mend_end`.
+def append(path: Any, records: Iterable[dict]) -> None:
+    """Appends records to a file, after `mend_end`.
 
     In a bucket, which cannot append, the whole file is written again.
 
     Raises:
         Refusal: it cannot be written.
     """
+    added = "".join(dumps(record) + "\n" for record in records).encode()
     with writing(path):
-        append_text(path, dumps(record) + "\n")
-
-
-def append_text(path: Any, lines: str) -> None:
-    """Appends whole lines of text to a file as `append` does.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    if not places.is_local(path):
-        put(path, (path.read_bytes() if path.is_file() else b"") + lines.encode())
-        return
-    mend_end(path)
-    with open(path, "ab") as file:
-        file.write(lines.encode())
+        if not places.is_local(path):
+            put(path, (path.read_bytes() if path.is_file() else b"") + added)
+            return
+        mend_end(path)
+        with open(path, "ab") as file:
+            file.write(added)
 
 
 def mend_end(path: pathlib.Path) -> None:
@@ -110,22 +103,19 @@ def mend_end(path: pathlib.Path) -> None:
     if not path.exists():
         return
     with open(path, "rb+") as file:
-        start, tail = file.seek(0, os.SEEK_END), b""
-        while start and b"\n" not in tail:
-            if len(tail) > _LONGEST:
-                raise OSError(errno.EFBIG, "its last line is too long", str(path))
-            end, start = start, max(0, start - max(2**16, len(tail)))
-            file.seek(start)
-            tail = file.read(end - start) + tail
-        tail = tail[tail.rfind(b"\n") + 1:]
-        if not tail:
+        if not (end := file.seek(0, os.SEEK_END)):
             return
-        end = file.seek(0, os.SEEK_END)
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        start = content.rfind(b"\n") + 1
+        if end - start > _LONGEST:
+            raise OSError(errno.EFBIG, "its last line is too long", str(path))
+        if start == end:
+            return
         try:
-            loads(tail)
+            loads(content[start:])
             file.write(b"\n")
         except ValueError:
-            file.truncate(end - len(tail))
+            file.truncate(start)
 
 
 def lines(path: Any, shown: Any = None) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from switch_tf.storage import places, whole_file
+from switch_tf.storage import whole_file
 
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished", re.DOTALL)
 
@@ -27,7 +27,7 @@ def remove_unfinished(folder: Any) -> None:
 def remove(path: Any) -> bool:
     """Removes a file, a link or a folder. Returns whether it is gone; a failure is a warning."""
     try:
-        (whole_file.remove_tree if path.is_dir() and not path.is_symlink() else whole_file.remove)(path)
+        whole_file.remove(path)
     except OSError as error:
         warn(f"{path} could not be removed ({error.strerror}); it does no harm, so the run goes on. Remove it by "
              "hand.")
@@ -54,4 +54,4 @@ def set_aside(path: Any) -> Any:
     aside, number = path.with_name(f"broken.{path.name}"), 1
     while aside.exists() or aside.is_symlink():
         aside, number = path.with_name(f"broken.{path.name}.{number}"), number + 1
-    return places.move(path, aside)
+    return path.rename(aside)  # in a bucket every object of a folder is copied and removed

@@ -242,7 +242,7 @@ def is_held(place: Any) -> bool:
     """Returns whether a process has a lock. True if that is unknown. Of a lease it takes this machine's clock."""
     try:
         if not places.is_local(place):
-            return _owner(objects.read(place)[0]) is not None and time.time() - places.modified(place) < LIFETIME
+            return _owner(objects.read(place)[0]) is not None and time.time() - place.stat().st_mtime < LIFETIME
         with open(place, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:

@@ -58,9 +58,9 @@ class Mirror:
         Outage: The files no longer belong to this process.
         """
         with self._uploading:
-            for file in sorted(self.local.rglob("*")):
-                if file.is_file() and (size := file.stat().st_size) != self._sizes.get(file):
-                    whole_file.put(self._folder / file.relative_to(self.local).as_posix(), file.read_bytes())
+            for name, file in places.files_in(self.local):
+                if (size := file.stat().st_size) != self._sizes.get(file):
+                    whole_file.put(self._folder / name, file.read_bytes())
                     self._sizes[file] = size
 
     def close(self) -> None:

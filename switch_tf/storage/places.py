@@ -35,7 +35,7 @@ _NUMBERS = {"PermissionDeniedError": errno.EACCES,
             "UnimplementedError": errno.ENOTSUP}
 # Methods of a path that ask the bucket.
 _METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "write_bytes",
-            "write_text", "unlink", "rmtree", "copy")
+            "write_text", "unlink", "rename")
 
 
 class Literal:
@@ -107,8 +107,10 @@ def _bucket_path():
 
 def _stat(self):
     """Returns size and time of a file as `os.stat` does, and no more."""
+    import tensorflow as tf  # takes seconds; a path of a bucket has imported it
+
     with os_errors(self):
-        found = _gfile().stat(os.fspath(self))
+        found = tf.io.gfile.stat(os.fspath(self))
     return types.SimpleNamespace(st_size=found.length, st_mtime=found.mtime_nsec / 1e9)
 
 
@@ -157,11 +159,13 @@ def os_errors(path: Place) -> Iterator[None]:
         raise (OSError if is_local(path) else BucketError)(number, text, os.fspath(path)) from error
 
 
-def is_failure(error: BaseException, path: Place) -> bool:
-    """Returns whether an error of TensorFlow is one of the bucket of a path, and says nothing about its contents."""
+def raise_failure(error: BaseException, path: Place) -> None:
+    """Raises a BucketError for an error of the bucket of a path, which does not mean that its contents are damaged."""
     found = {one.__name__ for one in type(error).__mro__}
-    return not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
-        "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"})
+    if not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
+            "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"}):
+        with os_errors(path):
+            raise error
 
 
 def is_pattern(path: Place) -> bool:
@@ -204,29 +208,9 @@ def tree_size(folder: Any) -> int:
     return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in folder.iterdir())
 
 
-def modified(path: Any) -> float:
-    """Returns the time at which a file was written last, in seconds, by the clock of its store."""
-    return path.stat().st_mtime
-
-
-def _gfile():
-    import tensorflow as tf  # takes seconds; a path of a bucket has imported it
-
-    return tf.io.gfile
-
-
-def is_link(path: Place) -> bool:
-    """Returns whether a path is a symbolic link. A bucket has none."""
-    return is_local(path) and pathlib.Path(path).is_symlink()
-
-
-def put(source: pathlib.Path, target: Any) -> None:
-    """Moves a complete local file to its place, on the same file system or in a bucket."""
-    if is_local(target):
-        source.replace(target)
-        return
-    copy(source, target)
-    source.unlink()
+def files_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    """Returns the relative names and the paths of all files in a local folder and its folders, sorted."""
+    return [(file.relative_to(folder).as_posix(), file) for file in sorted(folder.rglob("*")) if file.is_file()]
 
 
 def copy(source: pathlib.Path, target: Any) -> None:
@@ -237,17 +221,8 @@ def copy(source: pathlib.Path, target: Any) -> None:
 
 def upload(folder: pathlib.Path, target: Any) -> None:
     """Copies all files of a local folder into a folder of a bucket."""
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        copy(file, target / file.relative_to(folder).as_posix())
-
-
-def move(source: Any, target: Any) -> Any:
-    """Renames a file or folder and returns its new path. In a bucket every object of a folder is copied and removed."""
-    if is_local(source):
-        return source.rename(target)
-    with os_errors(source):
-        _gfile().rename(os.fspath(source), os.fspath(target))
-    return target
+    for name, file in files_in(folder):
+        copy(file, target / name)
 
 
 @contextlib.contextmanager

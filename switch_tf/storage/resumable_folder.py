@@ -30,7 +30,7 @@ class Work:
         identity: JSON-able. None if the work never goes on after a kill.
 
     Attributes:
-        folder: Path of the folder, which holds what the finished parts have written, and perhaps more.
+        folder: Path of the folder, which holds what the work has written there.
         aside: Path of a folder for other files, which is removed at the end.
         finished: Entries of the finished parts, in order.
 
@@ -56,7 +56,7 @@ class Work:
                           f"{self._record.parent} to begin anew.")
         self.finished: list[Entry] = lines[1:]
         if not lines:
-            self._append(identity or {})
+            json_lines.append(self._record, [identity or {}])
         elif lines[0] != identity:
             different = [name for name in {**lines[0], **identity} if lines[0].get(name) != identity.get(name)]
             raise Refusal(f"{place} is unfinished work on another {different[0]}; give the command that began it to "
@@ -64,14 +64,8 @@ class Work:
 
     def finish(self, entry: Entry) -> None:
         """Records the next part, whose files are on disk."""
-        self._append(entry)
+        json_lines.append(self._record, [entry])
         self.finished.append(entry)
-
-    def _append(self, entry):
-        with self._record.open("a") as file:
-            file.write(json_lines.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -103,17 +97,12 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
                 _publish(work.folder, folder, marker)
         return
     place = folder.with_name(f".{folder.name}.{'' if identity else f'{secrets.token_hex(4)}.'}unfinished")
+    work, is_kept = None, identity is not None
     try:
         with writing(folder):
             work = Work(place, identity)
-    except BaseException:
-        if identity is None:  # with one, it may be other work
-            shutil.rmtree(place, ignore_errors=True)
-        raise
-    if work.finished:
-        leftovers.warn(f"Going on with {place} (finished parts: {len(work.finished)}).")
-    is_kept = identity is not None
-    try:
+        if work.finished:
+            leftovers.warn(f"Going on with {place} (finished parts: {len(work.finished)}).")
         _check_room(place, num_bytes)
         yield work
         with writing(folder):
@@ -123,7 +112,8 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
         is_kept = is_kept and isinstance(error.__cause__, OSError)
         raise
     finally:
-        if not (is_kept and work.finished):
+        # Without a `work`, what is there may be other work, unless there was none to go on with.
+        if identity is None or work and not (is_kept and work.finished):
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -138,12 +128,12 @@ def _check_room(place, num_bytes):
 
 def _publish(local, folder, marker):
     """Copies the files of a local folder into a folder of a bucket, the marker last, and none if that fails."""
-    last = local / marker
     try:
-        for file in sorted(file for file in local.rglob("*") if file.is_file() and file != last):
-            check_owned(folder)
-            places.copy(file, folder / file.relative_to(local).as_posix())
-        put(folder / marker, last.read_bytes())
+        for name, file in places.files_in(local):
+            if name != marker:
+                check_owned(folder)
+                places.copy(file, folder / name)
+        put(folder / marker, (local / marker).read_bytes())
     except BaseException:
         leftovers.remove(folder)
         raise

@@ -109,21 +109,9 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
         OSError: The file cannot be written.
         Outage: The path no longer belongs to this process, which had locked it.
     """
-    place, owner = places.at(path), owner_of(path)
     content = content.encode() if isinstance(content, str) else content
-    if not places.is_local(place):  # an object of a bucket appears whole
-        content = content if isinstance(content, bytes) else b"".join(content)
-        if owner:
-            owner.replace(place, content)
-        else:
-            place.write_bytes(content)
-        return
-    with written(place) as unfinished:
-        if isinstance(content, bytes):
-            unfinished.write_bytes(content)
-        else:
-            with open(unfinished, "wb") as file:
-                file.writelines(content)
+    with written(path) as unfinished, open(unfinished, "wb") as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
 
 
 @contextlib.contextmanager
@@ -140,36 +128,33 @@ def written(path: Place) -> Iterator[pathlib.Path]:
         owner = owner_of(place)
         if owner and not places.is_local(place):
             owner.replace(place, unfinished.read_bytes())
-        else:
+        elif places.is_local(place):
             check_owned(place)
-            places.put(unfinished, place)
+            unfinished.replace(place)
+        else:  # an object appears whole
+            places.copy(unfinished, place)
     finally:
         with contextlib.suppress(OSError):  # the error that ended the writing says more
             unfinished.unlink(missing_ok=True)
 
 
 def remove(path: Any) -> None:
-    """Removes a file, if there is one, or a link.
+    """Removes a file, if there is one, or a link, or a folder and what is in it.
+
+    Of a folder in a bucket, what is there now is removed, and not what another process adds.
 
     Raises: See `put`.
     """
-    owner = owner_of(path)
-    if owner and not places.is_local(path):
+    owner, is_local = owner_of(path), places.is_local(path)
+    if path.is_dir() and not path.is_symlink():
+        urls = [] if is_local else objects.urls_of(path)
+        check_owned(path)
+        if is_local:
+            shutil.rmtree(path)
+        for url in urls:
+            objects.remove(url)
+    elif owner and not is_local:
         owner.replace(path, None)
-        return
-    if owner:
-        owner.check()
-    path.unlink(missing_ok=True)
-
-
-def remove_tree(folder: Any) -> None:
-    """Removes a folder and what is in it, in a bucket what is there now and not what another process adds.
-
-    Raises: See `put`.
-    """
-    urls = [] if places.is_local(folder) else objects.urls_of(folder)
-    check_owned(folder)
-    if places.is_local(folder):
-        shutil.rmtree(folder)
-    for url in urls:
-        objects.remove(url)
+    else:
+        check_owned(path)
+        path.unlink(missing_ok=True)

@@ -122,7 +122,7 @@ def test_a_direction_that_only_the_metric_declares_is_known_from_the_first_evalu
 
 def test_a_kill_before_best_json_does_not_lose_the_best(tmp_path):
     _save(tmp_path, 10, 20, 30)
-    folders.set_best(tmp_path, 10, "eval/task/f1", 0.5)
+    folders.set_best(tmp_path, step=10, metric="eval/task/f1", value=0.5)
     _evaluate(tmp_path, {10: 0.5, 20: 0.9, 30: None, 40: 1.0})  # 40 is past what was restored
     best = _best(tmp_path)
     best.take_up(30, is_chief=False)
@@ -136,7 +136,7 @@ def test_a_kill_before_best_json_does_not_lose_the_best(tmp_path):
 def test_where_the_best_is_damaged_or_gone_the_best_of_the_others_is_it(tmp_path, is_removed):
     _save(tmp_path, 10, 20, 30)
     _evaluate(tmp_path, {10: 0.5, 20: 0.9, 30: 0.4})
-    folders.set_best(tmp_path, 20, "eval/task/f1", 0.9)
+    folders.set_best(tmp_path, step=20, metric="eval/task/f1", value=0.9)
     path = folders.path_of(tmp_path, 20)
     shutil.rmtree(path) if is_removed else (path / "checkpoint.json").write_text("{")
     best = _best(tmp_path)
@@ -148,7 +148,7 @@ def test_where_the_best_is_damaged_or_gone_the_best_of_the_others_is_it(tmp_path
 def test_best_json_is_believed_where_its_line_is_lost(tmp_path):
     _save(tmp_path, 10, 20)
     _evaluate(tmp_path, {20: 0.4})
-    folders.set_best(tmp_path, 10, "eval/task/f1", 0.5)
+    folders.set_best(tmp_path, step=10, metric="eval/task/f1", value=0.5)
     best = _best(tmp_path)
     best.take_up(20, is_chief=True)
     assert best.current["step"] == 10
@@ -186,7 +186,7 @@ def test_a_metric_that_no_evaluation_writes_is_refused_with_the_nearest(tmp_path
 
 def test_the_best_and_each_so_many_steps_outlive_the_newest_ones(tmp_path):
     _save(tmp_path, 10, 20, 30, 40, 50, 60)
-    folders.set_best(tmp_path, 10, "eval/task/f1", 0.5)
+    folders.set_best(tmp_path, step=10, metric="eval/task/f1", value=0.5)
 
     def left(**rules):
         outdated = folders.outdated(tmp_path, **rules)

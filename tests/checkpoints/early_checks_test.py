@@ -21,7 +21,7 @@ def check(folder, config=None, **changes):
 
 
 @pytest.mark.parametrize("metric, hint", [
-    ("eval/no_such_task/loss", f"The task of this run is '{TASK}'."),
+    ("eval/no_such_task/loss", f"evaluates, {TASK}, not 'eval/no_such_task/loss'."),
     ("eval/docs_corpus_span_coruption/loss", f"Did you mean 'eval/{TASK}/loss'?")])
 def test_a_best_metric_of_no_task_is_refused_and_the_runs_own_task_named(tmp_path, metric, hint):
     with pytest.raises(Refusal) as refusal:
@@ -46,7 +46,7 @@ def test_another_model_or_batch_than_the_newest_checkpoints_is_refused(tmp_path)
     path.mkdir(parents=True)
 
     def write(batch_size):
-        saved = continuation.record_of_model(config) | {"BATCH_SIZE": batch_size}
+        saved = continuation.record_of(config) | {"BATCH_SIZE": batch_size}
         (path / "checkpoint.json").write_text(json.dumps(
             {"format_version": 3, "step": 1, "variables": {}, "files": {}, "configuration": saved}))
 

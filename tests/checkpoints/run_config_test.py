@@ -97,7 +97,7 @@ def test_a_field_that_is_newer_than_the_run_has_its_default(folder):
 @pytest.mark.parametrize("content, message", [
     (b"", "cannot be read"), (b"{", "cannot be read"), (b"\xff\xfe", "cannot be read"), (b"3", "no configuration"),
     (b"[" * 100_000, "nested too deeply"), (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
-    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"), (b" " * 2**20 + b"1", "larger than"),
+    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"), (b" " * 2**25 + b"1", "larger than"),
     (b"9" * 10_000, "cannot be read"), (b'{"format_version": 1e999}', "has format inf")])
 def test_what_is_no_configuration_is_one_sentence(folder, content, message):
     (folder / run_config.FILE).write_bytes(content)

@@ -18,7 +18,7 @@ def folder(shallow_config, tmp_path_factory):
     model.build()
     batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
     checkpointer = Checkpointer(path / "run" / "checkpoints", tensors.state_variables(model), batches, keep=2,
-                                configuration=continuation.record_of_model(shallow_config))
+                                configuration=continuation.record_of(shallow_config))
     for step in (1, 2):
         for variable in model.variables:
             variable.assign(np.full(variable.shape, step))

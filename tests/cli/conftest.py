@@ -55,7 +55,7 @@ def _write_run(folder, configuration, steps=(7,), has_record=False):
     model.build()
     batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
     checkpointer = Checkpointer(folder / "checkpoints", tensors.state_variables(model), batches, keep=2,
-                                configuration=continuation.record_of_model(model.config) if has_record else None)
+                                configuration=continuation.record_of(model.config) if has_record else None)
     for step in steps:
         checkpointer.save(step, {})
         checkpointer.wait()

@@ -111,7 +111,7 @@ def test_steps_are_chosen_by_number_or_word(run_folder):
     assert chosen("all") == [10, 20]
     assert chosen("last") == [20]
     assert chosen("10") == [10]
-    folders.set_best(run_folder / "checkpoints", 10, "eval/task/f1", 0.5)
+    folders.set_best(run_folder / "checkpoints", step=10, metric="eval/task/f1", value=0.5)
     assert chosen("best") == [10]
 
 

@@ -87,9 +87,9 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
     said = gin_syntax.read(files[::-1] if is_first else files, ["MODEL_DIR='run'", "schedules.Cooldown.share=0.5",
                                                                  "config.SwitchConfig.d_kv=4"]).check()
     assert {name for _, name in said.bound} <= set(parts.PARTS)
-    assert said.get("switch_tf.optim.schedules.Cooldown", "share") == 0.5
-    assert said.get(parts.ADAFACTOR, "clip_threshold") == 2.0
-    assert said.get(parts.CONFIG, "d_kv") == 4 and said.get(parts.RUN, "eval_batches") == 7
+    assert said.bound["", "switch_tf.optim.schedules.Cooldown"]["share"] == 0.5
+    assert said.bound["", parts.ADAFACTOR]["clip_threshold"] == 2.0
+    assert said.bound["", parts.CONFIG]["d_kv"] == 4 and said.bound["", parts.RUN]["eval_batches"] == 7
     # A macro is a scope for what its value refers to, as in the configurations that gin writes down.
     model = said.part(parts.TRAINER).arguments["model"]
     assert model.arguments["config"].arguments["d_kv"] == 16 and said.part(parts.CONFIG).arguments["d_kv"] == 4
@@ -173,7 +173,7 @@ def test_a_macro_that_is_read_through_another_is_accepted(read):
 
 def test_a_macro_counts_as_used_although_a_later_statement_replaces_the_use(read):
     said = read(DYNAMIC + "from switch_tf import config\nconfig.SwitchConfig.dropout_rate = 0.5\n")
-    assert said.get(parts.CONFIG, "dropout_rate") == 0.5
+    assert said.bound["", parts.CONFIG]["dropout_rate"] == 0.5
 
 
 @pytest.mark.parametrize("text, sentence", [
@@ -211,3 +211,14 @@ schedules.Cooldown.last_step = 9
     rate = said.part(parts.TRAINER).arguments["optimizer"].arguments["learning_rate"]
     assert rate.arguments["schedule"].arguments == {"warmup_steps": 7, "base": 2.0}
     assert Experiment.of(said) == Experiment.of(_again(tmp_path, said.text()).check())
+
+
+@pytest.mark.parametrize("text, macro, message", [
+    ("MIXTURE_OR_TASK_NAME = %TASK_NAME", "MIXTURE_OR_TASK_NAME", "TASK_NAME has no value; add it: --gin.TASK_NAME"),
+    ("MIXTURE_OR_TASK_NAME = [%NUM_EXPERTS]", "MIXTURE_OR_TASK_NAME", "NUM_EXPERTS has no value; add a model file")])
+def test_a_macro_that_stands_for_one_without_a_value_is_refused_in_files_of_a_task(tmp_path, text, macro, message):
+    """They need not describe a whole run, so only what is asked for has to have a value."""
+    (tmp_path / "mine.gin").write_text(text)
+    said = gin_syntax.read([str(tmp_path / "mine.gin")]).check(is_whole=False)
+    with pytest.raises(Refusal, match=message):
+        said.macro(macro)

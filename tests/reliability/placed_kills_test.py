@@ -58,7 +58,7 @@ def _train(path):
     checkpointer = Checkpointer(folder.checkpoints, {}, types.SimpleNamespace(save=lambda *_: None), PARTITIONER)
     for step in range(begun + 1, len(LOSSES)):
         values = {METRIC: LOSSES[step]}
-        json_lines.append(folder.metrics, {"step": step, **values})
+        json_lines.append(folder.metrics, [{"step": step, **values}])
         if best.is_improved(values):
             checkpointer.save(step)
             checkpointer.keep_best(best, step, values)
@@ -137,7 +137,7 @@ def test_a_best_that_cannot_be_written_is_found_by_the_next_start(tmp_path, monk
     def full(folder, step, metric, value):
         if step == 3:
             raise OSError(28, "No space left on device")
-        set_best(folder, step, metric, value)
+        set_best(folder, step=step, metric=metric, value=value)
 
     monkeypatch.setattr(folders, "set_best", full)
     with pytest.raises(OSError, match="No space left"):

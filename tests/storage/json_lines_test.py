@@ -54,12 +54,12 @@ def test_a_bad_line_anywhere_costs_that_line_and_a_word(tmp_path, capsys, bad, p
 
 def test_a_line_that_a_kill_cut_short_is_removed_and_one_that_lacks_its_end_gets_it(tmp_path):
     path = tmp_path / "scores.jsonl"
-    json_lines.append(path, {"step": 1})
+    json_lines.append(path, [{"step": 1}])
     path.write_bytes(path.read_bytes() + b'{"step": 2, "ev')
-    json_lines.append(path, {"step": 3, "value": math.nan})
+    json_lines.append(path, [{"step": 3, "value": math.nan}])
     assert [record for _, record in json_lines.read(path)] == [{"step": 1}, {"step": 3, "value": None}]
     path.write_bytes(path.read_bytes()[:-1])
-    json_lines.append(path, {"step": 4})
+    json_lines.append(path, [{"step": 4}])
     assert [record["step"] for _, record in json_lines.read(path)] == [1, 3, 4]
     for whole in (b"", b'{"step": 5}\n'):  # a torn line of several blocks
         path.write_bytes(whole + b'{"text": "' + b"x" * 200_000)

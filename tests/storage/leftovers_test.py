@@ -56,7 +56,7 @@ def test_another_thing_by_the_name_of_a_file_makes_room_for_it(tmp_path, capsys,
     folder.cut_metrics(1)
     folder.write_configuration("# x")
     folder.write_end(1, "x")
-    folders.set_best(folder.checkpoints, 1, "eval/x/loss", 1.0)
+    folders.set_best(folder.checkpoints, step=1, metric="eval/x/loss", value=1.0)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "events"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -184,9 +185,9 @@ def test_whatever_a_process_writes_or_removes_after_another_one_took_its_folder_
             places.at(url).write_bytes(b"other")
         for write in (lambda: whole_file.write_whole(folder / "whole", "late"),
                       lambda: whole_file.remove(folder / "removed")):
-            checks = iter([None])  # it sleeps after the first one, and the second one would be refused
-            sleeping.setattr(held, "check", lambda checks=checks: next(checks))
-            with pytest.raises(StopIteration):
+            # It sleeps after the first check, and the second one is refused.
+            sleeping.setattr(held, "check", mock.Mock(side_effect=[None, Outage("second check")]))
+            with pytest.raises(Outage, match="second check"):
                 write()
     (mirrored.local / "lines").write_text("one, two")
     held._renewed = 0  # a minute later

@@ -1,4 +1,4 @@
-import pathlib
+import io
 
 import pytest
 
@@ -15,13 +15,14 @@ def test_a_file_takes_the_place_of_another_one(tmp_path):
 
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     write_whole(tmp_path / "a.json", "one")
-    write_bytes = pathlib.Path.write_bytes
 
-    def half(self, content):
-        write_bytes(self, content[: len(content) // 2])
-        raise OSError(28, "No space left on device")
+    class Half(io.FileIO):
+        def writelines(self, parts):
+            (content,) = parts
+            self.write(content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pathlib.Path, "write_bytes", half)
+    monkeypatch.setattr("switch_tf.storage.whole_file.open", Half, raising=False)
     with pytest.raises(Refusal, match="No space left"):
         write_whole(tmp_path / "a.json", "another one")
     assert (tmp_path / "a.json").read_text() == "one"

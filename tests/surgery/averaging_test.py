@@ -29,7 +29,7 @@ def save(model, tmp_path):
     def save(values, config=model.config, folder=tmp_path / "run"):
         batches = data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1)
         checkpointer = Checkpointer(places.at(folder) / "checkpoints", tensors.state_variables(model), batches, keep=9,
-                                    configuration=continuation.record_of_model(config))
+                                    configuration=continuation.record_of(config))
         for step, value in values.items():
             for variable in model.variables:
                 variable.assign(np.full(variable.shape, value))
@@ -82,7 +82,7 @@ def test_checkpoints_of_different_models_are_refused_by_the_first_difference(sav
 def test_a_checkpoint_that_is_removed_meanwhile_is_named(save):
     run = save({1: 1.0, 2: 2.0})
     checkpoints = sources.newest(run, 2)
-    whole_file.remove_tree(checkpoints[0])
+    whole_file.remove(checkpoints[0])
     with pytest.raises(ValueError, match="step_00000001 was removed by its run before it was read"):
         StoredWeights(checkpoints[0])
 

@@ -25,7 +25,7 @@ def commands(shallow_config, tmp_path):
     dense.build()
     checkpointer = Checkpointer(tmp_path / "run" / "checkpoints", tensors.state_variables(dense),
                                 data.Batches({None: iter(tf.data.Dataset.range(9))}, batch_size=1), keep=2,
-                                configuration=continuation.record_of_model(dense.config))
+                                configuration=continuation.record_of(dense.config))
     for step in (1, 2):
         checkpointer.save(step, {})
         checkpointer.wait()

@@ -285,16 +285,16 @@ def test_a_command_that_was_killed_goes_on_with_the_rows_that_are_missing(noisy_
                                                                           tmp_path, monkeypatch, without_tracing):
     """A shard for each batch; the third one is being written when the process is gone."""
     monkeypatch.setattr(predictions, "_BYTES_PER_SHARD", 1)
-    run, folder, put = _run(noisy_task, "unused"), tmp_path / "predictions", predictions.places.put
+    run, folder, replace = _run(noisy_task, "unused"), tmp_path / "predictions", pathlib.Path.replace
 
     def killed(source, target):
+        moved = replace(source, target)
         if target.name.startswith("00002"):
-            put(source, target)
             raise KeyboardInterrupt
-        put(source, target)
+        return moved
 
     with monkeypatch.context() as patch:
-        patch.setattr(predictions.places, "put", killed)
+        patch.setattr(pathlib.Path, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             _store(run, student_config, teacher, folder)
     (folder / ".00003.array_record.0123abcd.unfinished").write_bytes(b"of a process that was killed")
