@@ -123,10 +123,6 @@ class Partitioner:
         """Returns the range of rows of a batch that `place` reads in this process: first, last + 1."""
         return 0, batch_size
 
-    def part_of_step(self, features: Any, index: int) -> Features:
-        """Returns step `index` of placed features, for its shapes only: [batch or a part of it, length]."""
-        return at_step(features, index)
-
     def sum_over_parts(self, tensors: Any) -> Any:
         """Sums a nest of tensors over the parts of the batch, inside `compute`."""
         return tensors
