@@ -90,9 +90,7 @@ class StrategyPartitioner(Partitioner):
             raise Refusal(f"use_xla=True compiles the step of one device, and {type(self.strategy).__name__} runs "
                           "one on each; leave use_xla at False.")
         if devices.device_type() == "TPU":
-            chips.check_memory(
-                8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
-                "use gin/layouts/fully_sharded.gin with backend='pjrt' or 'dtensor', which stores pieces")
+            chips.check_memory(self.layout.stored_bytes(config.weights()))
 
     def creates_variables(self) -> AbstractContextManager:
         return self.strategy.scope()
@@ -148,6 +146,3 @@ class StrategyPartitioner(Partitioner):
     def results(self, call: Callable) -> Callable:
         return lambda features: self._first(self.strategy.run(
             context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
-
-    def _on_each_device(self, function: Callable) -> Callable:
-        return tf.function(lambda: self._first(self.strategy.run(function)), autograph=False)
