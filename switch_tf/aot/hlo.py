@@ -122,8 +122,9 @@ class Module:
                 operands = _NAME.findall(line.partition(f" {kind}(")[2].partition(")")[0])
                 cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
                 operation = re.search(r'op_name="([^"]*)"', line)
-                current.append(Instruction(name, shape, kind, line, operands, called, cycles and int(cycles[1]),
-                                           _CALLER.sub("", operation[1]) if operation else ""))
+                current.append(Instruction(
+                    name, shape, kind, line, operands, called, int(cycles[1]) if cycles else None,
+                    _CALLER.sub("", operation[1]) if operation else ""))
         self.instructions = {instruction.name: instruction for instructions in self.computations.values()
                              for instruction in instructions}
 
