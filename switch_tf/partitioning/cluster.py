@@ -69,7 +69,7 @@ def _hosts_of_slice():
         # is "address" or, formerly, "name:number:address".
         names = [entry.rpartition(":")[2].strip()
                  for entry in host.vm_attribute("worker-network-endpoints").split(",")]
-        found = re.search(r"^\s*MEGASCALE_NUM_SLICES\s*:[\s']*(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
+        found = re.search(r"^ *MEGASCALE_NUM_SLICES *: *'?(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
         num_slices = num_slices or found and found[1]
     num_slices = num_slices or "1"
     if num_slices != "1" and host.has_tpu():
