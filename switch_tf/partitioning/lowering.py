@@ -145,7 +145,14 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
     Raises:
         ValueError: The function reads a variable that is not in `variables`.
     """
-    traced = tf.function(function, jit_compile=True, autograph=False)
+    structure = []
+
+    def flat(*tensors):
+        found = function(*tensors)
+        structure[:] = [tf.nest.map_structure(lambda result: result is not None, found)]
+        return [result for result in tf.nest.flatten(found) if result is not None]
+
+    traced = tf.function(flat, jit_compile=True, autograph=False)
     concrete = traced.get_concrete_function(*specs)
     with warnings.catch_warnings():
         # TensorFlow calls `device_name` deprecated, but refuses variables with its successor.
@@ -183,8 +190,7 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
         module = mlir.module_to_bytecode(parsed)
     return Program(module, [by_handle.get(id(handle), handle) for handle in concrete.captured_inputs],
                    [(tuple(output.shape), output.dtype.as_numpy_dtype) for output in concrete.outputs],
-                   [int(number) - len(specs) for number in aliased],
-                   tf.nest.map_structure(lambda result: result is not None, concrete.structured_outputs))
+                   [int(number) - len(specs) for number in aliased], structure[0])
 
 
 def _operations(operation):
