@@ -9,6 +9,7 @@ schedule starts them to where it waits for them.
 import collections
 import json
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from switch_tf.aot import hlo
@@ -21,22 +22,6 @@ _TITLES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to oth
 # Calls that only name values and take no time.
 _FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|X64SplitLow|X64SplitHigh|X64Combine|Sharding)"')
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
-
-
-class Work(NamedTuple):
-    """One program of a step.
-
-    Attributes:
-        module: Parsed program.
-        sends: Name of a collective -> seconds of one run.
-        carriers: Name of a fusion -> the collective that it starts, continues or awaits.
-        default: Part of operations with a name that contains no layer.
-    """
-
-    module: hlo.Module
-    sends: dict[str, float]
-    carriers: dict[str, str]
-    default: str
 
 
 class Span(NamedTuple):
@@ -119,27 +104,32 @@ class Schedule(NamedTuple):
         return png(figure)
 
 
-def schedule(chip: Chip, programs: list[Work]) -> Schedule:
-    """Runs the programs of a step on a chip, one after the other, by the clock. Their instructions may share names."""
+def schedule(chip: Chip, programs: Iterable[tuple[hlo.Module, dict[str, float], dict[str, str], str]]) -> Schedule:
+    """Runs the programs of a step on a chip, one after the other, by the clock. Their instructions may share names.
+
+    Args:
+        chip: Chip.
+        programs: Of each program the module, the name of a collective -> seconds of one run, the name of a fusion ->
+            the collective that it starts, continues or awaits, and the part of operations without a layer.
+    """
     start, spans = 0.0, []
     parts, layers, by_bytes = (collections.defaultdict(float) for _ in range(3))
-    for work in programs:
-        seconds, own = _run(chip, work, attribute(work.module, work.default), work.module.entry)
+    for module, sends, carriers, default in programs:
+        seconds, own = _run(chip, module, sends, carriers, attribute(module, default), module.entry)
         for span in own:
             spans.append(span._replace(start=start + span.start))
             if span.lane == CORE:
                 parts[span.part] += span.seconds * span.times
                 layers[span.layer] += span.seconds * span.times
-                instruction = work.module.instructions[span.name]
+                instruction = module.instructions[span.name]
                 if instruction.cycles is None and span.part not in (WAITING, SENT):
                     by_bytes[instruction.kind] += span.seconds * span.times
         start += seconds
     return Schedule(start, spans, dict(parts), dict(layers), dict(by_bytes))
 
 
-def _run(chip, work, origins, computation):
+def _run(chip, module, sends, carriers, origins, computation):
     """Runs a computation; returns its seconds, and spans that start at 0. A called computation is another run."""
-    module, sends, carriers, _ = work
     now, spans, lane_until = 0.0, [], {COPIES: 0.0, LINKS: 0.0}
     until = {}  # name of a started operation -> (time of its end, part of waiting for it)
     # The last fusion with a part of a collective waits for it.
@@ -188,8 +178,8 @@ def _run(chip, work, origins, computation):
             if not kind.endswith("-start"):
                 wait_for(name)
         elif kind in hlo.INNER:
-            seconds, inner = max((_run(chip, work, origins, each) for each in instruction.called[hlo.INNER[kind]]),
-                                 key=lambda run: run[0])
+            seconds, inner = max((_run(chip, module, sends, carriers, origins, each)
+                                  for each in instruction.called[hlo.INNER[kind]]), key=lambda run: run[0])
             if kind == "call-start":  # beside the core, such as a collective on a SparseCore
                 is_sent = any(span.lane == LINKS for span in inner)
                 beside(name, seconds, *((LINKS, SENT) if is_sent else (COPIES, WAITING)))

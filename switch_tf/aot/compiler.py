@@ -5,7 +5,6 @@ libtpu describes the TPU chips, and JAX's plugin for CUDA the GPUs.
 
 import os
 import re
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -31,13 +30,11 @@ class Compiled(NamedTuple):
             "temporaries", "code", "peak".
         hlo: Text of the optimised program.
         network: Network of the pod or of the servers, with the place of each device of the mesh.
-        seconds: Seconds of compilation.
     """
 
     memory: dict[str, int]
     hlo: str
     network: Network | Servers
-    seconds: float
 
 
 class DoesNotFit(Refusal):
@@ -94,7 +91,6 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         network = Servers(chips.servers(topology)[0], sizes, [device.process_index for device in places])
     else:
         network = Network(topology, sizes, [device.coords for device in places])
-    started = time.perf_counter()
     with jax.enable_x64(True):  # Keras counts steps in 64 bits
         function, arguments = jit(lowered, mesh)
         try:
@@ -103,13 +99,12 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
             if "RESOURCE_EXHAUSTED" in str(error):
                 raise DoesNotFit(" ".join(str(error).split())[:400]) from error
             raise
-    seconds = time.perf_counter() - started
     memory = executable.memory_analysis()
     return Compiled(
         {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
          "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
          "code": memory.generated_code_size_in_bytes, "peak": memory.peak_memory_in_bytes},
-        executable.as_text(), network, seconds)
+        executable.as_text(), network)
 
 
 def jit(lowered: Lowered, mesh: Mesh) -> tuple[jax.stages.Wrapped, list[jax.ShapeDtypeStruct]]:

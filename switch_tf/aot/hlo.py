@@ -115,7 +115,16 @@ class Module:
                 current = self.computations.setdefault(header[2], [])
                 self.entry = header[2] if header[1] else self.entry
             elif match := re.match(r"\s*(?:ROOT )?%(\S+) = (.*?) ([a-z][\w-]*)\(", line):
-                current.append(_parse(line, *match.groups()))
+                name, shape, kind = match.groups()
+                called = {}
+                for role, names in _CALLED.findall(line):
+                    called.setdefault("branches" if "_computation" in role else role, []).extend(_NAME.findall(names))
+                operands = _NAME.findall(line.partition(f" {kind}(")[2].partition(")")[0])
+                cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
+                operation = re.search(r'op_name="([^"]*)"', line)
+                current.append(Instruction(
+                    name, shape, kind, line, operands, called, int(cycles[1]) if cycles else None,
+                    _CALLER.sub("", operation[1]) if operation else ""))
         self.instructions = {instruction.name: instruction for instructions in self.computations.values()
                              for instruction in instructions}
 
@@ -211,18 +220,6 @@ class Module:
         for place, *setting in zip(places, *settings, strict=True):
             total *= _steps(left[of_left.index(place)], result[of_result.index(place)], *setting)
         return total
-
-
-def _parse(line, name, shape, kind):
-    """Returns an instruction."""
-    called = {}
-    for role, names in _CALLED.findall(line):
-        called.setdefault("branches" if "_computation" in role else role, []).extend(_NAME.findall(names))
-    operands = _NAME.findall(line.partition(f" {kind}(")[2].partition(")")[0])
-    cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
-    operation = re.search(r'op_name="([^"]*)"', line)
-    return Instruction(name, shape, kind, line, operands, called, cycles and int(cycles[1]),
-                       _CALLER.sub("", operation[1]) if operation else "")
 
 
 @functools.cache

@@ -6,26 +6,24 @@ is the very program that it trains. `constrain` and `use` write XLA's annotation
 reserved and never touched.
 """
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from switch_tf import context
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective, target_features
-from switch_tf.metrics import Mean
-from switch_tf.ops import dtypes
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import UnfoldedVariable, Unfolding, as_stored, as_used, stored, unfolding
-from switch_tf.training.train_step import StepTotals, compile_steps, freeze, stateful_routers
+from switch_tf.training.train_step import compile_steps, freeze
 
 
 class Argument(NamedTuple):
@@ -81,7 +79,20 @@ class ShapesOnly(Partitioner):
         self.apply: Callable[..., Any] | None = None
 
     def creates_variables(self) -> AbstractContextManager:
-        return tf.variable_creator_scope(functools.partial(_create_without_memory, self.layout))
+        return tf.variable_creator_scope(self._create)
+
+    def _create(self, next_creator, **kwargs):
+        value = kwargs["initial_value"]
+        with tf.Graph().as_default():  # only for the shape and dtype
+            symbolic = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+        axes, shape = axes_of_new_variable(symbolic.shape.rank), tuple(symbolic.shape)
+        if not any(axes):
+            return next_creator(**kwargs)  # too small to matter
+        how = Unfolding(shape)
+        if has_two_programs(self.layout):  # DTensor splits a dimension over one mesh axis only
+            how, _ = unfolding(shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
+        variable = next_creator(**{**kwargs, "initial_value": lowering.reserved(how.stored_shape, symbolic.dtype)})
+        return UnfoldedVariable(variable, how) if how.first else variable
 
     def step(self, compute: Callable[..., Any], apply: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         annotated = context.within(annotator=self._annotator)
@@ -133,23 +144,20 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     weights = model.trainable_variables
     gradients = [_argument(variable, layout)._replace(name=f"gradient of {variable.path}", kind="gradient")
                  for variable in weights]
-    # `StepTotals`, flat.
-    dtype = dtypes.wide_dtype(model.compute_dtype)
-    totals = [Argument("norm of the gradients", "gradient", (), dtype, ())]
-    for name in stateful_routers(model):
-        totals += [Argument(f"load of {name}", "gradient", (model.config.num_experts,), dtype, ((),)),
-                   Argument(f"tokens of {name}", "gradient", (), dtype, ())]
 
     def compute(*tensors):
         found, *others = partitioner.compute(dict(zip(specs, tensors, strict=True)))
         return as_stored(found, weights), *others
 
     def apply(*tensors):
-        norm, *loads = tensors[len(gradients):]
-        means = tuple(Mean(*loads[start:start + 2]) for start in range(0, len(loads), 2))
-        partitioner.apply(as_used(tensors[:len(gradients)], weights), StepTotals(norm, means))
+        totals = tf.nest.pack_sequence_as(structure, tensors[len(gradients):])
+        partitioner.apply(as_used(tensors[:len(gradients)], weights), totals)
 
-    return [lower(features, compute, gradients), lower([*gradients, *totals], apply)]
+    computed = lower(features, compute, gradients)
+    _, structure, *_ = computed.program.structure
+    totals = [Argument("a total", "gradient", shape, np.dtype(dtype).name, ((),) * len(shape)) for _, (shape, dtype) in
+              zip(tf.nest.flatten(structure), computed.program.results[len(gradients):], strict=False)]
+    return [computed, lower([*gradients, *totals], apply)]
 
 
 def has_two_programs(layout: Layout) -> bool:
@@ -175,17 +183,3 @@ def _argument(variable, layout):
     if isinstance(variable.value, UnfoldedVariable):
         spec = tuple((axis,) if axis else () for axis in unfolding(variable.shape, spec, layout.mesh)[1])
     return Argument(variable.path, kind, tuple(stored(variable).shape), variable.dtype, spec)
-
-
-def _create_without_memory(layout, next_creator, **kwargs):
-    value = kwargs["initial_value"]
-    with tf.Graph().as_default():  # only for the shape and dtype
-        symbolic = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
-    axes, shape = axes_of_new_variable(symbolic.shape.rank), tuple(symbolic.shape)
-    if not any(axes):
-        return next_creator(**kwargs)  # too small to matter
-    how = Unfolding(shape)
-    if has_two_programs(layout):  # DTensor splits a dimension over one mesh axis only
-        how, _ = unfolding(shape, layout.spec(axes, at_rest=True), layout.mesh)
-    variable = next_creator(**{**kwargs, "initial_value": lowering.reserved(how.stored_shape, symbolic.dtype)})
-    return UnfoldedVariable(variable, how) if how.first else variable

@@ -103,9 +103,9 @@ class Program:
 
     def schedule(self, chip: Chip, network: Network | Servers) -> clock.Schedule:
         """Runs the programs by the compiler's clock."""
-        return clock.schedule(chip, [
-            clock.Work(module, {name: one.seconds(chip, network) for name, one in sent.items()}, carriers, default)
-            for module, (sent, carriers), default in zip(self._modules, self._sent, FUNCTIONS.values(), strict=False)])
+        return clock.schedule(chip, (
+            (module, {name: one.seconds(chip, network) for name, one in sent.items()}, carriers, default)
+            for module, (sent, carriers), default in zip(self._modules, self._sent, FUNCTIONS.values(), strict=False)))
 
 
 def _traffic(module, computation):

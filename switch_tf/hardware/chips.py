@@ -198,19 +198,19 @@ def find_tpu_chip() -> Chip | None:
     return CHIPS.get(_NAMES.get(name, name))
 
 
-def check_memory(num_bytes: int, storage: str, remedy: str) -> None:
-    """Raises Refusal if a device of this TPU VM has less memory. The memory of an unknown device is unlimited.
+def check_memory(num_bytes: int, room: float | None = None) -> None:
+    """Raises Refusal if a device has no room for its weights and gradients.
 
     Args:
-        num_bytes: int, of weights and gradients on one device.
-        storage: str, how the back end stores them: the start of the message.
-        remedy: str, the end of the message.
+        num_bytes: Bytes of weights and gradients on one device.
+        room: Bytes of a device, by default of this machine's TPU. That of an unknown one is unlimited.
     """
-    chip = find_tpu_chip()
-    if chip is not None and num_bytes > chip.memory + RESERVED:
-        raise Refusal(f"{storage}, {num_bytes / 2**30:.1f} GiB of them, and a "
-                      f"{host.accelerator_type().partition('-')[0]} device has "
-                      f"{(chip.memory + RESERVED) / 2**30:g} GiB; {remedy}.")
+    if room is None and (chip := find_tpu_chip()):
+        room = chip.memory + RESERVED
+    if room is not None and num_bytes > room:
+        raise Refusal(f"Each device would store {num_bytes / 2**30:.1f} GiB of weights and gradients, and has "
+                      f"{room / 2**30:.1f} GiB; use more devices, or a layout that cuts the weights into smaller "
+                      "pieces (at_rest_rules, as in gin/layouts/fully_sharded.gin) with backend='pjrt' or 'dtensor'.")
 
 
 def gpu_flops(name: str) -> list[float]:

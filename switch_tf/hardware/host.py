@@ -96,12 +96,3 @@ def vm_entry(name: str) -> str:
             if not is_busy:
                 break
     return ""
-
-
-def tpu_environment(name: str) -> str:
-    """Returns a variable of a slice, such as MEGASCALE_NUM_SLICES; "" if it is not set. Lines read NAME: 'value'."""
-    for line in vm_attribute("tpu-env").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip().strip("'")
-    return ""

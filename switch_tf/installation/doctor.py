@@ -115,7 +115,7 @@ def check_python() -> Iterator[Finding]:
 def check_versions() -> Iterator[Finding]:
     """Compares packages that only work in certain pairs with the pairs that the tests run with."""
     flavour = tensorflow_distribution()
-    for name, wanted in environment.KNOWN_GOOD[flavour].items():
+    for name, wanted in (*environment.KNOWN_GOOD[flavour].items(), environment.T5.split("==")):
         version = environment.installed_version(name)
         cure = f"{environment.pip()} install --no-deps {name}=={wanted}"
         # libtpu belongs to TensorFlow beside tensorflow-tpu, and to jaxlib everywhere else.
@@ -123,6 +123,8 @@ def check_versions() -> Iterator[Finding]:
         pair = f"{version} beside {partner} {environment.installed_version(partner)}"
         if version is None and name == "libtpu" and partner == "jaxlib" and not host.has_tpu():
             yield Finding(name, "absent; only the extra `aot` needs it")
+        elif version is None and name == "t5":
+            yield Finding(name, f"absent; only downstream tasks such as GLUE need it: {cure}")
         elif version is None:
             yield Finding(name, "not installed", f"{cure}; for all of them: -r {requirements_file()}")
         elif name == "libtpu" and environment.goes_with(version, wanted):
@@ -138,29 +140,20 @@ def check_versions() -> Iterator[Finding]:
             yield Finding(name, f"{pair}: the first two numbers must agree", cure)
         else:
             yield Finding(name, f"{version}; the tests run with {wanted}", cure, is_warning=True)
-    name, _, wanted = environment.T5.partition("==")
-    version = environment.installed_version(name)
-    if version is None:
-        yield Finding(name, f"absent; only downstream tasks such as GLUE need it: {environment.install_t5()}")
-    else:
-        yield Finding(name, version) if version == wanted else Finding(
-            name, f"{version}; the tests run with {wanted}", environment.install_t5(), is_warning=True)
 
 
 def check_double_distributions() -> Iterator[Finding]:
     """Finds distributions that overwrite each other's files."""
-    clean = True
-    for group in SAME_FILES:
-        present = [name for name in group if environment.installed_version(name)]
-        if len(present) > 1:
-            clean = False
-            keep = "tensorflow-tpu" if "tensorflow-tpu" in present else present[0]
-            drop = " ".join(name for name in present if name != keep)
-            yield Finding(
-                "double packages", f"{' and '.join(present)} write the same files",
-                f"{environment.pip()} uninstall -y {drop} && {environment.pip()} install --no-deps --force-reinstall "
-                f"{keep}=={environment.installed_version(keep)}")
-    if clean:
+    groups = [list(filter(environment.installed_version, group)) for group in SAME_FILES]
+    doubles = [present for present in groups if len(present) > 1]
+    for present in doubles:
+        keep = "tensorflow-tpu" if "tensorflow-tpu" in present else present[0]
+        drop = " ".join(name for name in present if name != keep)
+        yield Finding(
+            "double packages", f"{' and '.join(present)} write the same files",
+            f"{environment.pip()} uninstall -y {drop} && {environment.pip()} install --no-deps --force-reinstall "
+            f"{keep}=={environment.installed_version(keep)}")
+    if not doubles:
         yield Finding("double packages",
                       "one each of tensorflow, seqio, tensorflow-datasets, keras, tensorboard")
 

@@ -10,6 +10,7 @@ TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0, or those of the metadata s
 import errno
 import json
 import os
+import re
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,6 +32,11 @@ class Cluster(NamedTuple):
 
     addresses: tuple[str, ...]
     index: int  # type: ignore[assignment]  # hides a method of tuple that nobody calls
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of machines that the processes run on."""
+        return len({address.rpartition(":")[0] for address in self.addresses})
 
 
 def members() -> Cluster:
@@ -63,7 +69,8 @@ def _hosts_of_slice():
         # is "address" or, formerly, "name:number:address".
         names = [entry.rpartition(":")[2].strip()
                  for entry in host.vm_attribute("worker-network-endpoints").split(",")]
-        num_slices = num_slices or host.tpu_environment("MEGASCALE_NUM_SLICES")
+        found = re.search(r"^ *MEGASCALE_NUM_SLICES *: *'?(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
+        num_slices = num_slices or found and found[1]
     num_slices = num_slices or "1"
     if num_slices != "1" and host.has_tpu():
         raise Refusal(f"This TPU is one of {num_slices} slices (MEGASCALE_NUM_SLICES), and each slice would train a "
@@ -104,11 +111,6 @@ def listening_address(address: str) -> str:
         return f"[{ip or '::'}]:{port}" if family == socket.AF_INET6 else f"{ip or '0.0.0.0'}:{port}"
     raise Refusal(f"The first process cannot listen at {address}, which is no address of this machine; name one, in "
                   "all processes.")
-
-
-def num_hosts(cluster: Cluster) -> int:
-    """Returns the number of machines that the processes run on."""
-    return len({address.rpartition(":")[0] for address in cluster.addresses})
 
 
 def put(environ: dict, addresses: Sequence[str], index: int) -> None:

@@ -18,7 +18,6 @@ _KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DT
 _DTENSOR = re.compile(rf'"tf\.({"|".join(_KINDS)})"')
 _RESULT = re.compile(r"-> \(?tensor<((?:\d+x)*)(\w+)>")
 _LAYOUT = re.compile(r"(?:input|output)_layout = #dtensor\.layout<sharding_specs:([\w,]*?),? mesh:")
-_BITS = {"i1": 8, "pred": 8, "bf16": 16, "f16": 16}
 _XLA = re.compile(r" = (.*?) (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(")
 _XLA_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 
@@ -73,7 +72,7 @@ def read_xla(text: str) -> list[Collective]:
 
 
 def _bytes(dtype, lengths):
-    return math.prod(map(int, filter(None, lengths))) * (_BITS.get(dtype) or int(re.sub(r"\D", "", dtype))) // 8
+    return math.prod(map(int, filter(None, lengths))) * max(8, int(re.sub(r"\D", "", dtype) or 8)) // 8  # i1, pred: 8
 
 
 def summarize(collectives: Iterable) -> dict[str, dict[str, int]]:

@@ -57,13 +57,12 @@ class Partitioner:
             raise Refusal(f"Keras' floatx must be 'float32', not {keras.config.floatx()!r}; correct "
                           "~/.keras/keras.json, and choose a precision by the model's dtype (ACTIVATION_DTYPE).")
         self.layout = layout or Layout()
-        self._finite: tuple[list, Callable] | None = None  # variables, and a compiled function that examines them
 
     @property
     def num_processors(self) -> int:
         """Number of devices, or of machines with CPUs, that utilisation is measured against."""
         kind = devices.device_type()
-        return cluster.num_hosts(cluster.members()) if kind == "CPU" else self.layout.num_devices
+        return cluster.members().num_hosts if kind == "CPU" else self.layout.num_devices
 
     @property
     def is_chief(self) -> bool:
@@ -122,10 +121,6 @@ class Partitioner:
     def rows(self, batch_size: int) -> tuple[int, int]:
         """Returns the range of rows of a batch that `place` reads in this process: first, last + 1."""
         return 0, batch_size
-
-    def part_of_step(self, features: Any, index: int) -> Features:
-        """Returns step `index` of placed features, for its shapes only: [batch or a part of it, length]."""
-        return at_step(features, index)
 
     def sum_over_parts(self, tensors: Any) -> Any:
         """Sums a nest of tensors over the parts of the batch, inside `compute`."""
@@ -217,21 +212,13 @@ class Partitioner:
         """Returns whether every number of each Keras variable is finite. All processes call it together."""
         values = [stored(variable) for variable in variables]
         floating = [value for value in values if value.dtype.is_floating]
-        if self._finite is None or list(map(id, self._finite[0])) != list(map(id, floating)):
-            self._finite = floating, self._compile_flags(floating)
-        flags = iter(np.asarray(self._finite[1]()).tolist() if floating else ())
+        flags = iter(np.asarray(self.on_host(self._finite_flags(floating))).tolist() if floating else ())
         return [next(flags) if value.dtype.is_floating else True for value in values]
 
-    def _compile_flags(self, values):
-        """Returns a function without arguments that returns <bool>[variable]: whether each stored one is finite."""
-        # On one device it is not traced, which takes longer than many checkpoints' examinations.
-        on_each_device = self._on_each_device(
-            lambda: tf.stack([tf.reduce_all(tf.math.is_finite(value.read_value())) for value in values]))
-        return lambda: self.on_host(on_each_device())
-
-    def _on_each_device(self, function: Callable) -> Callable:
-        """Returns a function without arguments that runs `function` where the variables are."""
-        return function
+    def _finite_flags(self, values):
+        """Returns whether each stored variable is finite: <bool>[variable]."""
+        # Not traced, which takes longer than many checkpoints' examinations.
+        return tf.stack([tf.reduce_all(tf.math.is_finite(value.read_value())) for value in values])
 
     def any_process(self, flag: bool) -> bool:
         """Returns whether `flag` is True in any process. All processes call it together."""

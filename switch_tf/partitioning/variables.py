@@ -43,12 +43,9 @@ def in_host_memory(array: np.ndarray) -> tf.Tensor:
 
 def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
     """Returns TensorFlow's text for a slice, "4 8 0,2:-" for the first half of [4, 8]; "" for the whole tensor."""
-    ranges = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
-    if all(end - start == size for (start, end), size in zip(ranges, shape, strict=True)):
-        return ""
     parts = ["-" if end - start == size else f"{start},{end - start}"
-             for (start, end), size in zip(ranges, shape, strict=True)]
-    return f"{' '.join(map(str, shape))} {':'.join(parts)}"
+             for (start, end, _), size in zip(map(slice.indices, index, shape), shape, strict=True)]
+    return f"{' '.join(map(str, shape))} {':'.join(parts)}" if {*parts} - {"-"} else ""
 
 
 class DTensorVariable(dtensor.DVariable):
@@ -137,9 +134,8 @@ def slices(shape: Sequence[int], sharding: dtensor.Layout) -> Iterator[tuple[sli
     for location in mesh.local_device_locations():
         index = []
         for axis, size in zip(sharding.sharding_specs, shape, strict=True):
-            length = size // (1 if axis == dtensor.UNSHARDED else mesh.dim_size(axis))
-            first = 0 if axis == dtensor.UNSHARDED else location[axis] * length
-            index.append(slice(first, first + length))
+            count, place = (1, 0) if axis == dtensor.UNSHARDED else (mesh.dim_size(axis), location[axis])
+            index.append(slice(place * size // count, (place + 1) * size // count))
         yield tuple(index)
 
 

@@ -12,11 +12,11 @@ GIB = 2**30
     (8000, "", False)])
 def test_more_than_a_device_has_is_refused(gib, accelerator, is_refused, monkeypatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
-    arguments = int(gib * GIB), "Weights are whole", "cut them"
     if not is_refused:
-        chips.check_memory(*arguments)
+        chips.check_memory(int(gib * GIB))
         return
-    kind = accelerator.partition("-")[0]
-    words = rf"^Weights are whole, {gib:.1f} GiB of them, and a {kind} device has (16|95) GiB; cut them\.$"
+    words = (rf"^Each device would store {gib:.1f} GiB of weights and gradients, and has (16|95)\.0 GiB; use more "
+             r"devices, or a layout that cuts the weights into smaller pieces \(at_rest_rules, as in "
+             r"gin/layouts/fully_sharded\.gin\) with backend='pjrt' or 'dtensor'\.$")
     with pytest.raises(ValueError, match=words):
-        chips.check_memory(*arguments)
+        chips.check_memory(int(gib * GIB))

@@ -107,12 +107,12 @@ def test_a_layout_starts_the_weights_of_one_device(name, make_partitioner):
 def test_the_step_that_is_compiled_ahead_of_time_starts_the_same_weights(monkeypatch, shipped_layout):
     started = []
 
-    def create(layout, next_creator, **kwargs):
+    def create(partitioner, next_creator, **kwargs):
         started.append(np.asarray(kwargs["initial_value"]()))
-        return original(layout, next_creator, **kwargs)
+        return original(partitioner, next_creator, **kwargs)
 
-    original = lower._create_without_memory
-    monkeypatch.setattr(lower, "_create_without_memory", create)
+    original = lower.ShapesOnly._create
+    monkeypatch.setattr(lower.ShapesOnly, "_create", create)
     _build(GEGLU, lower.ShapesOnly(shipped_layout("expert_model")))
     for variable, value in zip(_build(GEGLU).variables, started, strict=True):
         np.testing.assert_array_equal(value, variable.numpy(), err_msg=variable.path)

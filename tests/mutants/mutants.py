@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant("partitioning/lowering.py", "jax.jit(step, donate_argnums=donated,", "jax.jit(step,", LOWERING),
     Mutant("partitioning/backends/pjrt.py", "max(end for _, end, _ in ranges)", "min(end for _, end, _ in ranges)",
            PJRT),
-    Mutant("partitioning/backends/pjrt.py", "if room is not None and needed > room:", "if room is None:", PJRT),
+    Mutant("hardware/chips.py", "if room is not None and num_bytes > room:", "if room is None:", PJRT),
     Mutant("partitioning/backends/pjrt.py", "jax.numpy.isfinite(array).all()", "jax.numpy.isfinite(array).any()", PJRT),
     Mutant("partitioning/variables.py", "if not context.current().is_lowered:", "if False:", PJRT),
     Mutant("partitioning/variables.py", "if array.shape != self.array.shape:", "if False:", PJRT),

@@ -16,7 +16,6 @@ from tensorflow.experimental import dtensor
 from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning import Layout, backends, cluster
-from switch_tf.partitioning.backends import strategies
 from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
 from switch_tf.refusals import Refusal
@@ -246,7 +245,8 @@ def test_a_mesh_is_laid_over_the_devices_of_all_processes(two_processes):
 @pytest.mark.slow
 def test_mirrored_trains_in_one_process(two_processes):
     assert two_processes["mirrored"] == (
-        "MirroredStrategy trains in one process, but TF_CONFIG names 2; use backend='pjrt' or 'dtensor'.")
+        "backend='mirrored' trains in one process, on the devices of one host, but this run has 2 processes, and each "
+        "would train a model of its own; use backend='pjrt' or 'dtensor'.")
 
 
 @pytest.mark.parametrize(("rules", "at_rest_rules", "split"), [
@@ -256,8 +256,8 @@ def test_tf_distribute_copies_the_model_so_only_the_batch_is_split(rules, at_res
     with pytest.raises(ValueError) as raised:
         backends.create_partitioner(Layout("data=1", rules, at_rest_rules, "mirrored"))
     assert str(raised.value) == (
-        "tf.distribute's mirrored back end copies the model to every device, so the layout cannot split "
-        f"{split}; use gin/layouts/data.gin, or backend='dtensor'.")
+        f"backend='mirrored' copies the model to every device, so the layout cannot split {split}; use "
+        "gin/layouts/data.gin, or backend='pjrt' or 'dtensor'.")
 
 
 def test_the_strategy_of_several_processes_names_what_covers_it():
@@ -283,20 +283,15 @@ def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
     monkeypatch.setattr(host, "has_tpu", lambda: not is_named)
     if is_named:
         monkeypatch.setenv("TPU_NAME", "mine")
-    message = (r"TPUStrategy keeps every variable whole on each core, so its layout cannot split {} over the data "
-               r"axis; use backend='dtensor' with it\.$")
+    message = (r"backend='tpu' copies the model to every device, so the layout cannot split {}; use "
+               r"gin/layouts/data\.gin, or backend='pjrt' or 'dtensor'\.$")
     with pytest.raises(ValueError, match=message.format("expert")):
         backends.create_partitioner(Layout("", EXPERT, backend="tpu"))
-    with pytest.raises(ValueError, match=message.format("stored weights")):
+    with pytest.raises(ValueError, match=message.format("embed")):
         backends.create_partitioner(Layout("", DATA, (("embed", "data"),), "tpu"))
-
-
-def test_cores_of_a_replica_may_divide_the_model(monkeypatch):
-    monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
-    monkeypatch.setattr(host, "has_tpu", lambda: True)
-    monkeypatch.setattr(strategies, "start_tpu", lambda layout, name: layout)  # would start a TPU
-    layout = Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu")
-    assert backends.create_partitioner(layout) is layout
+    with pytest.raises(ValueError, match=message.format("expert, heads")):
+        backends.create_partitioner(
+            Layout("model=2", (*DATA, ("heads", "model"), ("expert", "model")), backend="tpu"))
 
 
 def test_tf_config_that_cannot_be_read_is_refused(monkeypatch):

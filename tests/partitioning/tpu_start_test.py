@@ -20,7 +20,6 @@ from switch_tf.configs.run import StepSettings
 from switch_tf.hardware import devices, host
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import Layout, backends, cluster
-from switch_tf.partitioning.backends import strategies as tf_strategies
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training.train_step import compile_steps
 
@@ -151,8 +150,8 @@ def strategies(monkeypatch, started):
     monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", made.connected.append)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: topology)
 
-    def strategy(resolver, experimental_device_assignment=None, **options):
-        made.strategies.append((experimental_device_assignment, options))
+    def strategy(resolver, experimental_device_assignment):
+        made.strategies.append(experimental_device_assignment)
         replicas = 8 if experimental_device_assignment is None else experimental_device_assignment.num_replicas
         return types.SimpleNamespace(num_replicas_in_sync=replicas)
 
@@ -169,33 +168,20 @@ def test_a_named_tpu_is_not_asked_for_where_the_chips_are_local(strategies, monk
     assert strategies.resolved == ["local", "my-tpu"] and strategies.connected == ["my-tpu"]
 
 
-def test_replicas_of_several_cores_are_neighbouring_chips_where_a_chip_has_one(strategies):
-    partitioner = backends.create_partitioner(Layout("model=2", (*DATA, ("mlp", "model")), backend="tpu"))
-    [(assignment, options)] = strategies.strategies
-    assert (assignment.num_replicas, assignment.num_cores_per_replica) == (4, 2)
-    assert options == {"experimental_spmd_xla_partitioning": True} and partitioner.num_parts == 4
-    with pytest.raises(ValueError, match="MESH_SHAPE 'model=3' is for a multiple of 3 devices, but there are 8 .TPU."):
-        backends.create_partitioner(Layout("model=3", (*DATA, ("mlp", "model")), backend="tpu"))
+def test_every_core_has_a_replica_unless_the_mesh_has_one_device(strategies):
+    partitioner = backends.create_partitioner(Layout("", DATA, backend="tpu"))
+    assert (partitioner.num_parts, partitioner.layout.mesh) == (8, {"data": 8})
+    assert backends.create_partitioner(Layout("data=1", DATA, backend="tpu")).num_parts == 1
+    assert [assignment and assignment.num_cores_per_replica for assignment in strategies.strategies] == [None, 1]
+    with pytest.raises(ValueError, match="MESH_SHAPE 'data=3' is for 3 devices, but there are 8 .TPU."):
+        backends.create_partitioner(Layout("data=3", DATA, backend="tpu"))
 
 
 def test_one_device_is_one_core(strategies):
     partitioner = backends.create_partitioner(Layout(backend="one_device"))
-    [(assignment, options)] = strategies.strategies
+    [assignment] = strategies.strategies
     assert (assignment.num_replicas, assignment.num_cores_per_replica) == (1, 1)
     assert partitioner.num_parts == 1
-
-
-@pytest.mark.parametrize("mesh_shape, cores, block", [
-    ([2, 4, 1, 1], 2, [1, 2, 1, 1]), ([2, 4, 1, 1], 4, [1, 4, 1, 1]), ([2, 4, 1, 1], 8, [2, 4, 1, 1]),
-    ([2, 1, 1, 1], 2, [2, 1, 1, 1]), ([2, 2, 1, 2], 2, [1, 1, 1, 2]), ([2, 2, 2, 2], 8, [2, 2, 1, 2])])
-def test_a_replica_takes_a_block_of_the_torus(mesh_shape, cores, block):
-    assert tf_strategies.block(mesh_shape, cores) == block
-
-
-def test_cores_that_form_no_block_are_refused():
-    with pytest.raises(ValueError, match=r"A replica of this layout has 3 cores, and this TPU of 2x4x1x1 \(x, y, z, "
-                                         r"cores of a chip\) cannot be divided into blocks of that size; change the"):
-        tf_strategies.block([2, 4, 1, 1], 3)
 
 
 @pytest.mark.parametrize("by", ["TF_CONFIG", "TPU_WORKER_HOSTNAMES"])
@@ -208,7 +194,7 @@ def test_several_hosts_are_refused(strategies, monkeypatch, by):
     else:
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
         monkeypatch.setenv("TPU_WORKER_ID", "0")
-    with pytest.raises(ValueError, match="backend='tpu' trains on the TPU of one host, but this run has 2 processes"):
+    with pytest.raises(ValueError, match="backend='tpu' trains in one process, on the devices of one host, but this "):
         backends.create_partitioner(Layout("", DATA, backend="tpu"))
     assert not strategies.resolved
 

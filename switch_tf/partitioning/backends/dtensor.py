@@ -125,9 +125,7 @@ class DTensorPartitioner(Partitioner):
             raise Refusal("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
                           "use_xla at False under a layout of several devices.")
         if self.mesh.device_type() == "TPU":
-            chips.check_memory(self.layout.stored_bytes(config.weights()),
-                               "The layout stores weights and gradients in pieces",
-                               "use a layout that cuts them into smaller ones (at_rest_rules), or more devices")
+            chips.check_memory(self.layout.stored_bytes(config.weights()))
 
     def sharding(self, axes: Axes) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
@@ -247,8 +245,8 @@ class DTensorPartitioner(Partitioner):
                     dtensor.unpack(variable.read_value()), strict=True)
                 if all(place == 0 or axis in variable.layout.sharding_specs for axis, place in location.items())]
 
-    def _on_each_device(self, function: Callable) -> Callable:
-        return tf.function(lambda: self._replicate(function()), autograph=False)
+    def _finite_flags(self, values):
+        return self._replicate(super()._finite_flags(values))
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import devices
+from switch_tf.hardware import chips, devices
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.backends import pjrt_client
@@ -78,11 +78,7 @@ class PjrtPartitioner(Partitioner):
         if config.dispatch == "ragged":
             raise Refusal("dispatch='ragged' needs shapes that depend on values, which XLA has not; use "
                           "dispatch='auto' with the pjrt back end.")
-        needed, room = self.layout.stored_bytes(config.weights()), _memory(self.mesh.local_devices[0])
-        if room is not None and needed > room:
-            raise Refusal(f"The layout stores weights and gradients in pieces, {needed / 2**30:.1f} GiB of them on "
-                          f"each device, which has {room / 2**30:.1f} GiB; use a layout that cuts them into smaller "
-                          "ones (at_rest_rules), or more devices.")
+        chips.check_memory(self.layout.stored_bytes(config.weights()), _memory(self.mesh.local_devices[0]))
 
     def sharding(self, axes: Axes, at_rest: bool = False) -> NamedSharding:
         """Returns JAX's sharding for logical axes."""
@@ -144,8 +140,8 @@ class PjrtPartitioner(Partitioner):
         return [Piece(path, text, value) for path, variable in state.items()
                 for text, value in variable.pieces().items()]
 
-    def _compile_flags(self, values):
-        return lambda: self._flags([value.array for value in values])
+    def _finite_flags(self, values):
+        return self._flags([value.array for value in values])
 
     def any_process(self, flag: bool) -> bool:
         if self.num_processes == 1:

@@ -4,19 +4,15 @@ Every device runs the whole step on its own part of the batch, and stores every 
 losses by the tokens of the whole batch. Groups of tokens and random numbers belong to the whole batch
 (`axes.part_of_batch`), and gradients are summed. So any number of replicas takes the step that one device takes.
 
-TPUStrategy has replicas of one core, or of several cores that XLA cuts by the layout's annotations. It needs a TPU and
-has never run on one. Tests run its other parts under MirroredStrategy and OneDeviceStrategy.
+TPUStrategy, with a replica on each core, needs a TPU and has never run on one.
 """
 
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.python.compiler.xla.experimental import xla_sharding  # it has no public name
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
@@ -24,7 +20,6 @@ from switch_tf.hardware import chips, devices, host
 from switch_tf.partitioning.backends import dtensor
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.lowering import XlaAnnotator
 from switch_tf.partitioning.partitioner import Partitioner, at_step
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
@@ -36,40 +31,44 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     "one_device" is the first device, or one core of a TPU. Several processes train with DTensor instead. "tpu" is the
     TPU of this machine, or the one that TPU_NAME names.
     """
-    kind, count = devices.device_type(), len(members.addresses)
-    if layout.backend == "tpu":
-        # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for others.
-        name = None if host.has_tpu() else os.environ.get("TPU_NAME")
-        if not name and not host.has_tpu():
-            raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
-                          "TPU_NAME, or leave backend at 'auto'.")
-        if count > 1:
-            raise Refusal(f"backend='tpu' trains on the TPU of one host, but this run has {count} processes, and each "
-                          "would train a model of its own; use backend='dtensor'.")
-        split = [logical for logical, _ in layout.rules
-                 if "data" in layout.mesh_axes(logical) and logical not in ("batch", "group")]
-        if split or layout.at_rest_rules:
-            raise Refusal("TPUStrategy keeps every variable whole on each core, so its layout cannot split "
-                          f"{', '.join(split) or 'stored weights'} over the data axis; use backend='dtensor' with it.")
-        return start_tpu(layout, name)
-    if layout.backend == "one_device":
+    kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
+    if backend == "one_device":
         if count > 1:
             return dtensor.create(layout, members)
         if kind == "TPU":
-            return start_tpu(layout.resolve(1, kind), one_core=True)
+            return _on_tpu(layout.resolve(1, kind))
         layout = layout.resolve(devices.num_local_devices(kind), kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
+    # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for others.
+    name = None if host.has_tpu() else os.environ.get("TPU_NAME")
+    if backend == "tpu" and not name and not host.has_tpu():
+        raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
+                      "TPU_NAME, or leave backend at 'auto'.")
     if count > 1:
-        raise Refusal(f"MirroredStrategy trains in one process, but TF_CONFIG names {count}; use backend='pjrt' or "
-                      "'dtensor'.")
+        raise Refusal(f"backend={backend!r} trains in one process, on the devices of one host, but this run has "
+                      f"{count} processes, and each would train a model of its own; use backend='pjrt' or 'dtensor'.")
+    if split := sorted({logical for logical, _ in (*layout.rules, *layout.at_rest_rules)} - {"batch", "group"}):
+        raise Refusal(f"backend={backend!r} copies the model to every device, so the layout cannot split "
+                      f"{', '.join(split)}; use gin/layouts/data.gin, or backend='pjrt' or 'dtensor'.")
+    if backend == "tpu":
+        return _on_tpu(layout, name)
     if kind == "TPU":
         raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu' or 'dtensor'.")
     layout = layout.resolve(devices.num_local_devices(kind), kind)
-    if split := sorted({logical for logical, _ in (*layout.rules, *layout.at_rest_rules)} - {"batch", "group"}):
-        raise Refusal("tf.distribute's mirrored back end copies the model to every device, so the layout cannot split "
-                      f"{', '.join(split)}; use gin/layouts/data.gin, or backend='dtensor'.")
     return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(layout.num_devices)]))
+
+
+def _on_tpu(layout, name=None):
+    """Starts the TPU of this machine, or a named one, and creates the partitioner of all of its cores or of one."""
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
+    if name:
+        tf.config.experimental_connect_to_cluster(resolver)
+    topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+    num_cores = topology.num_tasks * topology.num_tpus_per_task
+    layout = layout.resolve(num_cores, "TPU")
+    one_core = None if layout.num_devices == num_cores else tf.tpu.experimental.DeviceAssignment.build(topology)
+    return StrategyPartitioner(layout, tf.distribute.TPUStrategy(resolver, experimental_device_assignment=one_core))
 
 
 class StrategyPartitioner(Partitioner):
@@ -90,6 +89,8 @@ class StrategyPartitioner(Partitioner):
         if use_xla:
             raise Refusal(f"use_xla=True compiles the step of one device, and {type(self.strategy).__name__} runs "
                           "one on each; leave use_xla at False.")
+        if devices.device_type() == "TPU":
+            chips.check_memory(self.layout.stored_bytes(config.weights()))
 
     def creates_variables(self) -> AbstractContextManager:
         return self.strategy.scope()
@@ -145,123 +146,3 @@ class StrategyPartitioner(Partitioner):
     def results(self, call: Callable) -> Callable:
         return lambda features: self._first(self.strategy.run(
             context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
-
-    def _on_each_device(self, function: Callable) -> Callable:
-        return tf.function(lambda: self._first(self.strategy.run(function)), autograph=False)
-
-
-class CoreAnnotator(XlaAnnotator):
-    """Annotator of a replica of several cores, in the form of GSPMD (arXiv 2105.04663), over all axes but "data"."""
-
-    def _split(self, x, spec):
-        mesh = {axis: size for axis, size in self.layout.mesh.items() if axis != "data"}
-        return sharding(spec, mesh).apply_to_tensor(x, use_sharding_op=True)
-
-
-def sharding(spec: Sequence[Sequence[str]], mesh: dict[str, int]) -> xla_sharding.Sharding:
-    """Converts a spec of `Layout.spec` to XLA's object: tiles along its mesh axes, copies along the others.
-
-    Args:
-        spec: Mesh axes that split each dimension. Axes that `mesh` lacks are ignored.
-        mesh: Number of devices along each mesh axis. Devices are numbered row by row.
-    """
-    spec = [[axis for axis in axes if axis in mesh] for axes in spec]
-    used = [axis for axes in spec for axis in axes]
-    order = [list(mesh).index(axis) for axis in [*used, *(axis for axis in mesh if axis not in used)]]
-    cores = np.arange(math.prod(mesh.values())).reshape(list(mesh.values())).transpose(order)
-    tiles = [math.prod(mesh[axis] for axis in axes) for axes in spec]
-    if len(used) == len(mesh):
-        return xla_sharding.Sharding.tile(cores.reshape(tiles))
-    return xla_sharding.Sharding.partial_tile(cores.reshape([*tiles, -1]))
-
-
-class TPUPartitioner(StrategyPartitioner):
-    """Replicas on a TPU, which runs the whole step with its condition. Each replica receives its own rows.
-
-    Args:
-        layout: Layout with its mesh complete.
-        strategy: tf.distribute.TPUStrategy.
-    """
-
-    def __init__(self, layout: Layout, strategy: tf.distribute.Strategy):
-        super().__init__(layout, strategy)
-        self._annotator = CoreAnnotator(layout) if layout.num_devices > self.num_parts else None
-
-    def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
-        super().check(config, steps_per_call, use_xla)
-        chips.check_memory(8 * config.num_parameters, "TPUStrategy keeps weights and gradients whole on each device",
-                           "use gin/layouts/fully_sharded.gin with backend='dtensor', which stores pieces")
-
-    def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        size = next(iter(features.values())).shape[1] // self.num_parts
-
-        def own_rows(context):
-            first = context.replica_id_in_sync_group * size
-            return {name: value[:, first:first + size] for name, value in features.items()}
-
-        return self.strategy.experimental_distribute_values_from_function(own_rows)
-
-    def part_of_step(self, features: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-        return at_step(self._first(features), index)
-
-    def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
-        # With rows on replicas, as in a call; a trace of whole batches would not be used.
-        zeros = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
-        function.get_concrete_function(self.place(zeros))
-
-    def _share(self, features):
-        return features
-
-    def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
-        annotated = context.within(annotator=self._annotator)
-        one_step = Partitioner.step(self, annotated(compute), annotated(apply))
-        return lambda features, index: self._first(self.strategy.run(one_step, args=(features, index)))
-
-    def results(self, call: Callable) -> Callable:
-        return super().results(context.within(annotator=self._annotator)(call))
-
-
-def start_tpu(layout: Layout, name: str | None = None, one_core: bool = False) -> TPUPartitioner:
-    """Starts the TPU system and the strategy for it.
-
-    A replica has as many cores as the product of the mesh axes other than "data".
-
-    Args:
-        layout: Layout. Its mesh may have an open axis.
-        name: str, of a TPU elsewhere; None for the one of this machine.
-        one_core: Whether to use one replica of one core.
-    """
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
-    if name:
-        tf.config.experimental_connect_to_cluster(resolver)
-    topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-    num_cores = topology.num_tasks * topology.num_tpus_per_task
-    layout = layout.resolve(1 if one_core else num_cores, "TPU")
-    num_replicas = layout.mesh.get("data", 1)
-    cores = layout.num_devices // num_replicas
-    if layout.num_devices == num_cores and cores == 1:
-        return TPUPartitioner(layout, tf.distribute.TPUStrategy(resolver))
-    assignment = tf.tpu.experimental.DeviceAssignment.build(
-        topology, computation_shape=block(topology.mesh_shape, cores), num_replicas=num_replicas)
-    strategy = tf.distribute.TPUStrategy(resolver, experimental_device_assignment=assignment,
-                                         experimental_spmd_xla_partitioning=cores > 1)
-    return TPUPartitioner(layout, strategy)
-
-
-def block(mesh_shape: Sequence[int], cores: int) -> list[int]:
-    """Returns the shape of a block of neighbouring cores: its lengths along x, y, z and the cores of a chip.
-
-    Args:
-        mesh_shape: Shape of the TPU, in the same order.
-        cores: Number of cores of one replica.
-    """
-    lengths, left = [1, 1, 1, 1], cores
-    for axis in (3, 1, 0, 2):  # the cores of a chip first, because they are nearest
-        lengths[axis] = math.gcd(left, int(mesh_shape[axis]))
-        left //= lengths[axis]
-    if left > 1:
-        shape = "x".join(map(str, mesh_shape))
-        raise Refusal(f"A replica of this layout has {cores} cores, and this TPU of {shape} (x, y, z, cores of "
-                      "a chip) cannot be divided into blocks of that size; change the sizes of the mesh axes other "
-                      "than 'data'.")
-    return lengths
