@@ -127,9 +127,6 @@ optimizer's ([compile](compile.md#how-far-the-clock-is-off)).
 
 {time}
 
-An all-to-all over a whole pod is expensive: each byte crosses, on average, a quarter of the torus along each
-dimension.
-
 ## What do experts cost?
 
 The dense twin has the size of one expert instead of all, so about the same FLOPs per token (two experts for
