@@ -7,6 +7,7 @@ a repeated one is instant. JSON lines go to standard output, progress to standar
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
@@ -95,8 +96,9 @@ def main():
         raise SystemExit(f"No answer: {refused}")
     if arguments.output:
         sparse = [(run.note, found[run.note], found[_twin(run)]) for run in RUNS]
-        commands = [_wrapped(line) for run in (*RUNS, YARDSTICK) for line in (
-            f'export LIBTPU_INIT_ARGS="{run.flags}"', " ".join(["switch-tf compile", *map(_quoted, words(run))]))]
+        commands = [_wrapped(line) for flags, runs in itertools.groupby((*RUNS, YARDSTICK), lambda run: run.flags)
+                    for line in (f'export LIBTPU_INIT_ARGS="{flags}"', *(
+                        " ".join(["switch-tf compile", *map(_quoted, words(run))]) for run in runs))]
         image = arguments.output.parent / "images" / "scale.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         scale_plot.draw(found, image)

@@ -94,10 +94,10 @@ TEXT = """# Trillions on paper
 .venv/bin/python benchmarks/tpu/scale.py --output docs/scale.md     # writes this page, hours of compiling
 ```
 
-One training step of the largest models, compiled by the real TPU compiler for pods. **Nothing here ran
-on a TPU.** Memory and collectives are the compiler's own, for the depths in the table and extrapolated linearly to
-all layers ([compile](compile.md) shows the accuracy). Times are predictions by the compiler's own clock, above a
-floor of nominal rates.
+One training step of the largest models, compiled by the real TPU compiler for pods. **These steps have not run on a
+TPU.** Memory and collectives are the compiler's own, for the depths in the table and extrapolated linearly to all
+layers. Times are predictions by the compiler's own clock ([compile](compile.md) shows the accuracy), above a floor of
+nominal rates.
 
 ![share of a chip's memory, and predicted time of a step](images/scale.png)
 
@@ -106,17 +106,15 @@ floor of nominal rates.
 ## Does it fit?
 
 Weights are float32, computation is in bfloat16, and the optimizer is Adafactor with factored slots, so the state is
-little more than four bytes per parameter. A step is one function, and gradients are temporaries of it. (With gradients
-and update in two functions, four bytes per parameter lived between them:
-[compared](notebook/tpu.md#shardy-beside-gspmd-one-function-beside-two).) A chip's share, in GiB:
+little more than four bytes per parameter. A step is one function, and gradients are temporaries of it
+([compared](notebook/tpu.md#shardy-beside-gspmd-one-function-beside-two) with two functions). A chip's share, in GiB:
 
 {memory}
 {too_large}
 ## What is sent?
 
-Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls per sparse layer: there and
-back, in the forward and in the backward pass. No chip gathers another chip's expert: all-gathers collect pieces of
-dense weights, and pieces of an expert that its copies share. Reduce-scatters sum their gradients, and
+Number in a step, and bytes of the results on one chip. Experts cost four all-to-alls per sparse layer. All-gathers
+collect pieces of dense weights, and of an expert that its copies share; reduce-scatters sum their gradients, and
 collective-permutes do either, piece by piece, during a product.
 
 {sent}
@@ -125,13 +123,9 @@ collective-permutes do either, piece by piece, during a product.
 
 Milliseconds by part of the model. "memory" is waiting for it, "sent" is what no computation hides, and no step is
 faster than the floor. The clock is about right for products and exaggerates passes over arrays, above all the
-optimizer's: by the compiler's final schedule the core of Switch-Base 8 takes at least 0.6 of the time
-([compile](compile.md#how-far-the-clock-is-off)).
+optimizer's ([compile](compile.md#how-far-the-clock-is-off)).
 
 {time}
-
-An all-to-all over a whole pod is expensive: each byte crosses, on average, a quarter of the torus along each
-dimension.
 
 ## What do experts cost?
 
