@@ -221,7 +221,7 @@ MUTANTS = (
     Mutant("optim/adafactor.py", "+ (1 - beta2) * value", "+ beta2 * value", ADAFACTOR),
     Mutant("optim/factoring.py", '_COLUMNS = frozenset(("vocab", "heads", "kv", "mlp", "expert_mlp"))',
            '_COLUMNS = frozenset(("vocab", "kv", "mlp", "expert_mlp"))', ADAFACTOR),
-    Mutant("optim/factoring.py", "if shape[small] < min_size:", "if shape[small] <= min_size:", ADAFACTOR),
+    Mutant("optim/factoring.py", "if shape[small] < 128:", "if shape[small] <= 128:", ADAFACTOR),
     Mutant("optim/schedules.py", "ops.rsqrt(ops.maximum(", "ops.rsqrt(ops.minimum(",
            ("tests/optim/schedules_test.py",)),
     # The context.
