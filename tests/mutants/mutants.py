@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant("aot/clock.py", "max(module.product_seconds(instruction, chip),", "max(0.0,",
            ("tests/aot/clock_test.py",)),
     # Decoding, data and comparisons.
-    Mutant("decoding/beam.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
+    Mutant("decoding/loop.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
            ("tests/decoding/beam_test.py",)),
     Mutant("tasks/text_to_text.py", "min(size, limit) ** (1 / temperature)", "min(size ** (1 / temperature), limit)",
            ("tests/tasks/downstream_test.py",)),
