@@ -225,7 +225,7 @@ MUTANTS = (
     Mutant("optim/schedules.py", "ops.rsqrt(ops.maximum(", "ops.rsqrt(ops.minimum(",
            ("tests/optim/schedules_test.py",)),
     # The context.
-    Mutant("context.py", "    context = dataclasses.replace(_context.get(), **changes)", "    context = _DEFAULTS",
+    Mutant("context.py", "within(**vars(dataclasses.replace(_context.get(), **changes)))", "within(**vars(_DEFAULTS))",
            CONTEXT),
     Mutant("context.py", "        _context.reset(token)\n\n\ndef carried", "        pass\n\n\ndef carried", CONTEXT),
     Mutant("ops/forms.py", "keras.remat(context.carried(run, routes=None))", "keras.remat(run)",
