@@ -46,14 +46,10 @@ class RouterStatistics(keras.callbacks.Callback):
                 layer.router_observer = _Sums(layer.routers)
         self.model.make_train_function(force=True)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        for layer in self._observed:
-            layer.router_observer.reset()
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        results = {name: result for layer in self._observed for name, result in layer.router_observer.take().items()}
         if logs is None:
             return
-        results = {name: result for layer in self._observed for name, result in layer.router_observer.results().items()}
         for statistic in _MEANS:
             logs[f"router/{statistic}"] = float(np.mean([result[statistic] for result in results.values()]))
         logs["router/dead_experts"] = sum(result["dead_experts"] for result in results.values())
@@ -96,18 +92,15 @@ class _Sums:
         for load, stats in zip(self._loads, router_stats, strict=True):
             load.assign_add(ops.cast(stats.expert_load.total, "float32"))
 
-    def results(self) -> dict[str, dict[str, float]]:
-        """Returns the statistics of each router by name."""
-        totals, weights = np.moveaxis(ops.convert_to_numpy(self._sums), -1, 0)
-        means = np.divide(totals, weights, out=np.zeros_like(totals), where=weights != 0)
-        return {name: {**dict(zip(_MEANS, map(float, row), strict=True)),
-                       "dead_experts": int(np.sum(ops.convert_to_numpy(load) == 0))}
-                for name, row, load in zip(self._routers, means, self._loads, strict=True)}
-
-    def reset(self):
-        """Sets all sums to zero."""
+    def take(self) -> dict[str, dict[str, float]]:
+        """Returns the statistics of each router by name, and sets all sums to zero."""
+        sums, *loads = (ops.convert_to_numpy(variable).copy() for variable in (self._sums, *self._loads))
         for variable in (self._sums, *self._loads):
             variable.assign(ops.zeros_like(variable))
+        totals, weights = np.moveaxis(sums, -1, 0)
+        means = np.divide(totals, weights, out=np.zeros_like(totals), where=weights != 0)
+        return {name: {**dict(zip(_MEANS, map(float, row), strict=True)), "dead_experts": int(np.sum(load == 0))}
+                for name, row, load in zip(self._routers, means, loads, strict=True)}
 
 
 def _sum(shape):

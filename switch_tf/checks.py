@@ -55,26 +55,16 @@ def ids(name: str, value: Any, count: int | None = None) -> int | tuple[int, ...
 def number(name: str, value: Any, rule: str) -> int | float:
     """Checks a finite number by a rule: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [0, 1]", "in [1e-6, 1e6]",
     "above 0" or "0 or above"."""
-    converted = _python_number(value)
-    if converted is None or not _RULES[rule](converted):
+    converted: int | float = math.nan  # follows no rule
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # of a large fractions.Fraction; a float of this size is infinite
+            converted = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if abs(converted) == math.inf or not _RULES[rule](converted):
         raise Refusal(f"{name} must be a number {rule}, not {shown(value)}.")
     if converted and not _SMALLEST_FLOAT <= abs(converted) <= _LARGEST_FLOAT:
         raise Refusal(f"{name} must be a number that float32 can hold, from {_SMALLEST_FLOAT:g} to "
                       f"{_LARGEST_FLOAT:g}, not {shown(value)}.")
     return converted
-
-
-def _python_number(value) -> int | float | None:
-    """Returns a value as an int or finite float, None if it is neither."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return None
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    try:
-        converted = float(value)
-    except OverflowError:  # a large fractions.Fraction; a float of this size is infinite
-        return None
-    return converted if math.isfinite(converted) else None
 
 
 def flag(name: str, value: Any) -> bool:

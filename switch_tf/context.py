@@ -33,7 +33,8 @@ class Context:
         fused_program: Graph that `forms.fused` traces for XLA on a CPU, and tensors that its loops share by key. None
             outside one.
         no_drop: Whether each expert has a slot for every token, so that no prediction depends on its neighbours.
-        routes: List to which every layer of experts appends its Route. None records nothing.
+        routes: Dictionary in which every layer of experts stores its gates, <float32>[batch, length, expert], by its
+            path. They multiply the experts' outputs, and are 0 for experts without the token. None records nothing.
         is_lowered: Whether the traced function is lowered for JAX. Variables of the pjrt back end become its arguments.
         endless_passes: Whether `data.passes` yields pass after pass of a training split without an end.
     """
@@ -44,7 +45,7 @@ class Context:
     seed: Any = None
     fused_program: Any = None
     no_drop: bool = False
-    routes: list | None = None
+    routes: dict[str, Any] | None = None
     is_lowered: bool = False
     endless_passes: bool = False
 
@@ -70,13 +71,4 @@ def within(**changes: Any) -> Iterator[None]:
 
 def carried(function: Callable, **changes: Any) -> Callable:
     """Returns a function that runs in the context in which `carried` was called, with these changes, in any thread."""
-    context = dataclasses.replace(_context.get(), **changes)
-
-    def in_context(*args, **kwargs):
-        token = _context.set(context)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _context.reset(token)
-
-    return in_context
+    return within(**vars(dataclasses.replace(_context.get(), **changes)))(function)

@@ -198,14 +198,8 @@ def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask
     Raises:
         Refusal: a tensor with the wrong dtype or shape, or unknown semantics.
     """
-    return load_balancing_mean(router_probs, expert_index, padding_mask, semantics).value
-
-
-def load_balancing_mean(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
-                        semantics: str = "switch_tf") -> Mean:
-    """Computes `load_balancing_loss` as a Mean weighted by counted tokens, which merges over parts of a batch."""
     is_counted = None if rules_of(semantics).routes_padding else padding_mask
-    return balance(router_probs, expert_index, is_counted, semantics).mean
+    return balance(router_probs, expert_index, is_counted, semantics).mean.value
 
 
 def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
@@ -233,15 +227,13 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | N
     if second_place_weight and expert_index.shape[-1] < 2:
         raise Refusal(f"expert_index must hold at least two choices of each token, not "
                       f"{expert_index.shape[-1]}.")
-    if padding_mask is not None:
-        padding_mask = _checked("padding_mask", padding_mask, "bool", router_probs.shape[:2])
     num_experts = router_probs.shape[-1]
     probs = dtypes.widen(router_probs)
     if rules.balances_every_choice:
         chosen = ops.sum(ops.one_hot(expert_index, num_experts, dtype=probs.dtype), axis=2)
     else:
         chosen = ops.one_hot(expert_index[..., 0], num_experts, dtype=probs.dtype)
-    real = ops.ones_like(probs[..., 0]) if padding_mask is None else ops.cast(padding_mask, probs.dtype)
+    real = _real(padding_mask, probs[..., 0])
     num_tokens = ops.sum(ops.ones_like(real), axis=1)
     if rules.balances_over_all_tokens and expert_index.shape[-1] == 1:
         fraction = ops.mean(chosen, axis=1) * ops.mean(real, axis=1, keepdims=True)
@@ -278,11 +270,16 @@ def router_z_loss(router_logits: Tensor, padding_mask: Tensor | None = None) -> 
 def router_z_mean(router_logits: Tensor, padding_mask: Tensor | None = None) -> Mean:
     """Computes `router_z_loss` as a Mean, which merges over parts of a batch."""
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
-    if padding_mask is not None:
-        padding_mask = _checked("padding_mask", padding_mask, "bool", router_logits.shape[:2])
     squared = ops.square(ops.logsumexp(dtypes.widen(router_logits), axis=-1))
-    real = ops.ones_like(squared) if padding_mask is None else ops.cast(padding_mask, squared.dtype)
+    real = _real(padding_mask, squared)
     return Mean(ops.sum(squared * real), ops.sum(real))
+
+
+def _real(padding_mask, like):
+    """Returns 1 at real tokens and 0 at padding, in the dtype and [group, tokens] of a tensor."""
+    if padding_mask is None:
+        return ops.ones_like(like)
+    return ops.cast(_checked("padding_mask", padding_mask, "bool", like.shape), like.dtype)
 
 
 def _checked(name, value, kind, shape):

@@ -112,9 +112,11 @@ def from_json(saved: dict) -> StepMeasurements:
     def mean(entry):
         return Mean(*(np.asarray(number, np.float64) for number in entry))
 
+    def means(entries):
+        return {name: mean(entry) for name, entry in entries.items()}
+
     batch = saved["batch"]
     return StepMeasurements(
-        Measurements({name: mean(entry) for name, entry in batch["loss_terms"].items()}, mean(batch["accuracy"]),
-                     {layer: RouterStats(**{name: mean(entry) for name, entry in stats.items()})
-                      for layer, stats in batch["routers"].items()}),
+        Measurements(means(batch["loss_terms"]), mean(batch["accuracy"]),
+                     {layer: RouterStats(**means(stats)) for layer, stats in batch["routers"].items()}),
         *(mean(saved[name]) for name in ("tokens", "gradient_norm", "loss")))

@@ -60,7 +60,7 @@ def test_groups_count_by_their_real_tokens():
     # 2 * (0.4 + 1.2) / 3 = 3.2 / 3. Group 2: nothing but padding. (1 * 1.6 + 3 * 3.2 / 3) / 4 = 4.8 / 4
     probs = np.array([[[0.8, 0.2]] * 3, [[0.6, 0.4], [0.3, 0.7], [0.3, 0.7]], [[1.0, 0.0]] * 3], "float32")
     mask = [[True, False, False], [True] * 3, [False] * 3]
-    mean = losses.load_balancing_mean(probs, [[0, 1, 1], [0, 1, 1], [0, 0, 0]], mask)
+    mean = losses.balance(probs, [[0, 1, 1], [0, 1, 1], [0, 0, 0]], mask).mean
     np.testing.assert_allclose(mean.value, 1.2, rtol=1e-6)
     assert mean.weight == 4
 
@@ -278,7 +278,7 @@ def test_means_of_parts_merge_to_the_whole():
     index, mask = probs.argmax(-1), rng.rand(4, 6) < 0.5
     for semantics in ("switch_tf", "mtf"):
         whole, first, second = (
-            losses.load_balancing_mean(probs[rows], index[rows], mask[rows], semantics)
+            losses.balance(probs[rows], index[rows], mask[rows], semantics).mean
             for rows in (slice(None), slice(0, 1), slice(1, None)))
         np.testing.assert_allclose(first.merge(second).value, whole.value, rtol=1e-6)
     first, second = (losses.router_z_mean(np.log(probs[rows]), mask[rows]) for rows in (slice(0, 1), slice(1, None)))
@@ -294,7 +294,7 @@ def test_losses_are_float32_whatever_comes_in():
     loss, z_loss, accuracy = losses.cross_entropy(logits, np.zeros((1, 512), "int32"), np.ones((1, 512), "float32"))
     np.testing.assert_allclose(loss.total, 512 * np.log(2), rtol=1e-6)
     half = tf.fill((1, 512, 2), tf.constant(0.5, tf.bfloat16))
-    balance = losses.load_balancing_mean(half, np.zeros((1, 512), "int32"))
+    balance = losses.balance(half, np.zeros((1, 512), "int32")).mean
     for mean in (loss, z_loss, accuracy, balance, losses.router_z_mean(half)):
         assert mean.total.dtype == mean.weight.dtype == tf.float32
     assert balance.weight == 512

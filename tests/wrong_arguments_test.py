@@ -296,7 +296,7 @@ def all_finite(result) -> bool:
 
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
-    "losses.load_balancing_mean", "losses.router_z_mean", "losses.Balance", "losses.Predictions",
+    "losses.router_z_mean", "losses.Balance", "losses.Predictions",
     "policies.names", "policies.to_config", "policies.from_config", "data.keep_jax_on_cpu", "data.AddedFeatures",
     "data.names", "data.BadData", "data.NUM_SENTINELS", "data.bad_row",
     "data.refusing_bad_rows", "data.TaskScores", "data.average", "data.write_records", "data.Batches", "data.Shard",

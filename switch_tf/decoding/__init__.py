@@ -3,22 +3,20 @@
 Samplers call only a model's `prefill` and `decode_step`, and read its `config` and dtype.
 """
 
-from typing import TypeAlias
-
 from switch_tf.configs.choices import check_choice
-from switch_tf.decoding.beam import Beam
 from switch_tf.decoding.loop import (
     END_ID,
+    Beam,
     Decoded,
     Greedy,
     Sample,
+    Sampler,
     bucketed_length,
     check_decodes,
     log_likelihoods,
     max_fused_sequences,
 )
 
-Sampler: TypeAlias = Greedy | Sample | Beam
 SAMPLERS: dict[str, type[Sampler]] = {"greedy": Greedy, "sample": Sample, "beam": Beam}
 
 __all__ = ["Beam", "Decoded", "END_ID", "Greedy", "SAMPLERS", "Sample", "Sampler", "bucketed_length",

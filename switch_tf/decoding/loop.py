@@ -1,7 +1,6 @@
-"""The decoding loop, one step per token until every sequence has ended, and samplers of one token at a time."""
+"""The decoding loop, one step per token until every sequence has ended, and the samplers."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,26 +33,6 @@ class Decoded(NamedTuple):
     scores: Any
 
 
-class _State(NamedTuple):
-    """Loop state of `decode`.
-
-    Attributes:
-        position: <int32> scalar. Position of `tokens`.
-        tokens: <int32>[batch]. Last token of each sequence.
-        is_open: <bool>[batch]. Whether a sequence continues.
-        ids: <int32>[batch, max_length]. Tokens decoded so far, then zeros.
-        cache: Self-attention cache.
-        scores: <float32>[batch], log probabilities of `ids`, or an empty tuple without scores.
-    """
-
-    position: Any
-    tokens: Any
-    is_open: Any
-    ids: Any
-    cache: Any
-    scores: Any
-
-
 def bucketed_length(length: int) -> int:
     """Rounds an input length up to a multiple of 32, so that nearby lengths share a program."""
     return length + -length % _BUCKET
@@ -69,72 +48,9 @@ def check_decodes(config: SwitchConfig) -> None:
                       "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
 
 
-def check_inputs(model: keras.Model, features: dict[str, Tensor], max_length: int, end_id: int | tuple[int, ...] | None,
-                 any_layout: bool = False) -> tuple[int, tuple[int, ...]]:
-    """Checks the arguments shared by all samplers; returns `max_length` as an int and the ids that end a sequence."""
-    check_decodes(model.config)
-    if partitioning.is_partitioned() and not (any_layout or partitioning.is_for_compiler()):
-        raise Refusal("This way of decoding works on one device; under a layout that DTensor cuts over several, "
-                      "Greedy().ids decodes.")
-    if "encoder_segment_ids" in features:
-        raise Refusal("Packed inputs have several outputs each; decode from batches that are not packed.")
-    checks.tensor("encoder_input_tokens", features["encoder_input_tokens"], "int", (None, None))
-    ends = model.config.end_id if end_id is None else checks.ids("end_id", end_id, model.config.vocab_size)
-    return checks.integer("max_length", max_length, at_least=1), ends if isinstance(ends, tuple) else (ends,)
-
-
 def continues_after(tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
     """Returns whether sequences continue after tokens, <int32>[...]: <bool>[...], False at each of `ends`."""
-    if not ends:
-        return ops.ones_like(tokens, dtype="bool")
-    return functools.reduce(ops.logical_and, [ops.not_equal(tokens, end) for end in ends])
-
-
-def decode(model: keras.Model, features: dict[str, Tensor], max_length: int, end_id: int | tuple[int, ...] | None,
-           choose: Callable[[Tensor, Tensor], Tensor], has_scores: bool = True,
-           any_layout: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Decodes one sequence per row, with `choose` picking each token.
-
-    Experts drop no tokens, except in encoders with semantics="hf". See `context.Context.no_drop`.
-
-    Args:
-        model: SwitchTransformer, built.
-        features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-        max_length: int. Maximum number of decoded tokens, including the end of sequence.
-        end_id: int or tuple of int. Ids that end a sequence. None for `SwitchConfig.end_id`.
-        choose: function of <float32>[batch, vocab_size] logits and the <int32> scalar position of the next token that
-            returns <int32>[batch].
-        has_scores: bool. Whether to compute scores, which cost a pass over the logits.
-        any_layout: bool. Whether `choose` works in a program that DTensor cuts over devices. Scores do not work there.
-
-    Returns:
-        `(ids, scores)`: <int32>[batch, max_length] and <float32>[batch] or None, as one result of `Decoded`.
-    """
-    max_length, ends = check_inputs(model, features, max_length, end_id, any_layout)
-    with context.within(no_drop=True):
-        cross_cache, cache = model.prefill(features, max_length)
-        places = partitioning.arange(max_length)
-
-        def step(cross_cache, state):
-            logits, cache = model.decode_step(state.tokens, state.is_open, state.cache, state.position, cross_cache)
-            tokens = ops.where(state.is_open, choose(logits, state.position), 0)
-            ids = ops.where(ops.equal(places, state.position), tokens[:, None], state.ids)
-            scores = state.scores
-            if has_scores:
-                scores += ops.where(state.is_open, _log_probability(logits, tokens), 0.0)
-            is_open = ops.logical_and(state.is_open, continues_after(tokens, ends))
-            return _State(state.position + 1, tokens, is_open, ids, cache, scores)
-
-        def continues(state):
-            return ops.logical_and(state.position < max_length, ops.any(state.is_open))
-
-        inputs = features["encoder_input_tokens"]
-        batch = ops.shape(inputs)[0]
-        start = _State(ops.convert_to_tensor(0, "int32"), ops.cast(ops.zeros_like(inputs[:, 0]), "int32"),
-                       ops.any(masks.encoder_is_real(features), axis=1), ops.zeros((batch, max_length), "int32"), cache,
-                       ops.zeros((batch,), dtypes.wide_dtype(model.compute_dtype)) if has_scores else ())
-        end = run_loop(model, continues, step, cross_cache, start, inputs.shape[0])
-    return end.ids, end.scores if has_scores else None
+    return ops.all(ops.not_equal(tokens[..., None], ops.convert_to_tensor(ends, "int32")), axis=-1)
 
 
 def max_fused_sequences(model: keras.Model, sampler: Any) -> int:
@@ -143,33 +59,38 @@ def max_fused_sequences(model: keras.Model, sampler: Any) -> int:
     return _FUSED_ROWS // sampler.num_beams if can_be else 0
 
 
-def run_loop(model: keras.Model, continues: Callable[[Any], Tensor], step: Callable[[Any, Any], Any], cross_cache: Any,
-             start: NamedTuple, num_rows: int | None) -> Any:
-    """Runs `step` while `continues` and returns the last state.
+def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cross_cache: Any, start: tuple,
+             num_rows: int | None) -> tuple:
+    """Decodes until all sequences have ended or `max_length` is reached, and returns the last state after `start`.
 
     On CPU a few sequences run in one program compiled by XLA: the operations between their matrix products take as long
     as the products, and XLA fuses them.
 
     Args:
         model: SwitchTransformer. With dispatch="ragged" it is never fused, because XLA cannot compile that.
-        continues: function of the state that returns a <bool> scalar.
-        step: function of `cross_cache` and the state that returns the next state.
+        max_length: int. Maximum number of decoded tokens.
+        step: Function of `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state.
+            Returns the next state.
         cross_cache: Tree of tensors that no step changes.
-        start: NamedTuple of tensors and trees of tensors. The first state.
+        start: Tuple of tensors and trees of tensors. The first is <bool>[batch], whether a sequence continues.
         num_rows: int or None. Number of sequences decoded at once, if known.
     """
+    def continues(state):
+        return ops.logical_and(state[0] < max_length, ops.any(state[1]))
+
     def run(cross_cache, start):
-        (end,) = ops.while_loop(continues, lambda state: (step(cross_cache, state),), (start,))
+        (end,) = ops.while_loop(continues, lambda state: ((state[0] + 1, *step(cross_cache, *state)),), (start,))
         return end
 
     are_few = num_rows is not None and num_rows <= _FUSED_ROWS
-    return forms.fused(run, (cross_cache, start), are_few and model.config.dispatch != "ragged")
+    start = ops.convert_to_tensor(0, "int32"), *start
+    return forms.fused(run, (cross_cache, start), are_few and model.config.dispatch != "ragged")[1:]
 
 
-def _log_probability(logits, tokens):
-    """Computes log probabilities: <float32>[batch, vocab_size] logits, <int32>[batch] tokens -> <float32>[batch]."""
-    normalizer, logit, _ = indexing.normalizers_and_targets(logits[:, None], tokens[:, None])
-    return (logit - normalizer)[:, 0]
+def _log_probs(logits, tokens):
+    """Computes log probabilities, <float32>[batch, length], of logits and <int32>[batch, length] tokens."""
+    normalizer, logit, _ = indexing.normalizers_and_targets(logits, tokens)
+    return logit - normalizer
 
 
 def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
@@ -184,35 +105,87 @@ def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
     """
     with context.within(no_drop=True):
         logits, _ = model.forward(features, training=False)
-    normalizer, target_logit, _ = indexing.normalizers_and_targets(logits, features["decoder_target_tokens"])
     weights = ops.cast(features["decoder_loss_weights"], logits.dtype)
-    return ops.sum((target_logit - normalizer) * weights, axis=-1)
+    return ops.sum(_log_probs(logits, features["decoder_target_tokens"]) * weights, axis=-1)
 
 
-class _TokenByToken:
-    """A sampler with one result, of tokens that `_choose` picks one at a time."""
+class Sampler:
+    """Base class of the samplers, whose `_search` decodes a batch."""
 
     num_beams = 1
     _any_layout = False
-    _choose: Callable[..., Tensor]
+    _search: Callable[..., tuple[Tensor, Tensor]]
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
                end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:
-        """Decodes one sequence per row.
+        """Decodes the best sequences of each row: `num_results` of a `Beam`, else one.
+
+        Experts drop no tokens, except in encoders with semantics="hf". See `context.Context.no_drop`.
 
         Args:
-            model, features, max_length, end_id: See `loop.decode`.
+            model: SwitchTransformer, built.
+            features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
+            max_length: int. Maximum number of decoded tokens, including the end of sequence.
+            end_id: int or tuple of int. Ids that end a sequence. None for `SwitchConfig.end_id`.
             rows: <int32>[batch]. Number of each row among all decoded rows, from which `Sample` draws. None for 0, 1,
                 2, ...
         """
-        decoded = decode(model, features, max_length, end_id, functools.partial(self._choose, rows))
-        return Decoded(*(values[:, None] for values in decoded))
+        return Decoded(*self._run(model, features, max_length, end_id, rows))
 
     def ids(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
             end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Tensor:
-        """Decodes ids alone, <int32>[batch, max_length]. Faster than `decode`; `Greedy` works under any layout."""
-        return decode(model, features, max_length, end_id, functools.partial(self._choose, rows), has_scores=False,
-                      any_layout=self._any_layout)[0]
+        """Decodes the ids of the best sequence of each row, <int32>[batch, max_length]. Arguments as for `decode`.
+
+        Faster than `decode`, except for `Beam`, which needs scores. `Greedy` works under any layout.
+        """
+        return self._run(model, features, max_length, end_id, rows, has_scores=False)[0][:, 0]
+
+    def _run(self, model, features, max_length, end_id, rows, has_scores=True):
+        check_decodes(model.config)
+        # Scores do not work in a program that DTensor cuts over devices.
+        any_layout = self._any_layout and not has_scores
+        if partitioning.is_partitioned() and not (any_layout or partitioning.is_for_compiler()):
+            raise Refusal("This way of decoding works on one device; under a layout that DTensor cuts over several, "
+                          "Greedy().ids decodes.")
+        if "encoder_segment_ids" in features:
+            raise Refusal("Packed inputs have several outputs each; decode from batches that are not packed.")
+        checks.tensor("encoder_input_tokens", features["encoder_input_tokens"], "int", (None, None))
+        ends = model.config.end_id if end_id is None else checks.ids("end_id", end_id, model.config.vocab_size)
+        max_length = checks.integer("max_length", max_length, at_least=1)
+        with context.within(no_drop=True):
+            return self._search(model, features, max_length, ends if isinstance(ends, tuple) else (ends,), rows,
+                                has_scores)
+
+
+class _TokenByToken(Sampler):
+    """A sampler with one result, of tokens that `_choose` picks one at a time."""
+
+    _choose: Callable[..., Tensor]
+
+    def _search(self, model, features, max_length, ends, rows, has_scores):
+        """Returns <int32>[batch, 1, max_length] ids and <float32>[batch, 1] scores, None without.
+
+        Scores cost a pass over the logits.
+        """
+        cross_cache, cache = model.prefill(features, max_length)
+        places = partitioning.arange(max_length)
+
+        def step(cross_cache, position, is_open, tokens, ids, cache, scores):
+            logits, cache = model.decode_step(tokens, is_open, cache, position, cross_cache)
+            tokens = ops.where(is_open, self._choose(rows, logits, position), 0)
+            ids = ops.where(ops.equal(places, position), tokens[:, None], ids)
+            if has_scores:
+                scores += ops.where(is_open, _log_probs(logits[:, None], tokens[:, None])[:, 0], 0.0)
+            return ops.logical_and(is_open, continues_after(tokens, ends)), tokens, ids, cache, scores
+
+        inputs = features["encoder_input_tokens"]
+        batch = ops.shape(inputs)[0]
+        # Whether each sequence continues, its last token, its tokens so far and their log probability.
+        _, _, ids, _, scores = run_loop(model, max_length, step, cross_cache, (
+            ops.any(masks.encoder_is_real(features), axis=1), ops.cast(ops.zeros_like(inputs[:, 0]), "int32"),
+            ops.zeros((batch, max_length), "int32"), cache,
+            ops.zeros((batch,), dtypes.wide_dtype(model.compute_dtype)) if has_scores else ()), inputs.shape[0])
+        return ids[:, None], scores[:, None] if has_scores else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,3 +246,91 @@ class Sample(_TokenByToken):
         uniform, rest = (random.uniform_at(draw, rows[:, None], places) for draw in (seed, below))
         waits = -ops.log1p(-(uniform + rest * 2.0**-24) * (1 - 2.0**-24))
         return ops.cast(ops.argmax(logits - ops.cast(ops.log(waits), logits.dtype), axis=-1), "int32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam(Sampler):
+    """Beam search with T5's length penalty.
+
+    Sequences are ranked by log probability / ((5 + tokens) / 6)^length_penalty, counting the end of sequence (arXiv
+    1609.08144, section 7; T5's `alpha`). The search of a row ends when no live sequence can pass the finished ones, or
+    at `max_length`, where live sequences count as finished. As in Hugging Face's search, a sequence finishes only if
+    its end is among the `num_beams` best candidates.
+
+    Args:
+        num_beams: int, at least 1. Number of live sequences.
+        length_penalty: float, 0 or above. 0 ranks by probability. Larger values favour longer sequences.
+        num_results: int, at least 1 and at most `num_beams`. Number of sequences to return.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    num_results: int = 1
+
+    def __post_init__(self):
+        checks.fields(self, ["num_beams", "num_results"], checks.integer, 1)
+        checks.fields(self, ["length_penalty"], checks.number, "0 or above")
+        if self.num_results > self.num_beams:
+            raise Refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
+
+    def _search(self, model, features, max_length, ends, rows, has_scores):
+        beams, vocab_size, wide = self.num_beams, model.config.vocab_size, dtypes.wide_dtype(model.compute_dtype)
+        if 2 * beams > vocab_size:
+            raise Refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not {beams}.")
+        # Even if every end is a candidate of every beam, enough candidates remain to extend.
+        num_candidates = beams * min(vocab_size, 1 + max(1, len(set(ends))))
+
+        def penalty(length):
+            return ((5.0 + ops.cast(length, wide)) / 6.0) ** self.length_penalty
+
+        def step(cross_cache, position, is_open, tokens, live_ids, live_scores, finished_ids, finished_scores, cache):
+            batch = ops.shape(tokens)[0]
+            logits, cache = model.decode_step(
+                ops.reshape(tokens, (-1,)), ops.repeat(is_open, beams, axis=0), cache, position,
+                cross_cache)
+            log_probs = ops.reshape(ops.log_softmax(logits, axis=-1), (batch, beams, vocab_size))
+            # [batch, beam, vocab_size] -> [batch, candidate], the best extensions
+            scores, index = ops.top_k(
+                ops.reshape(live_scores[..., None] + log_probs, (batch, beams * vocab_size)), num_candidates)
+            parent, tokens = index // vocab_size, ops.cast(index % vocab_size, "int32")
+            is_new = ops.equal(partitioning.arange(max_length), position)
+            ids = ops.where(is_new, tokens[..., None], _gather(live_ids, parent))
+            can_continue = continues_after(tokens, ends)
+
+            is_finished = ops.logical_or(ops.logical_not(can_continue), position + 1 == max_length)
+            is_finished = ops.logical_and(is_finished, partitioning.arange(num_candidates) < beams)
+            is_finished = ops.logical_and(is_finished, is_open[:, None])
+            new_scores = ops.where(is_finished, scores / penalty(position + 1), -float("inf"))
+            finished_scores, best = ops.top_k(ops.concatenate([finished_scores, new_scores], axis=1), beams)
+            finished_ids = _gather(ops.concatenate([finished_ids, ids], axis=1), best)
+
+            live_scores, best = ops.top_k(ops.where(can_continue, scores, -float("inf")), beams)
+            ids, tokens, parent = (_gather(entries, best) for entries in (ids, tokens, parent))
+            cache_row = ops.cast(parent, "int32") + partitioning.arange(batch)[:, None] * beams
+            cache = keras.tree.map_structure(
+                lambda cached: ops.take(cached, ops.reshape(cache_row, (-1,)), axis=0), cache)
+            can_pass = live_scores[:, 0] / penalty(max_length) > finished_scores[:, -1]
+            return (ops.logical_and(is_open, can_pass), tokens, ids, live_scores, finished_ids, finished_scores, cache)
+
+        inputs = features["encoder_input_tokens"]
+        batch, num_rows = ops.shape(inputs)[0], inputs.shape[0]
+        is_text = ops.any(masks.encoder_is_real(features), axis=1)
+        cross_cache, cache = keras.tree.map_structure(
+            lambda cached: ops.repeat(cached, beams, axis=0), model.prefill(features, max_length))
+        no_ids = ops.zeros((batch, beams, max_length), "int32")
+        no_scores = ops.full((batch, beams), -float("inf"), wide)
+        # All beams start alike, so only the first may be extended.
+        live_scores = ops.where(partitioning.arange(beams) == 0, 0.0, no_scores)
+        # Whether the search of each row continues; the last tokens, [batch, beam], the tokens and the log probabilities
+        # of its live sequences, best first; its finished sequences and scores, -inf for empty places.
+        *_, finished_ids, finished_scores, _ = run_loop(
+            model, max_length, step, cross_cache,
+            (is_text, no_ids[..., 0], no_ids, live_scores, no_ids, no_scores, cache), num_rows and beams * num_rows)
+        ids = ops.where(is_text[:, None, None], finished_ids, 0)[:, :self.num_results]
+        return ids, ops.where(is_text[:, None], finished_scores, 0.0)[:, :self.num_results]
+
+
+def _gather(entries, index):
+    """Gathers entries of each row: [batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
+    index = ops.reshape(index, (*ops.shape(index), *(1,) * (len(entries.shape) - 2)))
+    return ops.take_along_axis(entries, index, axis=1)

@@ -21,7 +21,7 @@ def compile_prediction(model: "keras.Model", max_length: int, partitioner: Parti
 
     Args:
         model: SwitchTransformer, built.
-        max_length, end_id: See `decoding.loop.decode`.
+        max_length, end_id: See `decoding.Sampler.decode`.
         partitioner: Partitioner.
     """
     return _compile(lambda features: Greedy().ids(model, features, max_length, end_id), partitioner)

@@ -162,10 +162,10 @@ class TextModel:
     @functools.cached_property
     def _gates(self):
         def run(inputs, outputs):
-            recorded: list = []
+            recorded: dict = {}
             with context.within(no_drop=True, routes=recorded):
                 self.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
-            return {route.layer: route.gates for route in recorded}
+            return recorded
 
         return self._compiled(run, (2, 2))
 

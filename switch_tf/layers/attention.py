@@ -11,9 +11,8 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.layers import masks
-from switch_tf.layers.basic import Dropout, KeepsShape, Layer
-from switch_tf.layers.moe import Routed, SwitchFeedForward, config_of_part
-from switch_tf.metrics import RouterStats
+from switch_tf.layers.basic import Dropout, KeepsShape, Layer, serializable
+from switch_tf.layers.moe import Routed, SwitchFeedForward
 from switch_tf.ops import dtypes, products
 from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attention, probabilities
 from switch_tf.partitioning.tensors import Shape, Tensor
@@ -95,7 +94,7 @@ class _Attention(KeepsShape):
         return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class MultiHeadAttention(_Attention):
     """Multi-head attention from `inputs` to themselves or to `inputs_kv`.
 
@@ -156,7 +155,7 @@ class MultiHeadAttention(_Attention):
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class SwitchSelfAttention(Routed, _Attention):
     """Self-attention with experts as input projections (arXiv 2101.03961, appendix A, figure 10).
 
@@ -215,13 +214,6 @@ class SwitchSelfAttention(Routed, _Attention):
         """Number of experts by router name, see `Routed`."""
         return {f"{self.name}/{experts.name}": experts.num_experts for experts in self.expert_layers}
 
-    def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
-                attention_mask: Tensor | None = None, position_bias: PositionBias | None = None,
-                training: bool = False) -> tuple[Tensor, tuple[RouterStats, RouterStats]]:
-        """Applies the layer and returns `(outputs, (query_stats, key_value_stats))`. Adds no losses."""
-        return self(inputs, padding_mask=padding_mask, token_ids=token_ids, attention_mask=attention_mask,
-                    position_bias=position_bias, training=training, return_router_stats=True)
-
     def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
              attention_mask: Tensor | None = None, position_bias: PositionBias | None = None, training: bool = False,
              return_router_stats: bool = False, mask: Tensor | None = None, inputs_mask: Tensor | None = None) -> Any:
@@ -279,16 +271,6 @@ class SwitchSelfAttention(Routed, _Attention):
         outputs = keras.KerasTensor(inputs.shape, self.compute_dtype)
         return (outputs, stats) if return_router_stats else outputs
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **{name: config_of_part(getattr(self, name))
-                                           for name in ("query_experts", "key_value_experts")}}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "SwitchSelfAttention":
-        experts = {name: keras.saving.deserialize_keras_object(config[name])
-                   for name in ("query_experts", "key_value_experts")}
-        return cls(**{**config, **experts})
-
 
 def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_buckets: int = 32,
                              max_distance: int = 128) -> np.ndarray:
@@ -321,7 +303,7 @@ def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_b
     return (bucket + offset).astype(np.int32)
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class RelativePositionBias(Layer):
     """Learned bias for each head and relative position.
 

@@ -12,6 +12,9 @@ from switch_tf.ops import dtypes, forms, indexing, products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
+# Registers a class, so that Keras opens saved models with it.
+serializable = keras.saving.register_keras_serializable("switch_tf")
+
 
 class Layer(keras.layers.Layer):
     """Layer that writes its constructor's arguments into its config. Each is an attribute of the same name."""
@@ -29,7 +32,22 @@ class Layer(keras.layers.Layer):
         # A subclass outside the package may have arguments that are no attributes, so the package's are read.
         made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
         names = list(inspect.signature(made_here.__init__).parameters)[1:-1]  # without self and **kwargs
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        return {**super().get_config(), **{name: _config_of(getattr(self, name)) for name in names}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Layer":
+        return cls(**{name: keras.saving.deserialize_keras_object(value)
+                      if isinstance(value, dict) and "class_name" in value else value
+                      for name, value in config.items()})
+
+
+def _config_of(argument):
+    """Serializes an argument that is a layer, without `build_config`, because the layer that has it builds it."""
+    if not isinstance(argument, keras.layers.Layer):
+        return argument
+    config = keras.saving.serialize_keras_object(argument)
+    config.pop("build_config", None)
+    return config
 
 
 class KeepsShape(Layer):
@@ -51,7 +69,7 @@ def kernel_initializer(init_scale: float, fan_in: int) -> keras.initializers.Ini
     return keras.initializers.TruncatedNormal(stddev=(init_scale / fan_in) ** 0.5)
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class RMSNorm(KeepsShape):
     """T5's layer norm: RMS norm over the last dimension with a learned scale, in float32.
 
@@ -93,7 +111,7 @@ def drop(x: Tensor, draws: Tensor, rate: float) -> Tensor:
     return ops.cast(dtypes.widen(x) * factors, x.dtype)
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class Dropout(KeepsShape):
     """Zeroes elements with probability `rate` in training and scales the others by 1 / (1 - rate).
 
@@ -126,7 +144,7 @@ class Dropout(KeepsShape):
         return drop(inputs, self._draw("dropout", shape), self.rate)
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class TokenEmbedding(KeepsShape):
     """Embedding table with initial standard deviation 1 and unscaled outputs, as in T5.
 
@@ -150,8 +168,7 @@ class TokenEmbedding(KeepsShape):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids: Tensor) -> Tensor:
-        token_ids = indexing.as_ids(token_ids)
-        checks.tensor("token_ids", token_ids, "int", (None, None))
+        token_ids = indexing.as_ids("token_ids", token_ids, (None, None))
         checks.indices("token_ids", forms.known_values(token_ids), self.vocab_size)
         embedded = indexing.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
@@ -170,7 +187,7 @@ def _logits(equation, hidden, variable):
     return partitioning.constrain(logits, ("batch", "length", "vocab"))
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class LogitsDense(KeepsShape):
     """Projection to logits with its own weights, as in T5 1.1.
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from switch_tf import partitioning
 from switch_tf.configs.policies import Policy
 from switch_tf.metrics import Mean
+from switch_tf.ops import indexing
 from switch_tf.partitioning.tensors import Tensor
 
 
@@ -120,10 +120,8 @@ class ExpertChoices(NamedTuple):
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
         load = ops.cast(ops.sum(is_filled, axis=(0, 2)), dtype)
         num_filled = ops.sum(load)
-        group = partitioning.arange(num_groups)[:, None, None]
-        token = ops.reshape(self.token_index + group * (self.num_tokens + 1), (-1,))
-        times_taken = ops.segment_sum(ops.reshape(is_filled, (-1,)), token,
-                                      num_segments=num_groups * (self.num_tokens + 1))
+        times_taken = indexing.count_into_bins(ops.reshape(self.token_index, (num_groups, -1)), self.num_tokens + 1)
+        times_taken = times_taken[:, :self.num_tokens]
         return Mean(load, num_filled), num_filled, ops.sum(ops.cast(times_taken > 0, dtype))
 
     @property

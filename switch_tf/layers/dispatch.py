@@ -9,7 +9,8 @@
 `ExpertChoiceEinsum` and `ExpertChoiceIndex` are the forms for experts that choose tokens: a token may be in many slots.
 """
 
-import abc
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -33,11 +34,11 @@ ROWS_PER_PRODUCT = 40
 GATHERED_ROWS = 16
 
 
-class Dispatcher(abc.ABC):
+class Dispatcher:
     """Moves tokens to the experts of their routing decisions and sums the gated outputs.
 
-    `dispatch` and `combine` are pure functions of their arguments and of the decisions. Between them, `compute` applies
-    the experts.
+    `dispatch` moves rows to experts: tokens -> buffers. `combine` sums gated outputs by token: outputs -> combined.
+    Both are pure functions of their arguments and of the decisions. Between them, `compute` applies the experts.
 
     Shapes:
         tokens: <compute dtype>[group, tokens, d_model].
@@ -50,12 +51,11 @@ class Dispatcher(abc.ABC):
         decisions: `decisions.TokenChoices`, or `decisions.ExpertChoices` for the forms named after them.
     """
 
+    dispatch: Callable[[Tensor], Tensor]
+    combine: Callable[[Tensor], Tensor]
+
     def __init__(self, decisions: TokenChoices | ExpertChoices):
         self.decisions: Any = decisions  # each form knows which of the two it gets
-
-    @abc.abstractmethod
-    def dispatch(self, tokens: Tensor) -> Tensor:
-        """Moves rows to experts: tokens -> buffers."""
 
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies an ExpertFeedForward: buffers -> outputs.
@@ -69,10 +69,6 @@ class Dispatcher(abc.ABC):
         for axes in (AT_EXPERTS, AT_GROUPS):
             outputs = partitioning.constrain(outputs, axes)
         return outputs
-
-    @abc.abstractmethod
-    def combine(self, outputs: Tensor) -> Tensor:
-        """Sums gated outputs by token: outputs -> combined."""
 
     def run(self, experts: ExpertFeedForward, tokens: Tensor, training: bool) -> Tensor:
         """Dispatches, applies an ExpertFeedForward and combines: tokens -> combined."""
@@ -99,15 +95,7 @@ def _sum_choices(outputs, gate):
 
 
 def _with_gradient(forward, backward, rows):
-    @ops.custom_gradient
-    def move(rows):
-        def gradient(*args, upstream=None):
-            (upstream,) = args if upstream is None else (upstream,)
-            return backward(upstream)
-
-        return forward(rows), gradient
-
-    return move(rows)
+    return ops.custom_gradient(lambda rows: (forward(rows), backward))(rows)
 
 
 def _read_or_zero(rows, index):
@@ -115,31 +103,24 @@ def _read_or_zero(rows, index):
     return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
 
 
-def _take(rows, index):
-    return ops.take(rows, index, axis=0)
-
-
 class Einsum(Dispatcher):
     """Dispatches TokenChoices by products with masks."""
 
     def dispatch(self, tokens: Tensor) -> Tensor:
-        mask = sum(self._mask(choice, tokens.dtype) for choice in range(self.decisions.slot.shape[-1]))
-        return ops.einsum("gsec,gsm->egcm", mask, tokens)
+        return ops.einsum("gsec,gsm->egcm", sum(self._masks(tokens.dtype)), tokens)
 
     def combine(self, outputs: Tensor) -> Tensor:
-        combined = 0.0
-        for choice in range(self.decisions.slot.shape[-1]):
-            rows = ops.einsum("gsec,egcm->gsm", self._mask(choice, outputs.dtype), outputs)
-            combined = combined + _gated(rows, self.decisions.gate[:, :, choice:choice + 1])
-        return combined
+        return sum(_gated(ops.einsum("gsec,egcm->gsm", mask, outputs), self.decisions.gate[:, :, choice:choice + 1])
+                   for choice, mask in enumerate(self._masks(outputs.dtype)))
 
-    def _mask(self, choice, dtype):
-        """Returns 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
-        expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
-        # A dropped token's slot is `capacity`, so its one-hot row is zero.
-        slot = ops.one_hot(self.decisions.slot[:, :, choice], self.decisions.capacity, dtype=dtype)
-        mask = ops.expand_dims(expert, -1) * ops.expand_dims(slot, -2)
-        return partitioning.constrain(mask, ("group", None, None, "capacity"))
+    def _masks(self, dtype):
+        """Yields for each choice 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
+        for choice in range(self.decisions.slot.shape[-1]):
+            expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
+            # A dropped token's slot is `capacity`, so its one-hot row is zero.
+            slot = ops.one_hot(self.decisions.slot[:, :, choice], self.decisions.capacity, dtype=dtype)
+            mask = ops.expand_dims(expert, -1) * ops.expand_dims(slot, -2)
+            yield partitioning.constrain(mask, ("group", None, None, "capacity"))
 
 
 class Index(Dispatcher):
@@ -182,14 +163,11 @@ class Index(Dispatcher):
         return _with_gradient(lambda rows: sum(self.read(rows, index) for index in there),
                               lambda upstream: sum(self.read(upstream, index) for index in back), rows)
 
-    def _fill(self, tokens):
-        """Copies tokens to rows: [group, tokens, d_model] -> [row, d_model]."""
-        num_choices = self._row_of_choice.shape[-1]
-        return self._move(ops.reshape(tokens, (-1, tokens.shape[-1])), [self._choice_of_row // num_choices],
-                          [self._row_of_choice[:, choice] for choice in range(num_choices)])
-
     def dispatch(self, tokens: Tensor) -> Tensor:
-        return ops.reshape(self._fill(tokens), (*self._buffer_shape, tokens.shape[-1]))
+        num_choices, width = self._row_of_choice.shape[-1], tokens.shape[-1]
+        rows = self._move(ops.reshape(tokens, (-1, width)), [self._choice_of_row // num_choices],
+                          [self._row_of_choice[:, choice] for choice in range(num_choices)])
+        return ops.reshape(rows, (*self._buffer_shape, width))
 
     def combine(self, outputs: Tensor) -> Tensor:
         rows = ops.reshape(outputs, (-1, outputs.shape[-1]))
@@ -205,7 +183,8 @@ class Ragged(Index):
     empty rows are never read, and their contents are arbitrary.
     """
 
-    read = staticmethod(_take)
+    read = staticmethod(functools.partial(ops.take, axis=0))
+    _buffer_shape = (-1,)
 
     def _map_rows(self, buffer, num_groups):
         if "ragged" not in forms.suited_dispatches():
@@ -225,9 +204,6 @@ class Ragged(Index):
         self._group = ops.take(group, self._choice_of_row)
         self._place = ops.take(decisions.slot * num_experts + decisions.expert_index, self._choice_of_row)
 
-    def dispatch(self, tokens: Tensor) -> Tensor:
-        return self._fill(tokens)
-
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies each expert to its rows. Returns zeros in empty rows.
 
@@ -236,25 +212,24 @@ class Ragged(Index):
         """
         with keras.name_scope(experts.name):
             num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
+            kernels: Any = (*experts.input_kernels, experts.wo)
             if not training and num_rows is None:
                 outputs = [self._compute_in_a_loop(experts, buffers)]
             else:
-                if not training and isinstance(num_rows, int) and num_rows < num_experts:
+                if not training and num_rows < num_experts:
                     # One of the rows is empty. top_k is stable: it returns experts with rows first, in the
                     # order of their rows.
                     busy = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
                     lengths = ops.take(lengths, busy)
-                    *input_kernels, wo = (_slices(kernel, busy, buffers.dtype)
-                                          for kernel in (*experts.input_kernels, experts.wo))
+                    kernels = [_slices(kernel, busy, buffers.dtype) for kernel in kernels]
                 else:
-                    *input_kernels, wo = (ops.unstack(partitioning.use(kernel, buffers.dtype), num_experts)
-                                          for kernel in (*experts.input_kernels, experts.wo))
-                hidden = [experts.activate([ops.matmul(part, wi) for wi in kernels])
-                          for part, *kernels in zip(_split(buffers, lengths), *input_kernels, strict=True)]
+                    kernels = [ops.unstack(ops.cast(kernel, buffers.dtype), num_experts) for kernel in kernels]
+                hidden = [experts.activate([ops.matmul(part, wi) for wi in parts])
+                          for part, *parts in zip(_split(buffers, lengths), *kernels[:-1], strict=True)]
                 if training and experts.dropout_rate:
                     draws = _split(experts.dropout_draws(self._group[:, None], self._place[:, None]), lengths)
                     hidden = [drop(part, draw, experts.dropout_rate) for part, draw in zip(hidden, draws, strict=True)]
-                outputs = [ops.matmul(part, kernel) for part, kernel in zip(hidden, wo, strict=True)]
+                outputs = list(map(ops.matmul, hidden, kernels[-1]))
             num_empty = ops.shape(buffers)[0] - ops.sum(self._lengths)
             return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
 
@@ -320,7 +295,7 @@ class Gathered(Dispatcher):
 
         def times(rows, kernels):
             return products.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
-                                      lambda part: _take(part, expert_index))
+                                      lambda part: ops.take(part, expert_index, axis=0))
 
         with keras.name_scope(experts.name):
             return times(experts.activate([times(buffers, wi) for wi in experts.input_kernels]), experts.wo)
@@ -329,21 +304,17 @@ class Gathered(Dispatcher):
         return _sum_choices(outputs, self.decisions.gate)
 
 
-class ExpertChoiceEinsum(Dispatcher):
+class ExpertChoiceEinsum(Einsum):
     """Dispatches ExpertChoices by products with masks."""
-
-    def dispatch(self, tokens: Tensor) -> Tensor:
-        return ops.einsum("gsec,gsm->egcm", self._mask(tokens.dtype), tokens)
 
     def combine(self, outputs: Tensor) -> Tensor:
         outputs = _gated(outputs, self.decisions.gate_of_slot)
-        return ops.einsum("gsec,egcm->gsm", self._mask(outputs.dtype), outputs)
+        return ops.einsum("gsec,egcm->gsm", sum(self._masks(outputs.dtype)), outputs)
 
-    def _mask(self, dtype):
-        """Returns 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
+    def _masks(self, dtype):
         # The index of an empty slot is `num_tokens`, so its one-hot row is zero.
         mask = ops.one_hot(self.decisions.token_index, self.decisions.num_tokens, axis=1, dtype=dtype)
-        return partitioning.constrain(mask, ("group", None, None, "capacity"))
+        yield partitioning.constrain(mask, ("group", None, None, "capacity"))
 
 
 class ExpertChoiceIndex(Dispatcher):

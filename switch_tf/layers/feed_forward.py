@@ -4,12 +4,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.configs.choices import ACTIVATIONS, GATED_ACTIVATIONS, check_choice
-from switch_tf.layers.basic import Dropout, KeepsShape, Layer, drop, kernel_initializer
+from switch_tf.layers.basic import Dropout, KeepsShape, Layer, drop, kernel_initializer, serializable
 from switch_tf.ops import products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 
@@ -21,7 +20,8 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
 class _Kernels(Layer):
     """Kernels and activation that the dense layer and the experts share."""
 
-    def _keep_arguments(self, d_ff, activation, dropout_rate, init_scale):
+    def __init__(self, d_ff: int, activation: str, dropout_rate: float, init_scale: float, **kwargs: Any):
+        super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
         self.activation = activation
         self._keep(checks.integer, 1, d_ff=d_ff)
@@ -46,7 +46,7 @@ class _Kernels(Layer):
         return hidden if len(products) == 1 else hidden * products[1]
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class FeedForward(KeepsShape, _Kernels):
     """Feed-forward layer without biases: act(x wi) wo, or (act(x wi_0) * (x wi_1)) wo.
 
@@ -65,8 +65,7 @@ class FeedForward(KeepsShape, _Kernels):
 
     def __init__(self, d_ff: int, activation: str = "relu", dropout_rate: float = 0.0, init_scale: float = 1.0,
                  **kwargs: Any):
-        super().__init__(**kwargs)
-        self._keep_arguments(d_ff, activation, dropout_rate, init_scale)
+        super().__init__(d_ff, activation, dropout_rate, init_scale, **kwargs)
         self.dropout = Dropout(dropout_rate, broadcast_axis=1, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape: Shape) -> None:
@@ -76,7 +75,6 @@ class FeedForward(KeepsShape, _Kernels):
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         checks.tensor("inputs", inputs, "float", (None, None, self.wo.shape[-1]))
-        training = checks.flag("training", training)
         hidden = self.activate([products.product("blm,mf->blf", inputs, wi) for wi in self.input_kernels])
         hidden = partitioning.constrain(hidden, ("batch", "length", "mlp"))
         hidden = self.dropout(hidden, training=training)
@@ -84,7 +82,7 @@ class FeedForward(KeepsShape, _Kernels):
         return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class ExpertFeedForward(_Kernels):
     """Feed-forward experts, one per row of the expert dimension.
 
@@ -104,10 +102,9 @@ class ExpertFeedForward(_Kernels):
 
     def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", dropout_rate: float = 0.0,
                  init_scale: float = 0.1, output_dim: int | None = None, **kwargs: Any):
-        super().__init__(**kwargs)
+        super().__init__(d_ff, activation, dropout_rate, init_scale, **kwargs)
         self._keep(checks.integer, 1, num_experts=num_experts)
         self._keep(checks.optional, checks.integer, 1, output_dim=output_dim)
-        self._keep_arguments(d_ff, activation, dropout_rate, init_scale)
 
     def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape, rank=4)

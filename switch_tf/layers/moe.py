@@ -1,8 +1,9 @@
 """The Switch layer: a feed-forward layer of experts with a router."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 from keras import ops
@@ -12,24 +13,13 @@ from switch_tf.configs.choices import DISPATCHES, check_choice
 from switch_tf.configs.policies import Policy
 from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import dispatch, grouping, masks
-from switch_tf.layers.basic import KeepsShape
+from switch_tf.layers.basic import KeepsShape, serializable
 from switch_tf.layers.feed_forward import ExpertFeedForward
 from switch_tf.layers.routing import Router
-from switch_tf.metrics import RouterStats
+from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import indexing
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
-
-
-class Route(NamedTuple):
-    """Gates of one Switch layer, see `context.Context.routes`.
-
-    `layer`: str. Path of the layer in the model.
-    `gates`: <float32>[batch, length, expert]. Multiplied the experts' outputs. 0 for experts without the token.
-    """
-
-    layer: str
-    gates: Any
 
 
 class Routed:
@@ -41,12 +31,25 @@ class Routed:
     """
 
     router_observer: Any = None
-    add_loss: Any  # of Keras' base class
+    # Of Keras' base class.
+    add_loss: Callable
+    call: Callable
+    __call__: Callable
 
     @property
     def routers(self) -> dict[str, int]:
         """Number of experts by router name. Defined by subclasses."""
         raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer or model without adding losses and returns `(outputs, router_stats)`.
+
+        The arguments are those of the call, with training=False by default, also within a model that is trained.
+        `router_stats` is the RouterStats of a layer with one router, or a tuple of them in the order of `routers`.
+        """
+        names = list(inspect.signature(self.call).parameters)
+        arguments = {"training": False, **dict(zip(names, args, strict=False)), **kwargs}
+        return self(arguments.pop(names[0]), **arguments, return_router_stats=True)
 
     def add_router_losses(self, expert_layers: Sequence["SwitchFeedForward"], router_stats: tuple[RouterStats, ...],
                           training: bool) -> None:
@@ -59,7 +62,7 @@ class Routed:
             self.add_loss(losses.router_loss(stats, experts.load_balancing_loss_weight, experts.router_z_loss_weight))
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class SwitchFeedForward(Routed, KeepsShape):
     """Sparse feed-forward layer that routes each token to experts (arXiv 2101.03961, section 2).
 
@@ -151,11 +154,6 @@ class SwitchFeedForward(Routed, KeepsShape):
         """Number of experts by router name, see `Routed`."""
         return {self.name: self.num_experts}
 
-    def forward(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
-                training: bool = False) -> tuple[Tensor, RouterStats]:
-        """Applies the layer and returns `(outputs, RouterStats)`. Adds no losses. Models call this."""
-        return self(inputs, padding_mask=padding_mask, token_ids=token_ids, training=training, return_router_stats=True)
-
     def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
              training: bool = False, return_router_stats: bool = False, mask: Tensor | None = None,
              inputs_mask: Tensor | None = None) -> Any:
@@ -191,7 +189,7 @@ class SwitchFeedForward(Routed, KeepsShape):
             is_present=ops.reshape(is_present, (*groups,)))
         routes = context.current().routes
         if routes is not None:
-            routes.append(Route(self.path, of_tokens(decisions.gates)))
+            routes[self.path] = of_tokens(decisions.gates)
         dispatcher = dispatch.create(decisions, self.dispatch)
         # A second constraint, so that the experts' gradient is reduced before it is added to the router's.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
@@ -210,7 +208,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
         if token_ids is not None:
-            checks.tensor("token_ids", indexing.as_ids(token_ids), "int", inputs.shape[:2])
+            indexing.as_ids("token_ids", token_ids, inputs.shape[:2])
         return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
@@ -220,23 +218,16 @@ class SwitchFeedForward(Routed, KeepsShape):
         # Explicit, because JAX cannot trace the grouping of a batch of unknown size.
         self._check(inputs, return_router_stats=return_router_stats, **kwargs)
         outputs = keras.KerasTensor(self.compute_output_shape(inputs.shape), self.compute_dtype)
-        return (outputs, self.router.symbolic_stats()) if return_router_stats else outputs
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "router": config_of_part(self.router)}
+        if not return_router_stats:
+            return outputs
+        shapes = {**dict.fromkeys(RouterStats._fields, ()), "expert_load": (self.num_experts,)}
+        return outputs, RouterStats(*(Mean(keras.KerasTensor(shape, "float32"), keras.KerasTensor((), "float32"))
+                                      for shape in shapes.values()))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SwitchFeedForward":
-        router = keras.saving.deserialize_keras_object(config["router"])
         # Layers saved by 0.1.0 may have another init_scale than their router. Only initial values depended on it.
-        return cls(**{**config, "router": router, "init_scale": router.init_scale})
-
-
-def config_of_part(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Serializes a part of a layer without `build_config`: the layer builds its parts."""
-    config = keras.saving.serialize_keras_object(layer)
-    config.pop("build_config", None)
-    return config
+        return super().from_config({**config, "init_scale": None})
 
 
 def _is_zero(count):

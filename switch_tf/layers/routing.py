@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import keras
 from keras import ops
 
 from switch_tf import checks, losses, partitioning
@@ -11,7 +10,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.choices import ROUTER_DTYPES, check_choice
 from switch_tf.configs.semantics import rules_of
 from switch_tf.layers import masks, slots
-from switch_tf.layers.basic import Layer, drop, kernel_initializer
+from switch_tf.layers.basic import Layer, drop, kernel_initializer, serializable
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, indexing, products
@@ -23,7 +22,7 @@ INPUT_DROPOUT_RATE = 0.1
 NO_PREFERENCE = -1e9
 
 
-@keras.saving.register_keras_serializable("switch_tf")
+@serializable
 class Router(Layer):
     """Assigns experts, slots and gates to tokens.
 
@@ -117,8 +116,7 @@ class Router(Layer):
         if not isinstance(expert_capacity, int):
             expert_capacity = ops.cast(expert_capacity, "int32")
         if token_ids is not None:
-            token_ids = indexing.as_ids(token_ids)
-            checks.tensor("token_ids", token_ids, "int", inputs.shape[:2])
+            token_ids = indexing.as_ids("token_ids", token_ids, inputs.shape[:2])
         policy = self._policy
         if policy.needs_token_ids and token_ids is None:
             raise Refusal(f"The {policy.name} policy needs token_ids (<int32>, one for each token); pass "
@@ -134,7 +132,16 @@ class Router(Layer):
             is_real = ops.ones(ops.shape(inputs)[:2], "bool")
         logits = selection = probs = None
         if policy.has_kernel:
-            logits = self._logits(inputs, training)
+            x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
+            if training and self.exploration == "input_jitter" and self.jitter_noise:
+                noise = self._draw("jitter", ops.shape(inputs))
+                # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
+                noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
+                x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
+            elif training and self.exploration == "input_dropout":
+                x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
+            logits = partitioning.constrain(products.product("gsm,me->gse", x, self.kernel),
+                                            ("group", None, "router_expert"))
             probs = ops.softmax(logits, axis=-1)
             selection = ops.stop_gradient(dtypes.widen(logits))
             selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE,
@@ -152,19 +159,6 @@ class Router(Layer):
             probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
             scores = scores._replace(probs=probs)
         return decisions, self._stats(scores, logits, decisions)
-
-    def _logits(self, inputs, training):
-        """Computes logits: <any float>[group, tokens, d_model] -> <router dtype>[group, tokens, expert]."""
-        x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
-        if training and self.exploration == "input_jitter" and self.jitter_noise:
-            noise = self._draw("jitter", ops.shape(inputs))
-            # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
-            noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
-            x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
-        elif training and self.exploration == "input_dropout":
-            x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
-        logits = products.product("gsm,me->gse", x, self.kernel)
-        return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     @property
     def has_state(self) -> bool:
@@ -210,15 +204,6 @@ class Router(Layer):
             expert_usage=Mean(num_filled, num_slots),
             load_balancing_loss=balance_loss,
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
-
-    def symbolic_stats(self) -> RouterStats:
-        """Returns symbolic RouterStats, for functional models."""
-
-        def mean(*shape):
-            return Mean(keras.KerasTensor(shape, "float32"), keras.KerasTensor((), "float32"))
-
-        return RouterStats(**{name: mean(self.num_experts) if name == "expert_load" else mean()
-                              for name in RouterStats._fields})
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "policy": policies.to_config(self.policy)}

@@ -1,7 +1,6 @@
 """T5's encoder and decoder stacks, and their layers."""
 
 import functools
-from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import keras
@@ -26,8 +25,7 @@ from switch_tf.ops import dtypes, forms, indexing
 from switch_tf.ops.dot_product_attention import PositionBias, cut
 from switch_tf.partitioning.tensors import Shape, Tensor
 
-LayerCache: TypeAlias = tuple[Tensor, ...]
-Cache: TypeAlias = tuple[LayerCache, ...]
+Cache: TypeAlias = tuple[tuple[Tensor, ...], ...]
 
 
 def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kwargs: Any) -> SwitchFeedForward:
@@ -47,7 +45,7 @@ def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kw
     return SwitchFeedForward(config.num_experts, config.expert_width, router=router, dtype=dtype, **kwargs, **fields(
         "activation", "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor",
         "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight", "router_z_loss_weight",
-        "init_scale", "semantics", "expert_capacity", "dispatch"))
+        "semantics", "expert_capacity", "dispatch"))
 
 
 def _relative_position_bias(config, is_decoder, dtype):
@@ -95,7 +93,6 @@ class TransformerLayer(_Parts):
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
         self.zeroes_padding = is_decoder and config.rules.masks_decoder_inputs
-        self.is_sparse = is_sparse
         self.has_attention_experts = is_sparse and config.has_attention_experts
         self.has_feed_forward_experts = is_sparse and config.has_feed_forward_experts
         self.has_extra_mlp = is_sparse and config.extra_mlp
@@ -177,21 +174,15 @@ class TransformerLayer(_Parts):
 
     # Incremental decoding.
 
-    def init_cache(self, batch: int | Tensor, max_length: int) -> LayerCache:
-        """Returns an empty self-attention cache, zeros with room for `max_length` tokens."""
-        sizes = {"batch": batch, "heads": self.attention.num_heads, "length": max_length, "kv": self.attention.d_kv}
-        return tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
-                     for axes, dtype in self.attention.cache_spec)
-
-    def decode_step(self, hidden: Tensor, is_real: Tensor, cache: LayerCache, position: Tensor,
-                    cross_cache: LayerCache, attention_mask: Tensor, encoder_decoder_mask: Tensor,
-                    position_bias: Tensor, token_ids: Tensor) -> tuple[Tensor, LayerCache]:
+    def decode_step(self, hidden: Tensor, is_real: Tensor, cache: tuple[Tensor, ...], position: Tensor,
+                    cross_cache: tuple[Tensor, ...], attention_mask: Tensor, encoder_decoder_mask: Tensor,
+                    position_bias: Tensor, token_ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Runs the layer on the next token of each sequence.
 
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False where a sequence has ended.
-            cache: Self-attention cache from `init_cache` or the previous step.
+            cache: Self-attention cache from `Stack.init_cache` or the previous step.
             position: <int32> scalar. Position of the token.
             cross_cache: Cross-attention cache of the encoder's outputs.
             attention_mask, encoder_decoder_mask, position_bias, token_ids: See the class, for one query.
@@ -222,8 +213,9 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
         is_omitted: bool. Whether both losses are 0.
     """
     balances: list[Any] = [stats.load_balancing_loss for stats in router_stats]
-    if all(isinstance(balance, losses.Balance) for balance in balances):  # not for policies that balance themselves
-        fraction = sum(balance.fraction for balance in balances) / max(1, len(balances))
+    # Not for policies that balance themselves.
+    if balances and all(isinstance(balance, losses.Balance) for balance in balances):
+        fraction = sum(balance.fraction for balance in balances) / len(balances)
         balances = [balance._replace(fraction=fraction).mean for balance in balances]
 
     def share(mean):
@@ -251,11 +243,9 @@ class Stack(_Parts):
     def __init__(self, config: SwitchConfig, is_decoder: bool, **kwargs: Any):
         super().__init__(**kwargs)
         policy = self.dtype_policy
-        self.remat = config.remat
-        self.rules = config.rules
+        self.config = config
         num_layers = config.num_decoder_layers if is_decoder else config.num_encoder_layers
         sparse_layers = config.decoder_sparse_layers if is_decoder else config.encoder_sparse_layers
-        self.is_all_sparse = len(sparse_layers) == num_layers
         self.relpos_bias = (None if config.relative_attention_per_layer
                             else _relative_position_bias(config, is_decoder, policy))
         self.embedding_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="embedding_dropout")
@@ -271,36 +261,39 @@ class Stack(_Parts):
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
-        position_biases = self._position_biases(cut, query_length=length, key_length=length)
+        position_biases = self._position_biases(query_length=length, key_length=length)
         cross = () if encoded is None else (encoded, encoder_decoder_mask)
         router_stats = ()
         for layer, position_bias in zip(self.layers, position_biases, strict=True):
             run = functools.partial(layer, token_ids=token_ids, training=training)
-            if self.remat and training:
+            if self.config.remat and training:
                 run = functools.partial(forms.rematerialize, run)
             hidden, stats = run(hidden, is_real, attention_mask, position_bias, *cross)
             router_stats += stats
-        if self.rules.joins_layers:
-            router_stats = join(router_stats, self.rules.omits_full_stacks and self.is_all_sparse)
+        if self.config.rules.joins_layers:
+            router_stats = join(router_stats, self.config.rules.omits_full_stacks and all(
+                layer.list_expert_layers() for layer in self.layers))
         return self._end(hidden, is_real, training), router_stats
 
-    def _position_biases(self, finish: Callable, **positions: Any) -> Iterable:
-        """Returns the position bias of each layer after a function `finish`."""
+    def _position_biases(self, **positions):
+        """Returns the position bias of each layer, in blocks where attention uses blocks."""
         if self.relpos_bias is None:
-            return (finish(layer.relpos_bias(**positions)) for layer in self.layers)
-        return [finish(self.relpos_bias(**positions))] * len(self.layers)
+            return (cut(layer.relpos_bias(**positions)) for layer in self.layers)
+        return [cut(self.relpos_bias(**positions))] * len(self.layers)
 
     def _end(self, hidden, is_real, training):
         hidden = self.final_dropout(self.final_norm(hidden), training=training)
-        if self.rules.zeroes_stack_padding:
+        if self.config.rules.zeroes_stack_padding:
             hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
         return hidden
 
     # Incremental decoding.
 
     def init_cache(self, batch: int | Tensor, max_length: int) -> Cache:
-        """Returns an empty self-attention cache for each layer, with room for `max_length` tokens."""
-        return tuple(layer.init_cache(batch, max_length) for layer in self.layers)
+        """Returns an empty self-attention cache for each layer, zeros with room for `max_length` tokens."""
+        sizes = {"batch": batch, "heads": self.config.num_heads, "length": max_length, "kv": self.config.d_kv}
+        return tuple(tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
+                           for axes, dtype in layer.attention.cache_spec) for layer in self.layers)
 
     def decode_step(self, embedded: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
                     cross_cache: Cache, encoder_decoder_mask: Tensor,
@@ -320,8 +313,7 @@ class Stack(_Parts):
             `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
         """
         max_length = cache[0][-1].shape[VALUE_CACHE_AXES.index("length")]
-        position_biases = self._position_biases(lambda bias: bias, query_length=1, key_length=max_length,
-                                                first_query=position)
+        position_biases = self._position_biases(query_length=1, key_length=max_length, first_query=position)
         attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
         hidden, new_cache = embedded, []
         for layer, layer_cache, layer_cross_cache, position_bias in zip(

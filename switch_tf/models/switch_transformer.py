@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -15,7 +16,6 @@ from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import LogitsDense, Router, TokenEmbedding, masks
 from switch_tf.layers.moe import Routed
-from switch_tf.metrics import RouterStats
 from switch_tf.models.stack import Cache, Stack
 from switch_tf.ops import dtypes, forms, indexing, random
 from switch_tf.partitioning.tensors import Tensor
@@ -26,12 +26,25 @@ _IDS = tuple(f"{stack}_{feature}" for stack in ("encoder", "decoder")
 _CONFIG_FIELDS = [field.name for field in dataclasses.fields(SwitchConfig)]
 
 
+def _after_building(method):
+    """Returns a method that builds the model first if needed."""
+
+    @functools.wraps(method)
+    def after_building(self, *args, **kwargs):
+        if not self.built:
+            self.build()
+        return method(self, *args, **kwargs)
+
+    return after_building
+
+
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchTransformer(Routed, keras.Model):
     """T5 encoder-decoder, or encoder alone, with experts in some of its layers (arXiv 2101.03961).
 
     `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
-    `model.forward(features)` returns the router statistics instead.
+    `model.forward(features)` returns `(logits, router_stats)` instead, with the RouterStats of each layer in
+    `config.sparse_layer_names`.
 
     Args:
         config: SwitchConfig, or a dict of its fields, as stored in saved models.
@@ -117,13 +130,6 @@ class SwitchTransformer(Routed, keras.Model):
             if layer is not None:
                 layer.build((None, None, self.config.d_model))
 
-    def forward(self, features: dict[str, Tensor], training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
-        """Calls the model without adding losses and returns `(logits, router_stats)`.
-
-        `router_stats` is a tuple of RouterStats in the order of `config.sparse_layer_names`.
-        """
-        return self(features, training=training, return_router_stats=True)
-
     def call(self, features: dict[str, Tensor], training: bool = False, return_router_stats: bool = False) -> Any:
         training = checks.flag("training", training)
         return_router_stats = checks.flag("return_router_stats", return_router_stats)
@@ -147,13 +153,14 @@ class SwitchTransformer(Routed, keras.Model):
             raise Refusal(f"The model needs the feature{'s' * (len(missing) > 1)} {names} (<int32>[batch, "
                           f"length]); it was given {sorted(features)}. seqio's EncDecFeatureConverter makes all "
                           "of them.")
-        features = {name: indexing.as_ids(value) if name in _IDS else value for name, value in features.items()}
+        features = dict(features)
         for stack in ("encoder", "decoder"):
             shape: Any = ()
             for name in _IDS:
                 if name.startswith(stack) and name in features:
                     shape = shape or getattr(features[name], "shape", ())  # a value without one is refused below
-                    checks.tensor(name, features[name], "int", shape if len(shape) == 2 else (None, None))
+                    features[name] = indexing.as_ids(
+                        name, features[name], shape if len(shape) == 2 else (None, None))
         self._called_with = {name: (keras.backend.standardize_dtype(value.dtype), len(value.shape))
                              for name, value in features.items() if value is not None}
         return features
@@ -193,6 +200,7 @@ class SwitchTransformer(Routed, keras.Model):
             hidden = ops.cast(dtypes.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
+    @_after_building
     def encode(self, features: dict[str, Tensor]) -> Tensor:
         """Runs the encoder alone, without dropout.
 
@@ -203,7 +211,6 @@ class SwitchTransformer(Routed, keras.Model):
             <compute dtype>[batch, length, d_model], the encoder's last hidden states, as in Hugging Face's
             T5EncoderModel. Values at padding are undefined.
         """
-        self._ensure_built()
         return self._encode(features, masks.encoder_is_real(features), training=False)[0]
 
     def prefill(self, features: dict[str, Tensor], max_length: int) -> tuple[tuple[Cache, Tensor], Cache]:
@@ -243,6 +250,7 @@ class SwitchTransformer(Routed, keras.Model):
                                                  *cross_cache, tokens)
         return self._logits(hidden)[:, 0], cache
 
+    @_after_building
     def generate(self, inputs: Any, max_length: int = 64, sampler: str | decoding.Sampler = "greedy",
                  end_id: int | tuple[int, ...] | None = None) -> Tensor:
         """Decodes output ids from input ids.
@@ -266,7 +274,6 @@ class SwitchTransformer(Routed, keras.Model):
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
             "end_id", end_id, checks.ids, self.config.vocab_size)
         if key not in self._programs:
-            self._ensure_built()
             self._programs[key] = forms.compiled(
                 lambda inputs: key[0].ids(self, {"encoder_input_tokens": inputs}, *key[1:]))
         padding = decoding.bucketed_length(inputs.shape[1]) - inputs.shape[1]
@@ -279,8 +286,7 @@ class SwitchTransformer(Routed, keras.Model):
         except (ValueError, TypeError):
             raise Refusal("inputs must be ids, <int32>[batch, length], with 0 for padding where sequences are "
                           f"shorter, not {checks.shown(inputs)}.") from None
-        is_text = inputs.size and inputs.dtype.kind == "O" and isinstance(inputs.flat[0], str | bytes)
-        if is_text or inputs.dtype.kind in "SU":
+        if isinstance(next(inputs.flat, None), str | bytes):
             raise Refusal("inputs must be ids, <int32>[batch, length]; for texts use "
                           "switch_tf.inference.generate(model, texts, vocabulary).")
         checks.tensor("inputs", inputs, "int" if inputs.size else "number", (None, None))
@@ -290,22 +296,11 @@ class SwitchTransformer(Routed, keras.Model):
         return inputs.astype("int32")
 
     # Build before tracing: weights created inside a trace have no values if the trace raises.
-
-    def make_train_function(self, force: bool = False) -> Any:
-        self._ensure_built()
-        return super().make_train_function(force)
-
-    def make_test_function(self, force: bool = False) -> Any:
-        self._ensure_built()
-        return super().make_test_function(force)
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        self._ensure_built()
-        return super().make_predict_function(force)
-
-    def _ensure_built(self):
-        if not self.built:
-            self.build()
+    make_train_function = _after_building(keras.Model.make_train_function)
+    make_test_function = _after_building(keras.Model.make_test_function)
+    make_predict_function = _after_building(keras.Model.make_predict_function)
+    summary = _after_building(keras.Model.summary)
+    count_params = _after_building(keras.Model.count_params)
 
     def compute_loss(self, x: Any = None, y: Tensor | None = None, y_pred: Tensor | None = None,
                      sample_weight: Tensor | None = None, training: bool = True) -> Tensor:
@@ -324,6 +319,7 @@ class SwitchTransformer(Routed, keras.Model):
                 "(features, targets). They are no part of the features that the model is called with.")
         return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
+    @_after_building
     def export(self, filepath: Any, format: str = "tf_saved_model", verbose: bool | None = None,
                input_signature: list[dict[str, keras.InputSpec]] | None = None, **kwargs: Any) -> Any:
         """Exports the forward pass for inference, see `keras.Model.export`. `inference.export` exports decoding.
@@ -333,23 +329,12 @@ class SwitchTransformer(Routed, keras.Model):
             input_signature: list of one dict from feature names to keras.InputSpec. Defaults to the features of the
                 last call, or the required ones, with ids as <int32>[batch, length] of any size.
         """
-        self._ensure_built()
         if input_signature is None:
             called_with = self._called_with or dict.fromkeys(self.required_features, ("int32", 2))
             input_signature = [{
                 name: keras.InputSpec(shape=(None,) * rank, dtype="int32" if name in _IDS else dtype, name=name)
                 for name, (dtype, rank) in called_with.items()}]
         return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
-
-    def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints the layers, see `keras.Model.summary`. Builds the model first if needed."""
-        self._ensure_built()
-        return super().summary(*args, **kwargs)
-
-    def count_params(self) -> int:
-        """Returns the number of parameters. Builds the model first if needed."""
-        self._ensure_built()
-        return super().count_params()
 
     def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
         """Raises Refusal, because no layer has a quantized form and Keras would silently change nothing."""

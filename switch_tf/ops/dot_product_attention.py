@@ -22,7 +22,7 @@ from switch_tf.partitioning.tensors import Tensor
 PositionBias: TypeAlias = Tensor | tuple[Tensor, ...]
 
 MASKED = -1e9
-_QUERIES, _HEADS = 1, 2  # axes of queries
+_QUERIES, _HEADS = 1, 2  # axes of queries; those of a position bias are 2 and 1
 
 
 def cut(position_bias: Tensor) -> PositionBias:
@@ -33,13 +33,11 @@ def cut(position_bias: Tensor) -> PositionBias:
     """
     _, heads, length, _ = position_bias.shape
     blocks = _blocks(length, heads)
-    return position_bias if blocks is None else _slices(position_bias, *blocks)
+    return position_bias if blocks is None else tuple(_slices(position_bias, 3 - blocks[0], blocks[1]))
 
 
-def _slices(position_bias, axis, blocks):
-    if axis == _HEADS:
-        return tuple(position_bias[:, block] for block in blocks)
-    return tuple(position_bias[:, :, block] for block in blocks)
+def _slices(x, axis, blocks):
+    return (x[(slice(None),) * axis + (block,)] for block in blocks)
 
 
 def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -60,19 +58,18 @@ def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_m
     if blocks is None:
         return _attend(query, key, value, attention_mask, position_bias, scope_of)
     axis, slices = blocks
-    if position_bias is None:
-        position_bias = [None] * len(slices)
-    elif not isinstance(position_bias, tuple):
-        position_bias = _slices(position_bias, axis, slices)
-    mixed = []
-    for block, bias in zip(slices, position_bias, strict=True):
-        if axis == _HEADS:
-            mixed.append(_attend(query[:, :, block], key[:, :, block], value[:, :, block], attention_mask, bias,
-                                 scope_of))
-        else:
-            has_queries = attention_mask is not None and attention_mask.shape[2] != 1
-            mixed.append(_attend(query[:, block], key, value,
-                                 attention_mask[:, :, block] if has_queries else attention_mask, bias, scope_of))
+
+    def blocks_of(x, axis):
+        return [x] * len(slices) if axis is None or x is None else _slices(x, axis, slices)
+
+    is_by_query = axis == _QUERIES
+    has_queries = is_by_query and attention_mask is not None and attention_mask.shape[2] != 1
+    if not isinstance(position_bias, tuple):
+        position_bias = blocks_of(position_bias, 3 - axis)
+    key, value = (blocks_of(x, None if is_by_query else axis) for x in (key, value))
+    mixed = [_attend(*parts, scope_of) for parts in zip(
+        blocks_of(query, axis), key, value, blocks_of(attention_mask, 2 if has_queries else None), position_bias,
+        strict=True)]
     return ops.concatenate(mixed, axis=axis)
 
 
@@ -108,33 +105,25 @@ def _scores(query, key, attention_mask, position_bias, keys="bkhd"):
     return scores if attention_mask is None else ops.where(attention_mask, scores, MASKED)
 
 
-def _exponentials(scores, dtype):
-    """Returns exponentials <dtype>[batch, heads, query, key] and their inverse sums <float32>[batch, query, heads, 1].
-
-    Their product is the softmax. The sums are those of the rounded exponentials. Sums of the exact ones would need
-    another pass on a TPU, over float32 exponentials, and would not make the rounded weights of a query add up to 1.
-    """
-    exponentials = ops.cast(ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)), dtype)
-    sums = ops.sum(dtypes.widen(exponentials), axis=-1)
-    return exponentials, ops.transpose(1 / sums, (0, 2, 1))[..., None]
-
-
 def _attend(query, key, value, attention_mask, position_bias, scope_of):
     @ops.custom_gradient
     def attend(query, key, value, *bias):
         scores = _scores(query, key, attention_mask, *(bias or (None,)))
-        probs, scale = (_exponentials(scores, value.dtype) if forms.divides_outputs() else
-                        (ops.cast(ops.softmax(scores, axis=-1), value.dtype), None))
+        if forms.divides_outputs():
+            # The product of exponentials and scale is the softmax. The sums are those of the rounded exponentials. Sums
+            # of the exact ones would need another pass on a TPU, over float32 exponentials, and would not make the
+            # rounded weights of a query add up to 1.
+            probs = ops.cast(ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)), value.dtype)
+            scale = ops.transpose(1 / ops.sum(dtypes.widen(probs), axis=-1), (0, 2, 1))[..., None]
+        else:
+            probs, scale = ops.cast(ops.softmax(scores, axis=-1), value.dtype), None
         mixed = _scaled(ops.einsum("bhqk,bkhd->bqhd", *map(dtypes.widen, (probs, value))), scale)
 
-        def gradient(*args, upstream=None):
-            (upstream,) = args if upstream is None else (upstream,)
-            with products.in_gradient_of(scope_of):
-                # The exponentials are used as probabilities from here on: their scale is that of the query.
-                return backward(probs, mixed, _scaled(upstream, scale))
-
-        def backward(probs, mixed, upstream):
+        @products.in_gradient_of(scope_of)
+        def gradient(upstream):
             wide = dtypes.widen
+            # The exponentials are used as probabilities from here on: their scale is that of the query.
+            upstream = _scaled(upstream, scale)
             value_gradient = ops.einsum("bhqk,bqhd->bkhd", probs, upstream)
             probs_gradient = _constrain(ops.einsum("bqhd,bkhd->bhqk", wide(upstream), wide(value)))
             # Equals the sum over keys of probabilities times their gradients, without another pass over them.

@@ -92,7 +92,7 @@ def queries_at_a_time() -> int | None:
     On a TPU the scores of one block stay on the chip, which halves the time of a layer of Switch-Base
     (docs/compile.md).
     """
-    return _TPU_QUERIES if _suits_tpu() else None
+    return _TPU_QUERIES if divides_outputs() else None
 
 
 def divides_outputs() -> bool:
@@ -101,11 +101,7 @@ def divides_outputs() -> bool:
     On a TPU that saves a pass over float32 scores, the longest one of a layer (docs/notebook/tpu.md). TensorFlow has
     the softmax as one operation on a CPU, and XLA as one pass on a GPU.
     """
-    return _suits_tpu()
-
-
-def _suits_tpu():
-    """Returns whether a program has the forms of a TPU: on one, and on several CPUs, where its programs are tried."""
+    # On several CPUs, programs of TPUs are tried.
     return device_type() == "TPU" or is_for_compiler() and device_type() != "GPU"
 
 

@@ -5,9 +5,12 @@ a program that is cut over devices (and, for targets, on TPUs) they compare and 
 of a product in place, but gathers the operands of an index.
 """
 
+from collections.abc import Sequence
+
 import keras
 from keras import ops
 
+from switch_tf import checks
 from switch_tf.ops.dtypes import widen
 from switch_tf.ops.forms import is_fused, prefers_products
 from switch_tf.ops.products import in_gradient_of, product
@@ -17,15 +20,17 @@ from switch_tf.partitioning.tensors import Tensor
 LEFT_OUT = -1e9  # as a logit; an infinity would make gradients NaN where nothing is left
 
 
-def as_ids(values: Tensor) -> Tensor:
-    """Returns float ids as <int32> while Keras builds a model symbolically, and any other value unchanged.
+def as_ids(name: str, values: Tensor, shape: Sequence[int | None]) -> Tensor:
+    """Checks the ids of tokens, <int>[shape], and returns them.
 
-    Under a strategy Keras builds a model with the mean of the replicas' batches, which turns ids into float32.
+    Under a strategy Keras builds a model symbolically with the mean of the replicas' batches, which turns ids into
+    float32. While it does, they are returned as <int32>.
     """
     with keras.SymbolicScope() as scope:
         is_symbolic = scope.original_scope is not None
     if is_symbolic and hasattr(values, "dtype") and keras.backend.is_float_dtype(values.dtype):
-        return ops.cast(values, "int32")
+        values = ops.cast(values, "int32")
+    checks.tensor(name, values, "int", shape)
     return values
 
 
@@ -70,8 +75,7 @@ def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
 
     @ops.custom_gradient
     def gathered_rows(table):
-        def gradient(*args, upstream=None):
-            (upstream,) = args if upstream is None else (upstream,)
+        def gradient(upstream):
             upstream = widen(upstream)
             with in_gradient_of(variable), keras.name_scope("look_up"):
                 if is_partitioned():
@@ -124,8 +128,7 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
         # Places are exact in floats up to 2^24 words.
         results = (largest + ops.log(sums), ops.take_along_axis(logits, index, axis=-1), ops.cast(place, logits.dtype))
 
-        def gradient(*args, upstream=None):
-            (upstream,) = args if upstream is None else (upstream,)
+        def gradient(upstream):
             scale = upstream[:, :1] / sums
             at_target = ops.take_along_axis(exponentials, index, axis=-1) * scale + upstream[:, 1:2]
             row_and_index = ops.concatenate([ops.arange(ops.shape(index)[0], dtype="int32")[:, None], index], axis=-1)

@@ -20,17 +20,16 @@ class Factors(NamedTuple):
     columns: tuple[int, ...]
 
 
-def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None], min_size: int = 128) -> Factors | None:
+def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None]) -> Factors | None:
     """Returns the roles of a weight's dimensions, or None to keep the whole second moment.
 
     Logical axes decide, as in T5X, regardless of sizes: embed is the rows; mlp, heads, kv and vocab are the columns;
     experts are stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over
-    their two largest dimensions if both have at least `min_size`.
+    their two largest dimensions if both have at least 128 entries.
 
     Args:
         shape: Sizes of the weight's dimensions.
         axes: Logical axis or None for each dimension.
-        min_size: int.
     """
     by_role = [tuple(dim for dim, axis in enumerate(axes) if axis in role) for role in (_STACKED, _ROWS, _COLUMNS)]
     if sum(map(len, by_role)) == len(shape) and by_role[1] and by_role[2]:
@@ -38,7 +37,7 @@ def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None], min_size
     if len(shape) < 2:
         return None
     *rest, small, large = sorted(range(len(shape)), key=lambda dim: shape[dim])
-    if shape[small] < min_size:
+    if shape[small] < 128:
         return None
     rows, columns = sorted((small, large))
     return Factors(tuple(sorted(rest)), (rows,), (columns,))

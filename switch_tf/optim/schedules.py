@@ -26,7 +26,7 @@ class RsqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
         return self.base * ops.rsqrt(ops.maximum(ops.cast(step, "float32"), float(self.warmup_steps)))
 
     def get_config(self) -> dict[str, Any]:
-        return {"base": self.base, "warmup_steps": self.warmup_steps}
+        return dict(vars(self))
 
 
 @keras.saving.register_keras_serializable("switch_tf")
@@ -54,7 +54,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         schedule = keras.saving.serialize_keras_object(self.schedule) if callable(self.schedule) else self.schedule
-        return {"schedule": schedule, "last_step": self.last_step, "share": self.share}
+        return {**vars(self), "schedule": schedule}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Cooldown":

@@ -221,11 +221,11 @@ MUTANTS = (
     Mutant("optim/adafactor.py", "+ (1 - beta2) * value", "+ beta2 * value", ADAFACTOR),
     Mutant("optim/factoring.py", '_COLUMNS = frozenset(("vocab", "heads", "kv", "mlp", "expert_mlp"))',
            '_COLUMNS = frozenset(("vocab", "kv", "mlp", "expert_mlp"))', ADAFACTOR),
-    Mutant("optim/factoring.py", "if shape[small] < min_size:", "if shape[small] <= min_size:", ADAFACTOR),
+    Mutant("optim/factoring.py", "if shape[small] < 128:", "if shape[small] <= 128:", ADAFACTOR),
     Mutant("optim/schedules.py", "ops.rsqrt(ops.maximum(", "ops.rsqrt(ops.minimum(",
            ("tests/optim/schedules_test.py",)),
     # The context.
-    Mutant("context.py", "    context = dataclasses.replace(_context.get(), **changes)", "    context = _DEFAULTS",
+    Mutant("context.py", "within(**vars(dataclasses.replace(_context.get(), **changes)))", "within(**vars(_DEFAULTS))",
            CONTEXT),
     Mutant("context.py", "        _context.reset(token)\n\n\ndef carried", "        pass\n\n\ndef carried", CONTEXT),
     Mutant("ops/forms.py", "keras.remat(context.carried(run, routes=None))", "keras.remat(run)",
@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant("aot/clock.py", "max(module.product_seconds(instruction, chip),", "max(0.0,",
            ("tests/aot/clock_test.py",)),
     # Decoding, data and comparisons.
-    Mutant("decoding/beam.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
+    Mutant("decoding/loop.py", "> finished_scores[:, -1]", "> finished_scores[:, 0]",
            ("tests/decoding/beam_test.py",)),
     Mutant("tasks/text_to_text.py", "min(size, limit) ** (1 / temperature)", "min(size ** (1 / temperature), limit)",
            ("tests/tasks/downstream_test.py",)),
