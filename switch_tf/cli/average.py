@@ -4,9 +4,9 @@ import argparse
 
 from etils import epy
 
-from switch_tf import checks
+from switch_tf.cli import options
 from switch_tf.installation import quiet
-from switch_tf.storage import lock, places
+from switch_tf.storage import places
 from switch_tf.surgery import sources
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -21,19 +21,16 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, the number of its checkpoints, and the output."""
     parser.add_argument("--run", required=True, metavar="FOLDER", help="a run folder")
-    parser.add_argument("--last", required=True, type=int, at_least=2, metavar="N",
+    parser.add_argument("--last", required=True, at_least=2,
                         help="number of its newest checkpoints")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    options.add_output(parser)
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Writes the mean; returns the steps that it is of."""
-    folder, output = places.at(arguments.run), places.at(arguments.output)
+    folder = places.at(arguments.run)
     checkpoints = sources.newest(folder, arguments.last)
     sources.check_same(checkpoints)
-    checks.new_folder(output)
-    with lock.held(output):
+    with options.new_output(arguments) as output:
         quiet.import_tensorflow()
-        result, text = averaging.average_run(folder, checkpoints, output)
-    print(text, file=arguments.stream)
-    return result
+        return averaging.average_run(folder, checkpoints, output)

@@ -9,7 +9,7 @@ import os
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.cli import gin_files, tasks
+from switch_tf.cli import options, tasks
 from switch_tf.configs import gin_syntax
 from switch_tf.installation import quiet
 from switch_tf.partitioning import cluster
@@ -39,20 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)")
     parser.add_argument("--vocabulary", help="the run's VOCABULARY, if it has one (default: the task's own)")
     parser.add_argument("--split", nargs="+", metavar="SPLIT", help="which splits (default: all)")
-    parser.add_argument("--num_processes", type=int, at_least=1, metavar="N",
+    parser.add_argument("--num_processes", at_least=1,
                         help="workers on this machine (default: one a core)")
-    parser.add_argument("--num_shards", type=int, at_least=1, metavar="N",
+    parser.add_argument("--num_shards", at_least=1,
                         help="files of the train split (default: as many as its data, more of few or large ones)")
     parser.add_argument("--overwrite", action="store_true", help="begin anew, whatever is in the folder")
     parser.add_argument("--teacher", metavar="RUN",
                         help="store the predictions of this run or checkpoint for the training rows that a student's "
                              "gin files describe (TRAIN_STEPS batches of SEED), in --output")
-    parser.add_argument("--top_k", type=int, at_least=1, metavar="K",
+    parser.add_argument("--top_k", at_least=1,
                         help=f"with --teacher: most probable tokens to store for each target (default {_TOP_K})")
     parser.epilog = "Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner --project=..."
     parser.set_defaults(beam_flags=[])
-    gin_files.add_arguments(parser)
-    gin_files.add_device_arguments(parser)
+    options.add_gin_arguments(parser)
+    options.add_device_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> dict:
         caches = cache_writing.finish_cache(shards)
     root = places.at(caches[0]["folder"]).parent.parent
     print(*map(cache_writing.line_of, caches),
-          f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n", file=arguments.stream)
+          f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n")
     return {"cache_dir": str(root), "caches": caches}
 
 
@@ -116,7 +116,7 @@ def _store_predictions(arguments):
     bindings = ["MODEL_DIR='unused'"]
     if "TEACHER" in gin_syntax.read(arguments.gin_file, search_paths=arguments.gin_search_paths).macros:
         bindings.append(f"TEACHER={arguments.teacher!r}")  # because INITIAL_CHECKPOINT may refer to it
-    described = gin_files.load(arguments, bindings, arguments.devices)
+    described = options.load(arguments, bindings, arguments.devices)
     described = experiments.on_this_machine(described)
     objective = described.make_objective()
     if not isinstance(objective, distillation.Distillation):
@@ -142,9 +142,9 @@ def _store_predictions(arguments):
         stored = teachers.store(described, teacher, folder)
     if stored["unshared"]:
         print(f"The teacher gives {stored['unshared']:.2g} of its probability to ids that the student lacks, from "
-              f"{described.config.vocab_size} up. The others are scaled up.", file=arguments.stream)
+              f"{described.config.vocab_size} up. The others are scaled up.")
     print(f"{stored['rows']:,} rows ({stored['new_rows']:,} new), {stored['bytes'] / 2**20:.1f} MB: {folder}",
-          f"Use them:  --gin.TEACHER_PREDICTIONS=\"'{folder}'\"", sep="\n", file=arguments.stream)
+          f"Use them:  --gin.TEACHER_PREDICTIONS=\"'{folder}'\"", sep="\n")
     return {"teacher_predictions": str(folder), **stored}
 
 

@@ -7,7 +7,7 @@ import sys
 
 from etils import epy
 
-from switch_tf.cli import gin_files
+from switch_tf.cli import options
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
 from switch_tf.configs import gin_syntax, parts
@@ -31,7 +31,7 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments and, as an alternative, the runs to report on."""
-    gin_files.add_arguments(parser)
+    options.add_gin_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=[], metavar="FOLDER",
                         help="train nothing, and compare these run folders, or all runs of a comparison's folder")
     parser.add_argument("--output", metavar="FOLDER",
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> dict:
             raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
         output = arguments.output or "comparison"
         with lock.held(output):
-            return _report(output, run_folders.find(arguments.runs), arguments)
+            return _report(output, run_folders.find(arguments.runs))
     if arguments.output:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
@@ -58,16 +58,16 @@ def run(arguments: argparse.Namespace) -> dict:
             _trainer, comparison, bindings, arguments))
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
         try:
-            result = _report(comparison.model_dir, runs, arguments, is_done)
+            result = _report(comparison.model_dir, runs, is_done)
         except places.BucketError as error:
             raise Outage(f"The runs are saved, but not their report, because {error.filename} cannot be reached "
                          f"({first_line(error.strerror)}); the same command writes it.") from error
     return {**result, "exit_status": FINISHED if is_done else INTERRUPTED}
 
 
-def _report(output, runs, arguments, is_complete=True):
+def _report(output, runs, is_complete=True):
     result, text = run_folders.report(output, runs, is_complete)
-    print(text, file=sys.stdout if result and not arguments.json else sys.stderr)
+    print(text, file=sys.stdout if result else sys.stderr)
     return result
 
 
@@ -124,6 +124,5 @@ def _trainer(comparison, bindings, arguments, name, seed, stack):
     if described.partitioner.num_processes > 1:
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
-    fairness.check_run(described.run)
     weights = stack.enter_context(initial_weights.opened(described.run, described.config))
     return experiments.make_trainer(described, weights, arguments.words)

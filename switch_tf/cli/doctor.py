@@ -22,9 +22,9 @@ def run(arguments: argparse.Namespace) -> dict:
     for finding in check_all(arguments.model_dir):
         check, found, cure, _ = finding
         findings.append({"check": check, "status": finding.status, "found": found, "cure": cure})
-        print(f"{finding.status:8} {check:20} {found}", file=arguments.stream, flush=True)
+        print(f"{finding.status:8} {check:20} {found}", flush=True)
         if cure:
-            print(f"{'':8} {'':20} cure: {cure}", file=arguments.stream, flush=True)
+            print(f"{'':8} {'':20} cure: {cure}", flush=True)
     problems, warnings = (sum(finding["status"] == status for finding in findings) for status in (PROBLEM, WARNING))
-    print(f"checks: {len(findings)}, problems: {problems}, warnings: {warnings}", file=arguments.stream)
+    print(f"checks: {len(findings)}, problems: {problems}, warnings: {warnings}")
     return {"problems": problems, "warnings": warnings, "checks": findings, "exit_status": int(problems > 0)}

@@ -6,12 +6,11 @@ import pathlib
 
 from etils import epy
 
-from switch_tf import checks
 from switch_tf.checkpoints.run_folder import select_one
-from switch_tf.cli import trained_run
+from switch_tf.cli import options
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
-from switch_tf.storage import lock, places
+from switch_tf.storage import places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.inference import exporting
@@ -24,44 +23,43 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
-    trained_run.add_decoding_arguments(parser, answers=False)
+    options.add_decoding_arguments(parser, answers=False)
     parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
     parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
                         help="with --model: a vocabulary, for text in and text out; without it ids in and out")
-    parser.add_argument("--inputs_length", type=int, at_least=1, metavar="N",
+    parser.add_argument("--inputs_length", at_least=1,
                         help="with --model and --vocabulary: tokens of a text to read at most (default 512)")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    options.add_output(parser)
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Writes the folder; returns what was exported."""
-    trained_run.check_decoding(arguments)
+    options.check_decoding(arguments)
     _check_source(arguments)
     if arguments.num_results not in (None, 1):
         raise Refusal("An exported model gives the best result; leave out --num_results.")
-    output = checks.path("--output", arguments.output)
-    checks.new_folder(output)
-    if arguments.model is not None:
-        with lock.held(output):
+    checkpoint = None
+    if arguments.model is None:
+        folder = options.folder_of(arguments)
+        checkpoint = select_one(folder, arguments.step)
+    with options.new_output(arguments) as output:
+        if checkpoint is None:
             quiet.import_tensorflow()
             importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
             model = exporting.load(arguments.model)
-            print(f"Writing {arguments.model} as a SavedModel.", file=arguments.stream, flush=True)
+            print(f"Writing {arguments.model} as a SavedModel.", flush=True)
             exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
-                             trained_run.sampler_of(arguments), arguments.inputs_length or 512,
+                             options.sampler_of(arguments), arguments.inputs_length or 512,
                              {"model": pathlib.Path(arguments.model).name})
-        result = {"model": arguments.model}
-    else:
-        folder = trained_run.folder_of(arguments)
-        checkpoint = select_one(folder, arguments.step)
-        with lock.held(output):
-            task, text_model, identity = trained_run.load_text_model(arguments, folder, checkpoint, batch_size=1)
-            print(f"Writing step {identity['step']} of {folder} as a SavedModel.", file=arguments.stream, flush=True)
+            result = {"model": arguments.model}
+        else:
+            task, text_model, identity = options.load_text_model(arguments, folder, checkpoint, batch_size=1)
+            print(f"Writing step {identity['step']} of {folder} as a SavedModel.", flush=True)
             exporting.export_texts(text_model, output, {"run": folder.resolve().name, "task": task, **identity})
-        result = {"run": str(folder), "step": identity["step"]}
+            result = {"run": str(folder), "step": identity["step"]}
     size = places.tree_size(output)
-    print(f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.", file=arguments.stream)
-    return {**result, "output": str(output), "bytes": size}
+    return ({**result, "output": str(output), "bytes": size},
+            f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.")
 
 
 def _check_source(arguments):

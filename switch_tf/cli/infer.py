@@ -8,7 +8,7 @@ from etils import epy
 from tqdm import tqdm
 
 from switch_tf.checkpoints.run_folder import select_one
-from switch_tf.cli import trained_run
+from switch_tf.cli import options
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
@@ -24,7 +24,7 @@ switch-tf infer --run runs/first --interactive
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
-    trained_run.add_decoding_arguments(parser)
+    options.add_decoding_arguments(parser)
     parser.add_argument("--input", metavar="FILE",
                         help="a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as "
                              ".gz), or lines of text, or JSON lines with --field; - for standard input")
@@ -37,17 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the log-likelihood of given targets, in --target_field")
     parser.add_argument("--target_field", metavar="NAME", help="see --score (default: as in training)")
     parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
-    parser.add_argument("--batch_size", type=int, at_least=1, default=32, metavar="N",
+    parser.add_argument("--batch_size", at_least=1, default=32,
                         help="lines at a time (default 32)")
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Answers the input; returns the numbers of lines and errors."""
     _check(arguments)
-    folder = trained_run.folder_of(arguments)
+    folder = options.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
     with contextlib.nullcontext() if arguments.output == "-" else lock.held(arguments.output):
-        _, model, identity = trained_run.load_text_model(
+        _, model, identity = options.load_text_model(
             arguments, folder, checkpoint, None if arguments.interactive else arguments.batch_size)
         if arguments.interactive:
             return {"lines": lines.converse(model, sys.stdin.buffer)}
@@ -74,7 +74,7 @@ def _check(arguments):
                       f"{arguments.output!r}.")
     if arguments.input not in (None, "-") and places.at(arguments.input).resolve() == output.resolve():
         raise Refusal("--output must be another file than --input.")
-    trained_run.check_decoding(arguments)
+    options.check_decoding(arguments)
     if arguments.target_field and not arguments.score:
         raise Refusal("--target_field goes with --score; without it targets are not read.")
     if arguments.score and arguments.sampler != "greedy":
@@ -108,7 +108,7 @@ def _answer(arguments, model, settings):
             if output:
                 output.write(records)
             else:
-                print(lines.as_lines(records), end="", flush=True)
+                print(lines.as_lines(records), end="", file=arguments.stdout, flush=True)
             progress.update(len(records))
             counts["lines"] += len(records)
             counts["errors"] += sum("error" in record for record in records)

@@ -1,6 +1,7 @@
 """The command line `switch-tf COMMAND`: one sentence for a mistake of the user, a traceback for a bug."""
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
@@ -47,11 +48,12 @@ _REPORT = "This is a bug of switch_tf and not your mistake: please report it wit
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors name the flag or macro that an unknown flag is probably meant to be.
 
-    An integer argument may have a smallest value, `at_least`.
+    An argument with a smallest value, `at_least`, is an integer.
     """
 
     def add_argument(self, *names, at_least=None, **options):
-        action = super().add_argument(*names, **options)
+        number = {} if at_least is None else {"type": int, "metavar": "N"}
+        action = super().add_argument(*names, **number, **options)
         action.at_least = at_least
         return action
 
@@ -73,9 +75,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two command lines that
-    end its `--help`. The dictionary is the JSON object of `--json`, and its `exit_status`, if any, the status of the
-    process.
+    A command is a module with `add_arguments(parser)`, `run(arguments)` and EXAMPLES, two command lines that end its
+    `--help`. `run` returns the JSON object of `--json`, perhaps in a tuple with a text to print. `exit_status` in the
+    object, if any, is the status of the process.
 
     Returns:
         0 for success, 1 if the command found a fault, and else one of `statuses`.
@@ -97,7 +99,11 @@ def _main(argv):
         arguments = _parse(argv)
         host.skip_tpu_metadata_query()
         quiet.expect_tensorflow(prepares_devices=False)  # a path of a bucket imports it before the command does
-        result = arguments.module.run(arguments)
+        with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+            result = arguments.module.run(arguments)
+            if isinstance(result, tuple):
+                result, text = result
+                print(text)
         if arguments.json:
             print(json_lines.dumps(result))
         sys.stdout.flush()
@@ -164,7 +170,7 @@ def _parse(argv):
                 if path:  # a URL would become a local folder of that name
                     checks.place(flag, path)
     arguments.command, arguments.module, arguments.words = name, module, argv
-    arguments.stream = sys.stderr if arguments.json else sys.stdout  # of texts for people
+    arguments.stdout = sys.stdout  # also with --json, which sends what is printed to standard error
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     if getattr(arguments, "backend", None) is not None:
         arguments.gin_bindings.append(f"Layout.backend={arguments.backend!r}")

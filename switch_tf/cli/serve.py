@@ -8,7 +8,7 @@ import time
 from etils import epy
 
 from switch_tf.checkpoints.run_folder import select_one
-from switch_tf.cli import trained_run
+from switch_tf.cli import options
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 
@@ -23,24 +23,24 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoint, the address, the limits, the sampler and the gin arguments."""
-    trained_run.add_decoding_arguments(parser)
+    options.add_decoding_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
                         help="to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8501, metavar="N", help="0 for any that is free (default 8501)")
     parser.add_argument("--allow_host", action="append", default=[], metavar="NAME",
                         help="another name that requests and pages may give this server, such as a proxy's; may be "
                              "repeated (by default localhost and the address it listens at)")
-    parser.add_argument("--batch_size", type=int, at_least=1, default=32, metavar="N",
+    parser.add_argument("--batch_size", at_least=1, default=32,
                         help="texts that are answered at a time, at most (default 32)")
-    parser.add_argument("--max_waiting", type=int, at_least=1, default=256, metavar="N",
+    parser.add_argument("--max_waiting", at_least=1, default=256,
                         help="texts that may wait; further requests are refused with 503 (default 256)")
-    parser.add_argument("--max_request_bytes", type=int, at_least=1, default=2**20, metavar="N",
+    parser.add_argument("--max_request_bytes", at_least=1, default=2**20,
                         help="largest request; longer ones are refused with 413 (default 1048576)")
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Serves until a signal comes; returns the address."""
-    trained_run.check_decoding(arguments)
+    options.check_decoding(arguments)
     try:
         import starlette  # noqa: F401  the extra `serve`, which no other command needs
         import uvicorn  # noqa: F401
@@ -48,14 +48,14 @@ def run(arguments: argparse.Namespace) -> dict:
         raise Refusal(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
                       "starlette==1.10.0 uvicorn==0.54.0 anyio==4.16.0 h11==0.16.0 (they are the extra serve of "
                       "switch-tf).") from None
-    folder = trained_run.folder_of(arguments)
+    folder = options.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
     quiet.import_tensorflow()
     allowed = hosts.Hosts(arguments.host, arguments.allow_host)
     with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
         start = time.perf_counter()
         print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
-        task, text_model, identity = trained_run.load_text_model(arguments, folder, checkpoint, arguments.batch_size,
+        task, text_model, identity = options.load_text_model(arguments, folder, checkpoint, arguments.batch_size,
                                                                  any_batch=True)
         config = text_model.model.config
         served = server.Server(text_model, folder.resolve().name, {

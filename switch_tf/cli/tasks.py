@@ -2,11 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from etils import epy
 
-from switch_tf.cli import gin_files
+from switch_tf.cli import options
 from switch_tf.configs import gin_syntax, names, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.installation import quiet
@@ -30,24 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
     parser.add_argument("--split", help="split of the examples (default: train, or the task's first)")
     parser.add_argument("--vocabulary", help="instead of the task's own: a name, or the path of a SentencePiece model")
-    gin_files.add_arguments(parser)
+    options.add_gin_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> dict:
-    """Prints and returns the list or the examples."""
+def run(arguments: argparse.Namespace) -> tuple[dict, str]:
+    """Returns the list or the examples."""
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
             raise Refusal("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Refusal("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
         listing = _list(arguments)
-        print(task_catalog.describe_all(**listing), file=arguments.stream)
-        return listing
+        return listing, task_catalog.describe_all(**listing)
     result = _show(arguments)
     from switch_tf.data.inspection import describe  # not lazily: `examples` of the package is the function
 
-    print(describe(result), file=arguments.stream)
-    return result
+    return result, describe(result)
 
 
 def _list(arguments):
@@ -59,14 +56,15 @@ def _list(arguments):
     else:
         quiet.import_tensorflow()
         with outputs.held_back():
-            for file in filter(lambda file: file.task, shipped):
+            for file, (task, _) in shipped.items():
                 try:
-                    names.register_task(file.task)
+                    if task:
+                        names.register_task(task)
                 except Refusal as error:  # t5 is not installed
-                    left_out[file.file] = str(error)
+                    left_out[file] = str(error)
     tasks = [data.describe(name) | {"gin_file": file_of(name, own) or file_of(name, shipped)}
              for name in data.names()]
-    return {"tasks": tasks, "to_be_given": {file.file: file.required for file in shipped if file.required},
+    return {"tasks": tasks, "to_be_given": {file: required for file, (_, required) in shipped.items() if required},
             "left_out": left_out}
 
 
@@ -83,37 +81,30 @@ def _show(arguments):
     return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
 
 
-class TaskFile(NamedTuple):
-    """A gin file, the name of its task or None if a function makes it, and the macros that a user has to set."""
-
-    file: str
-    task: str | None
-    required: list[str]
-
-
-def read_files(files: Sequence[str], search_paths: str = "") -> list[TaskFile]:
-    """Returns the TaskFile of each gin file."""
-    found = []
+def read_files(files: Sequence[str], search_paths: str = "") -> dict[str, tuple[str | None, list[str]]]:
+    """Returns gin file -> the name of its task, None if a function makes it, and the macros that a user has to set."""
+    found = {}
     for file in files:
         said = gin_syntax.read([file], search_paths=search_paths)
         said.import_modules()
         task = said.macros.get("MIXTURE_OR_TASK_NAME")
-        found.append(TaskFile(file, task if isinstance(task, str) else None, said.required()))
+        found[file] = task if isinstance(task, str) else None, said.required()
     return found
 
 
-def shipped_files() -> list[TaskFile]:
+def shipped_files() -> dict[str, tuple[str | None, list[str]]]:
     """Returns the shipped task files, by the names that users know them under."""
     folder = shipped_gin.folder()
     return read_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
-def file_of(name: str, files: list[TaskFile]) -> str | None:
+def file_of(name: str, files: dict[str, tuple[str | None, list[str]]]) -> str | None:
     """Returns the file that names a task, else the first whose task is registered together with it."""
     together = names.registers(name)
-    having = ([file for file in files if file.task == name]
-              or [file for file in files if together and file.task and names.registers(file.task) is together])
-    return having[0].file if having else None
+    tasks = {file: task for file, (task, _) in files.items() if task}
+    having = ([file for file in tasks if tasks[file] == name]
+              or [file for file in tasks if together and names.registers(tasks[file]) is together])
+    return having[0] if having else None
 
 
 def apply_files(arguments: argparse.Namespace) -> tuple[list[str], gin_syntax.Gin]:

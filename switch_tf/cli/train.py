@@ -2,12 +2,11 @@
 
 import argparse
 import atexit
-import sys
 
 from etils import epy
 
 from switch_tf.checkpoints import continuation
-from switch_tf.cli import gin_files
+from switch_tf.cli import options
 from switch_tf.reporting import report
 from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import outputs
@@ -29,8 +28,8 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, the devices and `--processes`."""
-    gin_files.add_arguments(parser)
-    gin_files.add_device_arguments(parser)
+    options.add_gin_arguments(parser)
+    options.add_device_arguments(parser)
     parser.add_argument("--processes", type=int, default=1, metavar="N",
                         help="processes to start on this machine, which train together on the --devices; on several "
                              "machines set TF_CONFIG instead (docs/layouts.md)")
@@ -41,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Trains to the last step or until interrupted; returns the summary of the run."""
     if arguments.processes != 1:
-        gin_files.look(arguments)
+        options.look(arguments)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
     num_devices = processes.devices_of_this_process(arguments.devices)
     with at_start(), processes.one_of_several("train"):
-        described = gin_files.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
+        described = options.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
         described = experiments.on_this_machine(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
             with initial_weights.opened(described.run, described.config) as weights:
@@ -65,6 +64,5 @@ def run(arguments: argparse.Namespace) -> dict:
         atexit.register(outputs.end, exit_status)
     if not training.partitioner.is_chief:
         return {"exit_status": exit_status}
-    text = "\n\n".join(filter(None, [shown, report.describe_summary(summary)]))
-    print(text, file=sys.stderr if arguments.json else sys.stdout)
+    print(*filter(None, [shown, report.describe_summary(summary)]), sep="\n\n")
     return {**summary, "exit_status": exit_status}

@@ -4,12 +4,11 @@ import argparse
 
 from etils import epy
 
-from switch_tf import checks
-from switch_tf.cli import gin_files
+from switch_tf.cli import options
 from switch_tf.conversion.converting import check_optimizer, locate
 from switch_tf.conversion.formats import SWITCH_TF
 from switch_tf.installation import quiet
-from switch_tf.storage import lock, places
+from switch_tf.storage import places
 from switch_tf.surgery import sources
 from switch_tf.surgery.kernels import Changes
 
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", required=True, metavar="CHECKPOINT",
                         help="a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh "
                              "TensorFlow")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    options.add_output(parser)
     parser.add_argument("--noise", type=float, default=0.0, metavar="STDDEV",
                         help="noise on each expert's kernels, relative to their standard deviation (default 0)")
     parser.add_argument("--reinitialize", type=float, default=0.0, metavar="SHARE",
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="copy Adafactor's state and its step, too; start with "
                              "--gin.Run.initial_variables=\"'with_optimizer'\"")
     parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
-    gin_files.add_arguments(parser)
+    options.add_gin_arguments(parser)
 
 
 def _factor(text):
@@ -50,21 +49,16 @@ def _factor(text):
         raise argparse.ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Writes the sparse model; returns what it is made of."""
-    source, output = places.at(arguments.source), places.at(arguments.output)
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
-    source, source_format = locate(source, "--from")
+    source, source_format = locate(places.at(arguments.source), "--from")
     if arguments.with_optimizer:
         check_optimizer(source, source_format, SWITCH_TF)
-    checks.new_folder(output)
-    config = gin_files.read_model(arguments)[0]
+    config = options.read_model(arguments)[0]
     source = sources.checkpoint_in(source, source_format)
     dense = source_format.config_of(source)
     sources.check_compatible(sources.dense_twin(config) if dense is None else dense, config)
-    with lock.held(output):
+    with options.new_output(arguments) as output:
         quiet.import_tensorflow()
-        result, text = upcycling.upcycle_checkpoint(source, source_format, output, config, changes,
-                                                    arguments.with_optimizer)
-    print(text, file=arguments.stream)
-    return result
+        return upcycling.upcycle_checkpoint(source, source_format, output, config, changes, arguments.with_optimizer)

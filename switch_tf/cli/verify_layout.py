@@ -5,7 +5,7 @@ import tempfile
 
 from etils import epy
 
-from switch_tf.cli import gin_files
+from switch_tf.cli import options
 from switch_tf.partitioning import collectives
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -21,20 +21,18 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, the devices and `--steps`."""
-    gin_files.add_arguments(parser)
-    gin_files.add_device_arguments(parser, num_devices=8)
-    parser.add_argument("--steps", type=int, at_least=1, default=3, metavar="N",
+    options.add_gin_arguments(parser)
+    options.add_device_arguments(parser, num_devices=8)
+    parser.add_argument("--steps", at_least=1, default=3,
                         help="training steps to compare (default 3)")
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Prints and returns the largest differences and the collectives. Status 1 means that they are too large.
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.
     """
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
-        described = gin_files.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
-        result, text = verification.verify(experiments.on_this_machine(described), arguments.steps, dumps)
-    print(text, file=arguments.stream)
-    return result
+        described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
+        return verification.verify(experiments.on_this_machine(described), arguments.steps, dumps)

@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the files to read, the size and the output."""
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE",
                         help="files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz")
-    parser.add_argument("--size", type=int, at_least=1, required=True, metavar="N",
+    parser.add_argument("--size", at_least=1, required=True,
                         help="pieces, without the 100 sentinels that every task adds")
     parser.add_argument("--output", required=True, metavar="FILE", help="the SentencePiece model to be written")
     parser.add_argument("--field", nargs="+", default=["text"], metavar="NAME",
                         help="keys or columns to read, numbers in tables without a header (default: text)")
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
     sentencepiece_training.check_output(arguments.output)
     with lock.held(arguments.output):
@@ -46,5 +46,4 @@ def run(arguments: argparse.Namespace) -> dict:
         "num_pieces": arguments.size, "num_ids": num_ids, "vocab_size": -(-num_ids // _ROWS) * _ROWS,
         "characters_per_token": sentencepiece_training.characters_per_token(arguments.output, sample),
     }
-    print(sentencepiece_training.describe(result), file=arguments.stream)
-    return result
+    return result, sentencepiece_training.describe(result)

@@ -4,7 +4,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from switch_tf import checks, data
 from switch_tf.refusals import Refusal, first_line
@@ -16,17 +16,12 @@ if TYPE_CHECKING:
     import keras
 
 
-class Line(NamedTuple):
-    """A line of a file, row of a table or element of an array, with its `texts` or `error` and the text to show."""
-
-    number: int
-    texts: tuple[str, ...]
-    shown: str
-    error: str | None = None
+# Number of a line, row or element, its record and its texts. The record has the `input`, and the `error` of a bad line.
+Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """Yields all lines of a file or stream in order.
+    """Yields all lines of a file, rows of a table or elements of an array in order.
 
     Args:
         examples: From `data.TextFile.examples` or `data.examples_of_lines`. The first field is the input.
@@ -35,9 +30,9 @@ def read(examples: Iterable) -> Iterator[Line]:
         if example.texts is None:
             shown = example.raw.decode("utf-8", errors="replace").removeprefix("\ufeff").rstrip("\r\n")
             error = f"{example.fault[:1].upper()}{example.fault[1:]}." if example.fault else "The line is empty."
-            yield Line(number, (), shown, error)
+            yield number, {"input": shown, "error": error}, ()
         else:
-            yield Line(number, example.texts, example.texts[0])
+            yield number, {"input": example.texts[0]}, example.texts
 
 
 def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = False) -> Iterator[list[dict]]:
@@ -54,20 +49,17 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
     """
     batch_size = model.batch_size or 1
     records, asked = [], []
-    for line in lines:
-        record = {"input": line.shown}
+    for number, record, texts in lines:
         records.append(record)
         try:
-            if line.error is not None:
-                raise Refusal(line.error)
-            text, *targets = line.texts
-            inputs, target = model.read(text), None
-            record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
-            if has_targets:
-                target = model.read_target(targets[0])
-                record["target"] = targets[0]
-                record.update({"target_cut": target.num_cut} if target.num_cut else {})
-            asked.append((line.number, record, inputs, target))
+            if "error" not in record:
+                inputs, target = model.read(texts[0]), None
+                record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
+                if has_targets:
+                    target = model.read_target(texts[1])
+                    record["target"] = texts[1]
+                    record.update({"target_cut": target.num_cut} if target.num_cut else {})
+                asked.append((number, record, inputs, target))
         except Refusal as error:
             record["error"] = str(error)
         if len(asked) == batch_size or len(records) == 16 * batch_size:
@@ -189,8 +181,8 @@ class Output:
                 raise Refusal(f"Line {number} of {self._path} is no record of this command; name another "
                               "file.") from None
             line = next(lines, None)
-            if line is None or line.shown != known:
-                actual = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
+            if line is None or line[1]["input"] != known:
+                actual = "it ends before" if line is None else f"that is {checks.shown(line[1]['input'])}"
                 raise Refusal(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
                               f"{actual}; give the same input, or name another file.")
             self.num_known = number

@@ -18,7 +18,8 @@ FILES = {
 
 
 def records(path, fields=("x",)):
-    return [(line.texts, line.shown, line.error) for line in lines.read(data.TextFile(str(path), fields).examples())]
+    return [(texts, record["input"], record.get("error"))
+            for _, record, texts in lines.read(data.TextFile(str(path), fields).examples())]
 
 
 @pytest.mark.parametrize("name", FILES)
