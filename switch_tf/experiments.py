@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from switch_tf.checkpoints import folders, run_config, run_folder, vocabulary_choice
+from switch_tf.checkpoints import folders, run_folder, vocabulary_choice
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import initial_weights
 from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
@@ -92,8 +92,7 @@ def evaluate(described: Experiment, step: str, split: str, num_examples: int | N
     folder = places.at(described.run.model_dir)
     (checkpoint,) = run_folder.select(folder, step)
     described = on_this_machine(described, is_checked=False)
-    if run_config.is_in(folder):
-        described = saved_runs.with_stored_vocabulary(described, folder)
+    described = saved_runs.with_stored_vocabulary(described, folder)
     folders.check_size(described.config, checkpoint)
     with contextlib.closing(CheckpointEvaluator(described, split, num_examples, folder / "eval")) as evaluator:
         return evaluator.evaluate(checkpoint)

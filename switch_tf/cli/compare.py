@@ -23,13 +23,13 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf.comparison import driver
     from switch_tf.conversion import initial_weights
 
-EXAMPLES = r"""
+COMPARE_EXAMPLES = r"""
 switch-tf compare --gin_file=gin/comparisons/demo.gin
 switch-tf compare --runs runs/dense runs/sparse --output runs/report
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments and, as an alternative, the runs to report on."""
     options.add_gin_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=[], metavar="FOLDER",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run_compare(arguments: argparse.Namespace) -> dict:
     """Trains the remaining steps, writes the report and prints its table; returns the content of comparison.json."""
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
@@ -98,29 +98,23 @@ def described(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
                           "comparison itself does not read: put the file that does so into Comparison.common, or into "
                           "a variant.")
     check_words("The command line", variant_bindings)
-    _check_variants(comparison, variant_bindings, paths)
-    return comparison, variant_bindings
-
-
-def _check_variants(comparison, bindings, search_paths):
-    """Refuses variants that describe no run, or that do not do the same work."""
-    described = {}
+    variants = {}
     for name in comparison.variants:
-        files, variant_bindings = comparison.words(name, comparison.seeds[0], bindings)
         with naming(name):
-            described[name] = Experiment.from_gin(files, variant_bindings, search_paths)
-            fairness.check_run(described[name].run)
-    configs = {name: experiment.config for name, experiment in described.items()}
+            variants[name] = Experiment.from_gin(
+                *comparison.words(name, comparison.seeds[0], variant_bindings), paths)
+            fairness.check_run(variants[name].run)
+    configs = {name: variant.config for name, variant in variants.items()}
     if all(configs.values()):
-        lengths = next(iter(described.values())).run.task_feature_lengths
+        lengths = next(iter(variants.values())).run.task_feature_lengths
         fairness.check_work(configs, lengths, comparison.unequal_work)
+    return comparison, variant_bindings
 
 
 def _trainer(comparison, bindings, arguments, name, seed, stack):
     """Returns the trainer of a run and the text of its configuration; `stack` holds its weights until it starts."""
-    files, variant_bindings = comparison.words(name, seed, bindings)
-    described = Experiment.from_gin(files, variant_bindings, arguments.gin_search_paths)
-    described = experiments.on_this_machine(described)
+    described = experiments.on_this_machine(Experiment.from_gin(
+        *comparison.words(name, seed, bindings), arguments.gin_search_paths))
     if described.partitioner.num_processes > 1:
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")

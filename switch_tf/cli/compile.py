@@ -19,7 +19,7 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf import experiments
     from switch_tf.aot import compiler, estimate
 
-EXAMPLES = r"""
+COMPILE_EXAMPLES = r"""
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
     --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/data.gin --topology=v5e:2x4
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
@@ -27,7 +27,7 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments and what to compile for."""
     options.add_gin_arguments(parser)
     parser.add_argument("--topology", required=True, metavar="NAME",
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="try meshes, group sizes and capacity factors, and rank them by predicted time")
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run_compile(arguments: argparse.Namespace) -> dict:
     """Prints memory, collectives and times of one chip; returns the JSON object. Status 1 means that nothing fits.
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.

@@ -4,19 +4,19 @@ import argparse
 
 from switch_tf.installation.doctor import PROBLEM, WARNING, check_all
 
-EXAMPLES = r"""
+DOCTOR_EXAMPLES = r"""
 switch-tf doctor
 switch-tf doctor --model_dir gs://my-bucket/runs
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Describes the command and declares the folder to check."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
     parser.add_argument("--model_dir", metavar="FOLDER", help="also check that runs can be kept there")
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run_doctor(arguments: argparse.Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     findings = []
     for finding in check_all(arguments.model_dir):

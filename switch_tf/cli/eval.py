@@ -20,13 +20,13 @@ from switch_tf.training import processes
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf.evaluation import checkpoint_evaluator
 
-EXAMPLES = r"""
+EVAL_EXAMPLES = r"""
 switch-tf eval --run runs/first --step best
 switch-tf eval --run runs/first --follow
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the run, its checkpoints, the split, and the gin arguments that change its task or layout."""
     options.add_run_arguments(parser)
     parser.add_argument("--step", default="last", metavar="N|best|last|all",
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @processes.one_of_several("eval")
-def run(arguments: argparse.Namespace) -> dict:
+def run_eval(arguments: argparse.Namespace) -> dict:
     """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
     folder = options.folder_of(arguments)
     waits_for_first = arguments.follow and arguments.step == "last"

@@ -18,7 +18,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import costs
 from switch_tf.storage import places
 
-EXAMPLES = r"""
+INSPECT_EXAMPLES = r"""
 switch-tf inspect switch_base_8
 switch-tf inspect runs/x --verify
 """
@@ -26,7 +26,7 @@ switch-tf inspect runs/x --verify
 _REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between updates of the progress, on a terminal and in a file
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the model to inspect and the lengths of a sequence."""
     parser.add_argument("what", nargs="?", metavar="PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER",
                         help="a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or "
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_gin_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run_inspect(arguments: argparse.Namespace) -> dict:
     """Prints and returns the presets, the sizes of one model, which is not built, or the state of checkpoints."""
     if arguments.verify:
         return _verify(arguments)

@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from switch_tf import checks, environment
 from switch_tf.configs import shipped_gin
@@ -39,6 +40,9 @@ COMMANDS = {
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
+# Modules of several commands.
+_MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "convert": "weights",
+            "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks"}
 # Metavars of arguments that are paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Stands below the traceback of an exception that is no Refusal.
@@ -75,9 +79,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    A command is a module with `add_arguments(parser)`, `run(arguments)` and EXAMPLES, two command lines that end its
-    `--help`. `run` returns the JSON object of `--json`, perhaps in a tuple with a text to print. `exit_status` in the
-    object, if any, is the status of the process.
+    A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, two command lines that end its
+    `--help`. `run_NAME` returns the JSON object of `--json`, perhaps in a tuple with a text to print. `exit_status` in
+    the object, if any, is the status of the process.
 
     Returns:
         0 for success, 1 if the command found a fault, and else one of `statuses`.
@@ -93,6 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def parts_of(command: str) -> list[Any]:
+    """Returns `add_NAME_arguments`, `run_NAME` and NAME_EXAMPLES of a command."""
+    name = command.replace("-", "_")
+    module = importlib.import_module(f"switch_tf.cli.{_MODULES.get(name, name)}")
+    return [getattr(module, part) for part in (f"add_{name}_arguments", f"run_{name}", f"{name.upper()}_EXAMPLES")]
+
+
 def _main(argv):
     name, result = " ".join(("switch-tf", *argv[:1])), {}
     try:
@@ -100,7 +111,7 @@ def _main(argv):
         host.skip_tpu_metadata_query()
         quiet.expect_tensorflow(prepares_devices=False)  # a path of a bucket imports it before the command does
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
-            result = arguments.module.run(arguments)
+            result = arguments.run_command(arguments)
             if isinstance(result, tuple):
                 result, text = result
                 print(text)
@@ -141,10 +152,10 @@ def _parse(argv):
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object as the last line of standard output, all else on stderr")
-    module = importlib.import_module(f"switch_tf.cli.{name.replace('-', '_')}")
-    module.add_arguments(parser)
+    add_arguments, run, examples = parts_of(name)
+    add_arguments(parser)
     notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
-    parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(module.EXAMPLES.strip(), '  ')}".strip()
+    parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
     # argparse cannot know the names in `--gin.NAME=VALUE`, nor the flags of Apache Beam behind `--`.
     words, behind = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
     bindings = [word for word in words if word.startswith("--gin.")]
@@ -169,7 +180,7 @@ def _parse(argv):
             for path in given if isinstance(given, list) else [given]:
                 if path:  # a URL would become a local folder of that name
                     checks.place(flag, path)
-    arguments.command, arguments.module, arguments.words = name, module, argv
+    arguments.command, arguments.run_command, arguments.words = name, run, argv
     arguments.stdout = sys.stdout  # also with --json, which sends what is printed to standard error
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     if getattr(arguments, "backend", None) is not None:

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: gin files and bindings, a trained run, its checkpoint and a sampler."""
+"""Arguments that several commands share: gin files and bindings, an output, a trained run."""
 
 import argparse
 import contextlib
@@ -12,35 +12,18 @@ from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.configs import experiment, gin_syntax, parts
-from switch_tf.configs.choices import check_choice, nearest
+from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import host
 from switch_tf.installation import quiet
-from switch_tf.partitioning import cluster
 from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
-from switch_tf.storage.places import Place
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf import decoding, experiments
+    from switch_tf import experiments
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
-
-# Back ends of commands that answer texts.
-_ANSWERING = ("auto", "pjrt")
-# Sampler -> (name, type, help) of its settings.
-_SAMPLERS = {
-    "greedy": (),
-    "sample": (("temperature", float, "divides the logits; below 1 favours likely tokens (default 1)"),
-               ("top_k", int, "number of most probable tokens to draw from"),
-               ("top_p", float, "draw from the fewest tokens whose probabilities add up to this"),
-               ("seed", int, "seed of the random numbers (default 0)")),
-    "beam": (("num_beams", int, "sequences that are followed at a time (default 4)"),
-             ("length_penalty", float, "T5's alpha, 0 for none (default 0.6)"),
-             ("num_results", int, "sequences to write (default 1)")),
-}
 
 
 def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +53,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def new_output(arguments: argparse.Namespace) -> Iterator[Place]:
+def new_output(arguments: argparse.Namespace) -> Iterator[Any]:
     """Yields the `--output`, locked within this scope, which is empty or does not exist yet."""
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
@@ -131,53 +114,6 @@ def add_run_arguments(parser: argparse.ArgumentParser, is_required: bool = True)
     add_trust(parser)
 
 
-def add_decoding_arguments(parser: argparse.ArgumentParser, answers: bool = True) -> None:
-    """Declares the run with the gin arguments, its checkpoint, how texts are read, the sampler and the length.
-
-    Args:
-        parser: Parser of the command.
-        answers: Whether the command answers texts of a run, and has `--backend` and `--devices`.
-    """
-    add_run_arguments(parser, is_required=answers)
-    parser.add_argument("--step", default="last", metavar="N|best|last",
-                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
-    parser.add_argument("--raw", action="store_true",
-                        help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
-    parser.add_argument("--max_length", at_least=1,
-                        help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
-    parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
-                        help="the most probable token (default), a drawn one, or beam search")
-    for sampler, options in _SAMPLERS.items():
-        for name, kind, meaning in options:
-            parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
-    if answers:
-        parser.add_argument("--backend", metavar="NAME",
-                            help="auto (default): one device of TensorFlow, whatever layout the run trained under; "
-                                 "pjrt: the run's layout on PJRT (on TPUs and GPUs the default for runs that recorded "
-                                 "it)")
-        parser.add_argument("--devices", at_least=1,
-                            help="with --backend pjrt: virtual devices to make of this machine's CPU")
-
-
-def check_decoding(arguments: argparse.Namespace) -> None:
-    """Refuses back ends that answer no texts, devices without a layout, and settings of samplers not chosen."""
-    if getattr(arguments, "backend", None) is not None:
-        check_choice("--backend", arguments.backend, _ANSWERING)
-    if getattr(arguments, "devices", None) is not None and arguments.backend != "pjrt":
-        raise Refusal("--devices goes with --backend=pjrt; otherwise one device answers.")
-    for sampler, options in _SAMPLERS.items():
-        for name, *_ in options:
-            if getattr(arguments, name) is not None and sampler != arguments.sampler:
-                raise Refusal(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
-
-
-def sampler_of(arguments: argparse.Namespace) -> "decoding.Sampler":
-    """Returns the sampler of a command line."""
-    options = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
-    return decoding.SAMPLERS[arguments.sampler](**{
-        name: value for name, value in options.items() if value is not None})
-
-
 def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
     folder = places.at(arguments.run)
@@ -217,69 +153,15 @@ def load_run(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_device
     arguments.gin_file = [str(file), *arguments.gin_file]
     described = load(arguments, defaults, num_cpu_devices)
     if on_one_device:
-        _use_host(arguments)
+        use_host(arguments)
     described = experiments.on_this_machine(described, is_checked=False)
     if on_one_device and described.layout.num_devices > 1:
         alternative = ", or add --backend=pjrt" if hasattr(arguments, "backend") else ""
         raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
                       f"{described.layout.num_devices}; leave out the mesh{alternative}.")
-    return saved_runs.with_stored_vocabulary(described, folder) if run_config.is_in(folder) else described
+    return saved_runs.with_stored_vocabulary(described, folder)
 
 
-def _use_host(arguments):
+def use_host(arguments: argparse.Namespace) -> None:
     """Makes this process run on the host's CPU of a TPU VM."""
     devices.use_host(arguments.command, ", which --backend=pjrt does" if hasattr(arguments, "backend") else "")
-
-
-def load_text_model(arguments: argparse.Namespace, folder: pathlib.Path, checkpoint: pathlib.Path,
-                    batch_size: int | None, any_batch: bool = False) -> tuple[str, Any, dict]:
-    """Returns the name of a run's task, the model that answers texts, and `saved_runs.load_text_model`'s identity.
-
-    Args:
-        arguments: What `add_decoding_arguments` declares.
-        folder: From `folder_of`.
-        checkpoint: One of its checkpoints.
-        batch_size: See `TextModel`.
-        any_batch: Whether batches may have any size where programs have no fixed shapes.
-    """
-    described = load_to_answer(arguments, folder)
-    if any_batch and not described.partitioner.has_fixed_shapes:
-        batch_size = None
-    return described.run.mixture_or_task_name, *saved_runs.load_text_model(
-        described, checkpoint, arguments.max_length, sampler_of(arguments), batch_size, arguments.raw)
-
-
-def load_to_answer(arguments: argparse.Namespace, folder: pathlib.Path) -> Any:
-    """Returns the run for a command that works on texts: on one device, or under its layout on the pjrt back end.
-
-    On a TPU VM the one device is the host's CPU. With a `config.json`, and without gin arguments or --trust, the run
-    needs neither its task nor its data and executes nothing in the folder, unless only code can make the vocabulary.
-    """
-    if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
-        if (count := len(cluster.members().addresses)) > 1:
-            raise Refusal(f"`switch-tf {arguments.command}` answers in one process, and TF_CONFIG or "
-                          f"TPU_WORKER_HOSTNAMES names {count}; unset it, or answer with --backend=auto on the CPU of "
-                          "one machine.")
-        described = load_run(arguments, folder, arguments.devices)
-        described.layout.check_sizes(described.config.axis_sizes)
-        return described
-    arguments.gin_bindings = [binding for binding in arguments.gin_bindings if binding != "Layout.backend='auto'"]
-    if run_config.is_in(folder) and not (arguments.gin_file or arguments.gin_bindings or arguments.trust):
-        saved = run_config.read(folder)
-        quiet.import_tensorflow()
-        _use_host(arguments)
-        if saved_run := saved_runs.from_config(saved, folder):
-            return saved_run
-    return load_run(arguments, folder, on_one_device=True)
-
-
-def _is_for_pjrt(arguments, folder):
-    """Returns whether PJRT answers: if asked to, and on a TPU or GPU of JAX for runs that trained with it."""
-    configuration = folder / CONFIGURATION
-    has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
-    if arguments.backend is None and has_accelerator and configuration.is_file():
-        try:
-            return gin_syntax.read([str(configuration)]).get(parts.LAYOUT, "backend") == "pjrt"
-        except Refusal:  # damaged, and answers from config.json do not need it
-            return False
-    return arguments.backend == "pjrt"

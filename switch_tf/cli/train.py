@@ -18,7 +18,7 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf.conversion import initial_weights
     from switch_tf.evaluation import examples_shown
 
-EXAMPLES = r"""
+TRAIN_EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
 switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
     --gin_file=gin/runs/pretrain.gin --gin.MODEL_DIR="'runs/first'" --gin.TRAIN_STEPS=300 \
@@ -26,7 +26,7 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, the devices and `--processes`."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser)
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @outputs.outlived()
-def run(arguments: argparse.Namespace) -> dict:
+def run_train(arguments: argparse.Namespace) -> dict:
     """Trains to the last step or until interrupted; returns the summary of the run."""
     if arguments.processes != 1:
         options.look(arguments)

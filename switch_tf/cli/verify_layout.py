@@ -12,14 +12,14 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf import experiments
     from switch_tf.training import verification
 
-EXAMPLES = r"""
+VERIFY_LAYOUT_EXAMPLES = r"""
 switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
     --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/expert.gin --gin.BATCH_SIZE=16
 switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data.gin --devices 4
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_verify_layout_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments, the devices and `--steps`."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser, num_devices=8)
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="training steps to compare (default 3)")
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_verify_layout(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Prints and returns the largest differences and the collectives. Status 1 means that they are too large.
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.

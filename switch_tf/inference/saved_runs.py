@@ -50,8 +50,10 @@ def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
 
     Args:
         described: Run from gin files.
-        folder: Run folder with a `config.json`.
+        folder: Run folder. Runs of earlier versions have no `config.json`, and so no copy.
     """
+    if not run_config.is_in(folder):
+        return described
     saved = run_config.read(folder)
     vocabulary, *others = {stored_vocabularies.Stored.from_data(fields) for fields in saved.vocabularies.values()}
     run = described.run
@@ -62,9 +64,8 @@ def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
             else described)
 
 
-def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: int | None = None,
-                    sampler: "str | Sampler" = "greedy", batch_size: int | None = 32,
-                    is_raw: bool = False) -> tuple[TextModel, dict]:
+def load_text_model(described: Any, checkpoint: str | pathlib.Path, max_length: int | None, sampler: "str | Sampler",
+                    batch_size: int | None, is_raw: bool) -> tuple[TextModel, dict]:
     """Loads the weights of a checkpoint into a model that answers texts.
 
     Args:

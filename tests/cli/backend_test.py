@@ -9,7 +9,7 @@ import types
 import pytest
 
 from switch_tf import experiments
-from switch_tf.cli import main, options
+from switch_tf.cli import answering, main, options
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning.layout import BACKENDS, Layout
@@ -81,7 +81,7 @@ def test_texts_are_answered_by_pjrt_if_asked_to_or_where_a_run_of_pjrt_has_a_tpu
         ("one device" if on_one_device else "layout", arguments.gin_bindings)) or described)
     monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
     arguments = main._parse(["infer", f"--run={tmp_path}", "--input=-", *words])
-    options.load_to_answer(arguments, tmp_path)
+    answering._load_to_answer(arguments, tmp_path)
     assert loaded == [(expected, ["Layout.backend='pjrt'"] if words == ["--backend=pjrt"] else [])]
 
 
@@ -90,7 +90,7 @@ def test_texts_are_answered_in_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
     arguments = main._parse(["serve", f"--run={tmp_path}", "--backend=pjrt"])
     with pytest.raises(ValueError, match="`switch-tf serve` answers in one process, and TF_CONFIG .* names 2; unset"):
-        options.load_to_answer(arguments, tmp_path)
+        answering._load_to_answer(arguments, tmp_path)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -141,6 +141,6 @@ def test_a_damaged_configuration_does_not_choose_a_back_end(tmp_path, monkeypatc
     monkeypatch.setattr(host, "has_tpu", lambda: True)
     (tmp_path / "operative_config.gin").write_text("Layout.backend = 'pjrt'\n")
     arguments = main._parse(["infer", f"--run={tmp_path}", "--input=-"])
-    assert options._is_for_pjrt(arguments, tmp_path)
+    assert answering._is_for_pjrt(arguments, tmp_path)
     (tmp_path / "operative_config.gin").write_text("Layout.backend = 'pjrt\n")
-    assert not options._is_for_pjrt(arguments, tmp_path)
+    assert not answering._is_for_pjrt(arguments, tmp_path)

@@ -25,8 +25,7 @@ def _commands():
 
 def _examples():
     for command in main.COMMANDS:
-        module = importlib.import_module(f"switch_tf.cli.{command.replace('-', '_')}")
-        yield from _commands_of(module.EXAMPLES, f"{command} --help")
+        yield from _commands_of(main.parts_of(command)[2], f"{command} --help")
 
 
 def _commands_of(block, place):
