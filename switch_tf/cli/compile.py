@@ -1,9 +1,10 @@
-"""`switch-tf compile`: compiles a gin run for a pod or for GPUs without them; prints memory, collectives and times."""
+"""`switch-tf compile` and `verify-layout`: the cost of a layout on a pod or on GPUs, and whether it changes the step."""
 
 import argparse
 import contextlib
 import json
 import sys
+import tempfile
 
 from etils import epy
 
@@ -11,6 +12,7 @@ from switch_tf.aot import answers, search
 from switch_tf.cli import options
 from switch_tf.hardware import chips
 from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
+from switch_tf.partitioning import collectives
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, outputs
@@ -18,6 +20,7 @@ from switch_tf.storage import json_lines, outputs
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.aot import compiler, estimate
+    from switch_tf.training import verification
 
 COMPILE_EXAMPLES = r"""
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
@@ -137,3 +140,29 @@ def _ask(arguments, questions):
              f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
              *["--full"] * arguments.full, *(f"--gin.{binding}" for binding in arguments.gin_bindings)]
     return answers.ask({name: process([*words, *more]) for name, more in questions.items()})
+
+
+VERIFY_LAYOUT_EXAMPLES = r"""
+switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
+    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/expert.gin --gin.BATCH_SIZE=16
+switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data.gin --devices 4
+"""
+
+
+def add_verify_layout_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the gin arguments, the devices and `--steps`."""
+    options.add_gin_arguments(parser)
+    options.add_device_arguments(parser, num_devices=8)
+    parser.add_argument("--steps", at_least=1, default=3,
+                        help="training steps to compare (default 3)")
+
+
+def run_verify_layout(arguments: argparse.Namespace) -> tuple[dict, str]:
+    """Prints and returns the largest differences and the collectives. Status 1 means that they are too large.
+
+    Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.
+    """
+    with tempfile.TemporaryDirectory() as dumps:
+        collectives.dump_partitioned_programs(dumps)
+        described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
+        return verification.verify(experiments.on_this_machine(described), arguments.steps, dumps)

@@ -42,7 +42,8 @@ COMMANDS = {
 
 # Modules of several commands.
 _MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "convert": "weights",
-            "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks"}
+            "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks",
+            "train": "runs", "compare": "runs", "eval": "runs", "verify_layout": "compile"}
 # Metavars of arguments that are paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Stands below the traceback of an exception that is no Refusal.
