@@ -1,4 +1,4 @@
-"""`switch-tf compile` and `verify-layout`: the cost of a layout on a pod or on GPUs, and whether it changes the step."""
+"""`switch-tf compile` and `verify-layout`: the cost of a layout on a pod or on GPUs, and its effect on a step."""
 
 import argparse
 import contextlib
