@@ -29,7 +29,6 @@ from switch_tf.training import processes, stopping
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.comparison import driver
-    from switch_tf.conversion import initial_weights
     from switch_tf.evaluation import checkpoint_evaluator, examples_shown
 
 TRAIN_EXAMPLES = r"""
@@ -61,8 +60,7 @@ def run_train(arguments: argparse.Namespace) -> dict:
         described = options.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
         described = experiments.on_this_machine(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
-            with initial_weights.opened(described.run, described.config) as weights:
-                trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
+            with experiments.trainer_of(described, arguments.words) as (trainer, configuration):
                 training = trainer.start(configuration)
             common_end.message = training.lost_process
             with training, stopping.Stopping(training.progress.say) as stop:
@@ -177,8 +175,7 @@ def _trainer(comparison, bindings, arguments, name, seed, stack):
     if described.partitioner.num_processes > 1:
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
-    weights = stack.enter_context(initial_weights.opened(described.run, described.config))
-    return experiments.make_trainer(described, weights, arguments.words)
+    return stack.enter_context(experiments.trainer_of(described, arguments.words))
 
 
 EVAL_EXAMPLES = r"""

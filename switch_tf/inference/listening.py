@@ -75,17 +75,16 @@ class HttpServer(uvicorn.Server):
         app: ASGI app that answers `/health`.
         most: int. Largest number of connections that are served at a time, see `_Connection`.
         on_ready: Function that is called once requests are answered.
-        others: Arguments of `uvicorn.Config`.
     """
 
     should_exit: bool
 
-    def __init__(self, app: Callable[..., Any], most: int, on_ready: Callable[[], None] = lambda: None, **others: Any):
-        super().__init__(uvicorn.Config(app, http=functools.partial(_Connection, most), **{
-            "ws": "none", "loop": "asyncio", "access_log": False, "server_header": False, "log_level": "warning",
-            "backlog": _ACCEPTED_AT_ONCE, "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
-            "timeout_graceful_shutdown": _STOPPING_SECONDS, "h11_max_incomplete_event_size": _MOST_HEADER_BYTES,
-            **others}))
+    def __init__(self, app: Callable[..., Any], most: int, on_ready: Callable[[], None] = lambda: None):
+        super().__init__(uvicorn.Config(
+            app, http=functools.partial(_Connection, most), ws="none", loop="asyncio", access_log=False,
+            server_header=False, log_level="warning", backlog=_ACCEPTED_AT_ONCE,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=_STOPPING_SECONDS,
+            h11_max_incomplete_event_size=_MOST_HEADER_BYTES))
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

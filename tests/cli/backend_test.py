@@ -45,7 +45,8 @@ def configuration_of():
     def record(backend):
         words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
         described = experiments.on_this_machine(options.look(main._parse(words)))
-        return experiments.make_trainer(described, words=words)[1]
+        with experiments.trainer_of(described, words) as (_, configuration):
+            return configuration
 
     return record
 

@@ -53,8 +53,8 @@ def served(request, monkeypatch):
     monkeypatch.setattr(listening, "_FOR_HEALTH", 2)
     app, listener = App(), socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = listening.HttpServer(app, getattr(request, "param", MOST), log_level="critical",
-                                  timeout_graceful_shutdown=5, lifespan="off")
+    server = listening.HttpServer(app, getattr(request, "param", MOST))
+    server.config.timeout_graceful_shutdown = 5
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     _until(lambda: server.started)

@@ -39,7 +39,8 @@ def served(text_model, most=100, **limits):
     server = Server(text_model, "tiny", {"step": 3}, **limits)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    http_server = listening.HttpServer(server.app, most, log_level="critical", timeout_graceful_shutdown=10)
+    http_server = listening.HttpServer(server.app, most)
+    http_server.config.timeout_graceful_shutdown = 10
     thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: http_server.started)
