@@ -20,7 +20,7 @@ from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
-from switch_tf.storage import lock, places
+from switch_tf.storage import lock, outputs, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import data, decoding
@@ -112,7 +112,7 @@ def run_infer(arguments: argparse.Namespace) -> dict:
                 "fields": fields if form != "lines" else None, "score": arguments.score})))
             remaining, num_known = answered.after_what_is_there(remaining), answered.num_known
             if num_known:
-                print(f"Going on after the {num_known} lines that {arguments.output} holds.", file=sys.stderr)
+                outputs.say(f"Going on after the {num_known} lines that {arguments.output} holds.")
         progress = stack.enter_context(tqdm(total=total, initial=num_known, desc=f"Step {identity['step']}",
                                             unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
         counts = {"lines": 0, "errors": 0, "cut": 0}
@@ -125,8 +125,8 @@ def run_infer(arguments: argparse.Namespace) -> dict:
             counts["lines"] += len(records)
             counts["errors"] += sum("error" in record for record in records)
             counts["cut"] += sum("cut" in record for record in records)
-    print(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
-          f"{model.inputs_length} tokens.", file=sys.stderr)
+    outputs.say(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
+                f"{model.inputs_length} tokens.")
     return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
 
 
@@ -231,7 +231,7 @@ def run_serve(arguments: argparse.Namespace) -> dict:
     allowed = hosts.Hosts(arguments.host, arguments.allow_host)
     with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
         start = time.perf_counter()
-        print(f"Loading {checkpoint}.", file=sys.stderr, flush=True)
+        outputs.say(f"Loading {checkpoint}.")
         task, text_model, identity = _load_text_model(arguments, folder, checkpoint, arguments.batch_size,
                                                                  any_batch=True)
         config = text_model.model.config
@@ -239,15 +239,15 @@ def run_serve(arguments: argparse.Namespace) -> dict:
             **identity, "task": task, "parameters": config.num_parameters,
             "experts": config.num_experts if config.sparse_layer_names else 0},
             arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, allowed)
-        print("Compiling.", file=sys.stderr, flush=True)
+        outputs.say("Compiling.")
         served.warm_up()
         gc.collect()
         gc.freeze()  # or a large request would have all of TensorFlow's objects looked at, again and again
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        listening.HttpServer(served.app, listening.make_room(), lambda: print(
+        listening.HttpServer(served.app, listening.make_room(), lambda: outputs.say(
             f"Step {identity['step']} of {folder} is ready after {time.perf_counter() - start:.1f} s: {address}/ is a "
-            f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.", file=sys.stderr, flush=True)
+            f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.")
         ).run([listener])
         return {"run": str(folder), "step": identity["step"], "address": address}
 

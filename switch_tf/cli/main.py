@@ -18,7 +18,7 @@ from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import INTERRUPTED, OUTAGE, REFUSED
-from switch_tf.storage import json_lines, places
+from switch_tf.storage import json_lines, outputs, places
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # again, while the first is handled
-        print("switch-tf: interrupted.", file=sys.stderr)
+        outputs.say("switch-tf: interrupted.")
         return INTERRUPTED
 
 
@@ -120,16 +120,16 @@ def _main(argv):
             print(json_lines.dumps(result))
         sys.stdout.flush()
     except Refusal as refusal:
-        print(f"{name}: {first_line(refusal)}", file=sys.stderr)
+        outputs.say(f"{name}: {first_line(refusal)}")
         return refusal.exit_status
     except KeyboardInterrupt:
-        print(f"{name}: interrupted.", file=sys.stderr)
+        outputs.say(f"{name}: interrupted.")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except places.BucketError as error:
-        print(f"{name}: {error.filename} cannot be reached ({first_line(error.strerror)}); check its name, your rights "
-              "and the network, then start the same command again.", file=sys.stderr)
+        outputs.say(f"{name}: {error.filename} cannot be reached ({first_line(error.strerror)}); check its name, your "
+                    "rights and the network, then start the same command again.")
         return REFUSED if error.errno == errno.EACCES else OUTAGE
     except Exception as error:
         error.add_note(_REPORT)

@@ -228,7 +228,7 @@ def run_eval(arguments: argparse.Namespace) -> dict:
             except folders.BrokenCheckpoint:
                 if checkpoint.is_dir():
                     raise
-                print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
+                outputs.say(f"{checkpoint} was removed by its run before it was read.")
                 continue
             if described.partitioner.is_chief:
                 print(checkpoint_evaluator.describe(results[-1]), flush=True)

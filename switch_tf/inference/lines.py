@@ -2,13 +2,12 @@
 
 import json
 import pathlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from switch_tf import checks, data
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import json_lines, places
+from switch_tf.storage import json_lines, outputs, places
 from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import reading, write_whole, writing
 
@@ -100,12 +99,12 @@ def choose_fields(field: str | None, target_field: str | None, has_targets: bool
 def converse(model: "keras.Model", stream: BinaryIO) -> int:
     """Prints the answer to each line of a binary stream, as it comes; returns the number of answers."""
     gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
-    print(f"Type a text{gap}; Ctrl-D ends.", file=sys.stderr, flush=True)
+    outputs.say(f"Type a text{gap}; Ctrl-D ends.")
     count = 0
     for line in read(data.examples_of_lines(stream, "lines", ["inputs"])):
         ((record,),) = answers([line], model)
         if "error" in record:
-            print(record["error"], file=sys.stderr, flush=True)
+            outputs.say(record["error"])
             continue
         for result in (record, *record.get("others", ())):
             print(f"{result['score']:9.3f}  {result['output']}", flush=True)
