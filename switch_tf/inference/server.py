@@ -1,9 +1,9 @@
 """Serves a model over HTTP: texts as JSON in the form of TensorFlow Serving, and a page that shows its experts."""
 
 import asyncio
-import collections
 import contextlib
 import html
+import itertools
 import json
 import pathlib
 import time
@@ -250,17 +250,13 @@ class Server:
                                          f"{self._max_characters:,}: the model reads {self._text_model.inputs_length} "
                                          "tokens at most.")
         _check_room(self._answers, self._num_texts_prepared + len(texts))
-        tokenised, waiting = [], collections.deque(texts.items())
+        tokenised, ends = [], itertools.accumulate(map(len, texts.values()))
         self._num_texts_prepared += len(texts)
         try:
-            while waiting:
-                part, size = [], 0
-                while waiting and (not part or size + len(waiting[0][1]) <= _CHARACTERS_PER_TURN):
-                    part.append(waiting.popleft())
-                    size += len(part[-1][1])
+            for _, part in itertools.groupby(texts.items(), lambda _: next(ends) // _CHARACTERS_PER_TURN):
                 async with self._turn:
-                    tokenised += await run_in_threadpool(lambda part=part: [self._inputs(*item) for item in part])
-                if waiting and await request.is_disconnected():
+                    tokenised += await run_in_threadpool(list, itertools.starmap(self._inputs, [*part]))
+                if await request.is_disconnected():
                     raise ClientDisconnect
         finally:
             self._num_texts_prepared -= len(texts)
