@@ -4,7 +4,6 @@ import argparse
 import atexit
 import contextlib
 import dataclasses
-import functools
 import itertools
 import re
 import sys
@@ -108,11 +107,19 @@ def run_compare(arguments: argparse.Namespace) -> dict:
         raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
                       "Comparison.model_dir.")
     comparison, bindings = read_comparison(arguments)
+
+    def make_trainer(name, seed, stack):
+        described = experiments.on_this_machine(Experiment.from_gin(
+            *comparison.words(name, seed, bindings), arguments.gin_search_paths))
+        if described.partitioner.num_processes > 1:
+            raise Refusal("variants take turns in one process; train each by itself where there are several, and "
+                          "compare the run folders with --runs.")
+        return stack.enter_context(experiments.trainer_of(described, arguments.words))
+
     with (outputs.outlived(), stopping.at_start(),
           lock.held(comparison.model_dir, "Comparison.model_dir")):
-        quiet.import_tensorflow(None)
-        is_done = driver.train(comparison, functools.partial(
-            _trainer, comparison, bindings, arguments))
+        quiet.import_tensorflow()
+        is_done = driver.train(comparison, make_trainer)
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
         try:
             result = _report(comparison.model_dir, runs, is_done)
@@ -166,16 +173,6 @@ def read_comparison(arguments: argparse.Namespace) -> tuple[Comparison, list[str
         lengths = next(iter(variants.values())).run.task_feature_lengths
         fairness.check_work(configs, lengths, comparison.unequal_work)
     return comparison, variant_bindings
-
-
-def _trainer(comparison, bindings, arguments, name, seed, stack):
-    """Returns the trainer of a run and the text of its configuration; `stack` holds its weights until it starts."""
-    described = experiments.on_this_machine(Experiment.from_gin(
-        *comparison.words(name, seed, bindings), arguments.gin_search_paths))
-    if described.partitioner.num_processes > 1:
-        raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
-                      "the run folders with --runs.")
-    return stack.enter_context(experiments.trainer_of(described, arguments.words))
 
 
 EVAL_EXAMPLES = r"""
