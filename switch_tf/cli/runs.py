@@ -165,8 +165,8 @@ def read_comparison(arguments: argparse.Namespace) -> tuple[Comparison, list[str
     variants = {}
     for name in comparison.variants:
         with naming(name):
-            variants[name] = Experiment.from_gin(
-                *comparison.words(name, comparison.seeds[0], variant_bindings), paths)
+            files, words = comparison.words(name, comparison.seeds[0], variant_bindings)
+            variants[name] = Experiment.from_gin(files, words, paths)
             fairness.check_run(variants[name].run)
     configs = {name: variant.config for name, variant in variants.items()}
     if all(configs.values()):
