@@ -9,7 +9,6 @@ import sys
 import time
 
 from etils import epy
-from tqdm import tqdm
 
 from switch_tf.checkpoints import run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION, select_one
@@ -20,6 +19,7 @@ from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
+from switch_tf.reporting import progress
 from switch_tf.storage import lock, outputs, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
@@ -113,15 +113,14 @@ def run_infer(arguments: argparse.Namespace) -> dict:
             remaining, num_known = answered.after_what_is_there(remaining), answered.num_known
             if num_known:
                 outputs.say(f"Going on after the {num_known} lines that {arguments.output} holds.")
-        progress = stack.enter_context(tqdm(total=total, initial=num_known, desc=f"Step {identity['step']}",
-                                            unit=" lines", file=sys.stderr, dynamic_ncols=True, disable=None))
+        bar = stack.enter_context(progress.bar(total, f"Step {identity['step']}", " lines", num_known))
         counts = {"lines": 0, "errors": 0, "cut": 0}
         for records in lines.answers(remaining, model, arguments.score):
             if answered:
                 answered.write(records)
             else:
                 print(lines.as_lines(records), end="", file=arguments.stdout, flush=True)
-            progress.update(len(records))
+            bar.update(len(records))
             counts["lines"] += len(records)
             counts["errors"] += sum("error" in record for record in records)
             counts["cut"] += sum("cut" in record for record in records)

@@ -4,9 +4,6 @@ With --verify it reads the files of checkpoints instead.
 """
 
 import argparse
-import sys
-
-from tqdm import tqdm
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import options
@@ -15,15 +12,13 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
 from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal
-from switch_tf.reporting import costs
+from switch_tf.reporting import costs, progress
 from switch_tf.storage import places
 
 INSPECT_EXAMPLES = r"""
 switch-tf inspect switch_base_8
 switch-tf inspect runs/x --verify
 """
-
-_REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between updates of the progress, on a terminal and in a file
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,11 +70,10 @@ def _verify(arguments):
         raise Refusal("--verify reads checkpoints: name a run folder, or one of its checkpoints/step_... folders.")
     checkpoints = folders.checkpoints_in(arguments.what)
     findings = []
-    with tqdm(total=sum(map(folders.num_bytes_of, checkpoints)), unit="B", unit_scale=True, file=sys.stderr,
-              mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS) as progress:
+    with progress.bar(sum(map(folders.num_bytes_of, checkpoints)), "verifying") as bar:
         for checkpoint in checkpoints:
-            findings.append(folders.verify(checkpoint, progress.update))
-            progress.write(str(findings[-1]))
+            findings.append(folders.verify(checkpoint, bar.update))
+            bar.write(str(findings[-1]))
     return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
                              "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}
                             for finding in findings],

@@ -59,11 +59,11 @@ class Server:
         batch_size: int. Largest number of texts in a batch.
         max_waiting: int. Largest number of waiting texts of all requests.
         max_request_bytes: int. Largest size of a request.
-        hosts: Hosts that requests may name. Default: this machine.
+        hosts: Hosts that requests may name.
     """
 
-    def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int = 32, max_waiting: int = 256,
-                 max_request_bytes: int = 2**20, hosts: Hosts | None = None):
+    def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int, max_waiting: int,
+                 max_request_bytes: int, hosts: Hosts):
         self._text_model = text_model
         self.name = name
         self._max_request_bytes = max_request_bytes
@@ -89,7 +89,7 @@ class Server:
             "switch_tf_output_tokens", "Tokens that were decoded.", registry=registry)
         prometheus_client.Gauge("switch_tf_waiting_texts", "Texts that no batch has taken yet.",
                                 registry=registry).set_function(lambda: self._answers.num_waiting)
-        self._hosts = hosts or Hosts()
+        self._hosts = hosts
         self._about = {**about, "inputs_length": text_model.inputs_length, "max_length": text_model.max_length,
                        "sampler": str(text_model.sampler), "batch_size": batch_size, "max_waiting": max_waiting,
                        "max_request_bytes": max_request_bytes, "max_characters": self._max_characters}
