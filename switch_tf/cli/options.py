@@ -33,9 +33,8 @@ def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
                              "gin/models/switch_tiny.gin are found from any folder")
     parser.add_argument("--gin_search_paths", default="", metavar="FOLDERS",
                         help="folders to look for gin files in, separated by commas, before the shipped ones")
-    parser.epilog = (f"{parser.epilog} " if parser.epilog else "") + (
-        "--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: "
-        "--gin.MODEL_DIR=\"'runs/x'\".")
+    parser.epilog = ("--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: "
+                     "--gin.MODEL_DIR=\"'runs/x'\".")
 
 
 def add_device_arguments(parser: argparse.ArgumentParser, num_devices: int | None = None) -> None:
@@ -131,7 +130,7 @@ def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
 
 
 def load_run(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
-         on_one_device: bool = False) -> Experiment:
+             on_one_device: bool = False) -> Experiment:
     """Returns the run of its gin file and the command line, on this machine's devices; see `load`.
 
     Args:

@@ -194,9 +194,10 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
                              "gin files describe (TRAIN_STEPS batches of SEED), in --output")
     parser.add_argument("--top_k", at_least=1,
                         help=f"with --teacher: most probable tokens to store for each target (default {_TOP_K})")
-    parser.epilog = "Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner --project=..."
     parser.set_defaults(beam_flags=[])
     options.add_gin_arguments(parser)
+    parser.epilog = (f"{parser.epilog} Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner "
+                     "--project=...")
     options.add_device_arguments(parser)
 
 
