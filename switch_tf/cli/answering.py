@@ -94,12 +94,11 @@ def run_infer(arguments: argparse.Namespace) -> dict:
         _, model, identity = _load_text_model(
             arguments, folder, checkpoint, None if arguments.interactive else arguments.batch_size)
         if arguments.interactive:
-            return {"lines": lines.converse(model, sys.stdin.buffer)}
+            return {"lines": _converse(model)}
         form = data.kind_of(arguments.input) if has_file else None
         if form in (None, "lines"):  # without an ending, chosen fields are those of JSON objects
             form = "json" if arguments.field or arguments.score else "lines"
-        fields = lines.choose_fields(arguments.field, arguments.target_field, arguments.score, model.features.fields,
-                                     form)
+        fields = _choose_fields(arguments.field, arguments.target_field, arguments.score, model.features.fields, form)
         if has_file:
             file = data.TextFile(arguments.input, fields, form)
             examples, total = file.examples(), file.num_lines()
@@ -127,6 +126,47 @@ def run_infer(arguments: argparse.Namespace) -> dict:
     outputs.say(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
                 f"{model.inputs_length} tokens.")
     return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
+
+
+def _choose_fields(field, target_field, has_targets, defaults, form):
+    """Returns the keys or columns of inputs and, if wanted, of targets.
+
+    Args:
+        field, target_field: Values of the options, or None.
+        has_targets: Whether targets are read.
+        defaults: Keys or numbers of columns of inputs and targets that the run was trained on.
+        form: Form of the input, one of `data.rows.KINDS`.
+    """
+    is_table = form in ("tsv", "csv")
+    fields = []
+    asked = ("--field", field, defaults[0]), ("--target_field", target_field, defaults[1])
+    for flag, chosen, default in asked[:1 + has_targets]:
+        if chosen:
+            fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
+        elif is_table or isinstance(default, str):
+            fields.append(default)
+        elif form == "lines":  # the whole line, whatever its name
+            fields.append("inputs")
+        else:
+            raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
+                          f"the key of the text with {flag}.")
+    return fields
+
+
+def _converse(model):
+    """Prints the answer to each line of standard input, as it comes; returns the number of answers."""
+    gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
+    outputs.say(f"Type a text{gap}; Ctrl-D ends.")
+    count = 0
+    for line in lines.read(data.examples_of_lines(sys.stdin.buffer, "lines", ["inputs"])):
+        ((record,),) = lines.answers([line], model)
+        if "error" in record:
+            outputs.say(record["error"])
+            continue
+        for result in (record, *record.get("others", ())):
+            print(f"{result['score']:9.3f}  {result['output']}", flush=True)
+        count += 1
+    return count
 
 
 EXPORT_EXAMPLES = r"""

@@ -2,12 +2,12 @@
 
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from switch_tf import checks, data
+from switch_tf import checks
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import json_lines, outputs, places
+from switch_tf.storage import json_lines, places
 from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import reading, write_whole, writing
 
@@ -68,48 +68,6 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
     if records:
         _answer(asked, model)
         yield records
-
-
-def choose_fields(field: str | None, target_field: str | None, has_targets: bool, defaults: Sequence[str | int],
-                  form: str) -> list[str | int]:
-    """Returns the keys or columns of inputs and, if wanted, of targets.
-
-    Args:
-        field, target_field: Values of the options, or None.
-        has_targets: Whether targets are read.
-        defaults: Keys or numbers of columns of inputs and targets that the run was trained on.
-        form: Form of the input, one of `data.rows.KINDS`.
-    """
-    is_table = form in ("tsv", "csv")
-    fields: list[str | int] = []
-    options = ("--field", field, defaults[0]), ("--target_field", target_field, defaults[1])
-    for flag, chosen, default in options[:1 + has_targets]:
-        if chosen:
-            fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
-        elif is_table or isinstance(default, str):
-            fields.append(default)
-        elif form == "lines":  # the whole line, whatever its name
-            fields.append("inputs")
-        else:
-            raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
-                          f"the key of the text with {flag}.")
-    return fields
-
-
-def converse(model: "keras.Model", stream: BinaryIO) -> int:
-    """Prints the answer to each line of a binary stream, as it comes; returns the number of answers."""
-    gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
-    outputs.say(f"Type a text{gap}; Ctrl-D ends.")
-    count = 0
-    for line in read(data.examples_of_lines(stream, "lines", ["inputs"])):
-        ((record,),) = answers([line], model)
-        if "error" in record:
-            outputs.say(record["error"])
-            continue
-        for result in (record, *record.get("others", ())):
-            print(f"{result['score']:9.3f}  {result['output']}", flush=True)
-        count += 1
-    return count
 
 
 def _answer(asked, model):

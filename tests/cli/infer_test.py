@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from switch_tf.checkpoints import folders
-from switch_tf.cli import main
-from switch_tf.inference import lines
+from switch_tf.cli import answering, main
 from switch_tf.refusals import Refusal
 
 
@@ -174,10 +173,10 @@ def test_mistakes_are_one_sentence(run_folder, capsys, arguments, message):
 def test_a_run_trained_on_numbered_columns_reads_other_kinds_of_files(kind, given, expected):
     arguments = (given.get("field"), None, given.get("score", False), (2, 0), kind)
     if isinstance(expected, list):
-        assert lines.choose_fields(*arguments) == expected
+        assert answering._choose_fields(*arguments) == expected
     else:
         with pytest.raises(Refusal, match=expected):
-            lines.choose_fields(*arguments)
+            answering._choose_fields(*arguments)
 
 
 def test_the_output_is_another_file_than_the_input(run_folder, tmp_path, capsys):
