@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import gc
+import hashlib
 import importlib
 import pathlib
 import sys
@@ -10,7 +11,7 @@ import time
 
 from etils import epy
 
-from switch_tf.checkpoints import run_config
+from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION, select_one
 from switch_tf.cli import options
 from switch_tf.configs import gin_syntax, parts
@@ -23,7 +24,9 @@ from switch_tf.reporting import progress
 from switch_tf.storage import lock, outputs, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf import data, decoding
+    from switch_tf import data, decoding, inference
+    from switch_tf.checkpoints import tensors
+    from switch_tf.data import task_catalog
     from switch_tf.inference import exporting, hosts, lines, listening, saved_runs, server
 
 # Back ends of commands that answer texts.
@@ -338,7 +341,7 @@ def _sampler_of(arguments):
 
 
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
-    """Returns the name of a run's task, the model that answers texts, and `saved_runs.load_text_model`'s identity.
+    """Returns the name of a run's task, the model that answers texts, and its identity, see `_restore`.
 
     Args:
         arguments: What `_add_decoding_arguments` declares.
@@ -350,8 +353,33 @@ def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False)
     described = _load_to_answer(arguments, folder)
     if any_batch and not described.partitioner.has_fixed_shapes:
         batch_size = None
-    return described.run.mixture_or_task_name, *saved_runs.load_text_model(
-        described, checkpoint, arguments.max_length, _sampler_of(arguments), batch_size, arguments.raw)
+    return described.run.mixture_or_task_name, *_restore(arguments, described, checkpoint, _sampler_of(arguments),
+                                                         batch_size)
+
+
+def _restore(arguments, described, checkpoint, sampler, batch_size):
+    """Returns the text model with the weights of a checkpoint, and all besides the sampler that answers depend on."""
+    run, config = described.run, described.config
+    folders.check_size(config, checkpoint)
+    reading = getattr(described, "reading", None)
+    if reading is None:
+        data.check_task(run.mixture_or_task_name)
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+        reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)
+    model = described.make_model()
+    described.partitioner.build(model)
+    text_model = inference.TextModel(
+        model, reading.raw() if arguments.raw else reading, run.task_feature_lengths["inputs"],
+        arguments.max_length or run.task_feature_lengths["targets"], sampler, batch_size, described.partitioner)
+    step = tensors.restore(checkpoint, tensors.state_variables(model))["step"]
+    description = f"{config!r} {model.dtype_policy.name}"
+    return text_model, {
+        "step": step, "weights": folders.hash_of_weights(checkpoint),
+        "model": hashlib.sha256(description.encode()).hexdigest(),
+        "vocabulary": sorted({task_catalog.fingerprint_of_vocabulary(vocabulary)
+                              for vocabulary in (reading.inputs, reading.targets)}),
+        "reading": text_model.features.as_data(),
+        "inputs_length": text_model.inputs_length, "max_length": text_model.max_length}
 
 
 def _load_to_answer(arguments, folder):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from switch_tf import sentencepiece_training
-from switch_tf.cli import main
+from switch_tf.cli import answering, main
 from switch_tf.installation import doctor, quiet
 from switch_tf.statuses import INTERRUPTED
 from switch_tf.training import processes
@@ -160,7 +160,6 @@ def faked(monkeypatch, tmp_path):
     from switch_tf.aot import answers, estimate, search
     from switch_tf.comparison import driver
     from switch_tf.evaluation import checkpoint_evaluator
-    from switch_tf.inference import saved_runs
     from switch_tf.partitioning.partitioner import Partitioner
     from switch_tf.training import verification
     from switch_tf.training.trainer import Trainer
@@ -226,7 +225,7 @@ def faked(monkeypatch, tmp_path):
     def load_text_model(*arguments):
         raise Loaded
 
-    monkeypatch.setattr(saved_runs, "load_text_model", load_text_model)
+    monkeypatch.setattr(answering, "_restore", load_text_model)
     monkeypatch.setattr(sentencepiece_training, "train_file", lambda *arguments: None)
     monkeypatch.setattr(sentencepiece_training, "characters_per_token", lambda *arguments: 4.0)
     monkeypatch.setattr(doctor, "run_python", lambda code: ("[]", ""))
