@@ -31,6 +31,8 @@ def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, ca
     assert main.main(["infer", f"--run={run_folder}", f"--input={pairs}", "--score"]) == 0
     scored = json.loads(capsys.readouterr().out)
     assert scored["target"] == "the" and -40 < scored["score"] < 0
+    assert main.main(["infer", f"--run={run_folder}", f"--input={pairs}", "--score", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0]) == scored  # records stay on standard output
     assert main.main([*command, "--sampler=sample", "--top_k=3"]) == 2
     assert "was begun with sampler 'Greedy()', and now it is 'Sample(" in capsys.readouterr().err
 
