@@ -13,8 +13,9 @@ from switch_tf.installation import keras_registration
 
 __version__ = "0.1.0"
 
-_CLASSES = {"Experiment": "configs.experiment", "SwitchConfig": "configs.switch_config",
-            "SwitchTransformer": "models.switch_transformer"}
+# Modules of names that are not modules of this package. A policy of one's own is registered in "policies".
+_MODULES = {"Experiment": "configs.experiment", "SwitchConfig": "configs.switch_config",
+            "SwitchTransformer": "models.switch_transformer", "policies": "configs.policies"}
 
 __all__ = [
     "Experiment",
@@ -51,12 +52,9 @@ keras_registration.register()
 
 
 def __getattr__(name: str):
-    if name in _CLASSES:
-        return getattr(importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
-    if name == "policies":  # a public name: a policy of one's own is registered there
-        return importlib.import_module(f"{__name__}.configs.policies")
     if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
+        return getattr(module, name) if name[0].isupper() else module
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}.")
 
 

@@ -21,30 +21,15 @@ NIGHTLIES = {
 # switch_tf cannot require it.
 T5 = "t5==0.9.4"
 
-# Versions of the tests, by the distribution of TensorFlow: the usual one, and the one with a client of TPUs of its own.
-KNOWN_GOOD = {
-    "tensorflow": {
-        "tensorflow": "2.21.0",
-        "tensorflow-text": "2.21.1",
-        "keras": "3.15.1",
-        "jax": "0.10.2",
-        "jaxlib": "0.10.2",
-        "tensorboard": "2.21.0",
-        "libtpu": "0.0.42.1",
-    },
-    "tensorflow-tpu": {
-        "tensorflow-tpu": "2.20.0",
-        "tensorflow-text": "2.20.1",
-        "keras": "3.15.1",
-        "jax": "0.10.2",
-        "jaxlib": "0.10.2",
-        "tensorboard": "2.20.0",
-        "libtpu": "0.0.21",
-    },
-}
+# Distribution of TensorFlow -> its version and TensorBoard's, that of tensorflow-text and that of libtpu. The second
+# distribution has a client of TPUs of its own.
+_TENSORFLOW = {"tensorflow": ("2.21.0", "2.21.1", "0.0.42.1"), "tensorflow-tpu": ("2.20.0", "2.20.1", "0.0.21")}
 # The same without NVIDIA's part, beside JAX's client of a GPU.
-KNOWN_GOOD["tensorflow-cpu"] = {
-    "tensorflow-cpu" if name == "tensorflow" else name: version for name, version in KNOWN_GOOD["tensorflow"].items()}
+_TENSORFLOW["tensorflow-cpu"] = _TENSORFLOW["tensorflow"]
+# Versions of the tests, by the distribution of TensorFlow.
+KNOWN_GOOD = {name: {name: version, "tensorflow-text": text, "keras": "3.15.1", "jax": "0.10.2", "jaxlib": "0.10.2",
+                     "tensorboard": version, "libtpu": libtpu}
+              for name, (version, text, libtpu) in _TENSORFLOW.items()}
 
 # Prefixes of the variables that change what a run computes.
 _PREFIXES = ("KERAS_", "TF_", "XLA_", "JAX_", "NVIDIA_TF32_OVERRIDE")

@@ -2,10 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from switch_tf.checkpoints import folders, run_config, run_folder, vocabulary_choice
+from switch_tf.checkpoints import folders, run_folder, vocabulary_choice
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import initial_weights
 from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
@@ -54,34 +53,28 @@ def _on(described, layout, partitioner, is_checked):
     return described
 
 
-def make_trainer(described: Experiment, initial_weights: Any = None,
-                 words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
+@contextlib.contextmanager
+def trainer_of(described: Experiment, words: Sequence[str] = ("train",)) -> Iterator[tuple[Trainer, str]]:
     """Makes the trainer of an experiment on devices, with the vocabulary that its weights need.
 
     Args:
         described: Experiment.
-        initial_weights: See `Trainer`.
         words: Arguments of `switch-tf`.
 
-    Returns:
-        (Trainer, text of its configuration).
-
-    Raises:
-        Refusal: See `Trainer`.
+    Yields:
+        (Trainer, text of its configuration). It has to start within this scope, which holds its initial weights.
     """
-    run = dataclasses.replace(described.run, vocabulary=vocabulary_choice.choose(described.run))
-    described = dataclasses.replace(described, run=run)
-    trainer = Trainer(described.make_model(), described.make_optimizer(), run, described.settings,
-                      described.partitioner, initial_weights, described.activation_dtype,
-                      described.make_objective())
-    return trainer, summaries.origin(words, trainer.model.config) + described.as_gin().text()
+    with initial_weights.opened(described.run, described.config) as weights:
+        described = dataclasses.replace(described, run=dataclasses.replace(
+            described.run, vocabulary=vocabulary_choice.choose(described.run)))
+        trainer = Trainer(described.make_model(), described.make_optimizer(), described.run, described.settings,
+                          described.partitioner, weights, described.activation_dtype, described.make_objective())
+        yield trainer, summaries.origin(words, trainer.model.config) + described.as_gin().text()
 
 
 def train(described: Experiment) -> dict:
     """Trains an experiment on this machine's devices; see `Experiment.train`."""
-    described = on_this_machine(described)
-    with initial_weights.opened(described.run, described.config) as weights:
-        trainer, configuration = make_trainer(described, weights)
+    with trainer_of(on_this_machine(described)) as (trainer, configuration):
         return trainer.train(configuration)
 
 
@@ -92,8 +85,7 @@ def evaluate(described: Experiment, step: str, split: str, num_examples: int | N
     folder = places.at(described.run.model_dir)
     (checkpoint,) = run_folder.select(folder, step)
     described = on_this_machine(described, is_checked=False)
-    if run_config.is_in(folder):
-        described = saved_runs.with_stored_vocabulary(described, folder)
+    described = saved_runs.with_stored_vocabulary(described, folder)
     folders.check_size(described.config, checkpoint)
     with contextlib.closing(CheckpointEvaluator(described, split, num_examples, folder / "eval")) as evaluator:
         return evaluator.evaluate(checkpoint)

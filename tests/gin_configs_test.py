@@ -112,7 +112,7 @@ def test_every_file_says_what_it_is_and_what_it_needs(path):
 @pytest.mark.parametrize("name", sorted(
     path.stem for path in (shipped_gin.folder() / "gin" / "comparisons").glob("*.gin") if path.stem != "tiny_facts"))
 def test_every_comparison_is_one_of_runs_that_do_the_same_work(name):
-    from switch_tf.cli import compare, main
-    comparison, _ = compare.described(main._parse(["compare", f"--gin_file=gin/comparisons/{name}.gin"]))
+    from switch_tf.cli import main, runs
+    comparison, _ = runs.read_comparison(main._parse(["compare", f"--gin_file=gin/comparisons/{name}.gin"]))
     assert len(comparison.variants) >= 2 and comparison.model_dir.startswith("runs/")
     assert len(comparison.seeds) == (1 if name == "demo" else 3)

@@ -1,1 +1,1 @@
-"""The command line, one file a command."""
+"""The command line: `main`, and a file for the commands on each subject."""

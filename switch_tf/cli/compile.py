@@ -1,16 +1,18 @@
-"""`switch-tf compile`: compiles a gin run for a pod or for GPUs without them; prints memory, collectives and times."""
+"""`switch-tf compile` and `verify-layout`: the cost of a layout on a pod or on GPUs, and its effect on a step."""
 
 import argparse
 import contextlib
 import json
 import sys
+import tempfile
 
 from etils import epy
 
 from switch_tf.aot import answers, search
-from switch_tf.cli import gin_files
+from switch_tf.cli import options
 from switch_tf.hardware import chips
 from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
+from switch_tf.partitioning import collectives
 from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, outputs
@@ -18,8 +20,9 @@ from switch_tf.storage import json_lines, outputs
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.aot import compiler, estimate
+    from switch_tf.training import verification
 
-EXAMPLES = r"""
+COMPILE_EXAMPLES = r"""
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
     --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/data.gin --topology=v5e:2x4
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
@@ -27,9 +30,9 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the gin arguments and what to compile for."""
-    gin_files.add_arguments(parser)
+    options.add_gin_arguments(parser)
     parser.add_argument("--topology", required=True, metavar="NAME",
                         help="the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: "
                              "h100:8, a server of 8, h100:2x8, two of them, and a100 and h200")
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="try meshes, group sizes and capacity factors, and rank them by predicted time")
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run_compile(arguments: argparse.Namespace) -> dict:
     """Prints memory, collectives and times of one chip; returns the JSON object. Status 1 means that nothing fits.
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
@@ -58,12 +61,27 @@ def run(arguments: argparse.Namespace) -> dict:
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
     answers.check_outputs(arguments.save, arguments.plot)
-    described = gin_files.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
+    described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
     if arguments.compare is not None:
         return _compare(described, arguments)
     if arguments.search:
         return _search(described, arguments)
-    return _answer(described, arguments)
+    file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
+    answer, files = None, {}
+    if file.exists() and not keeps:
+        with contextlib.suppress(ValueError, OSError):  # damaged, so the compiler is asked again
+            answer = json_lines.load(file)
+    if answer is not None:
+        answers.say(f"The compiler was asked before; its answer is {file}.")
+        print(answers.describe(answer))
+    else:
+        answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,
+                                        arguments.full, arguments.save, arguments.plot)
+        # Printed first, so that a full disk loses no answer.
+        print(answers.describe(answer))
+        answers.write(file, json.dumps(answer))
+    is_saved = all(answers.write(path, content) for path, content in files.items())
+    return {**answer, "exit_status": int(not (answer["fits"] and is_saved))}
 
 
 def process(words: list[str]) -> list[str]:
@@ -84,25 +102,6 @@ def _on_topology(described, topology):
     return described
 
 
-def _answer(described, arguments):
-    file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
-    answer, files = None, {}
-    if file.exists() and arguments.save is None and arguments.plot is None:
-        with contextlib.suppress(ValueError, OSError):  # damaged, so the compiler is asked again
-            answer = json_lines.load(file)
-    if answer is not None:
-        answers.say(f"The compiler was asked before; its answer is {file}.")
-        print(answers.describe(answer), file=arguments.stream)
-    else:
-        answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,
-                                        arguments.full, arguments.save, arguments.plot)
-        # Printed first, so that a full disk loses no answer.
-        print(answers.describe(answer), file=arguments.stream)
-        answers.write(file, json.dumps(answer))
-    is_saved = all(answers.write(path, content) for path, content in files.items())
-    return {**answer, "exit_status": int(not (answer["fits"] and is_saved))}
-
-
 def _compare(described, arguments):
     """Prints a table of the same run under several layouts."""
     if described.layout != Layout():
@@ -113,8 +112,8 @@ def _compare(described, arguments):
         raise Refusal(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
                       f"{arguments.compare!r}.")
     answers.say(f"Compiling {len(files)} layouts ...")
-    found = answers.ask({name: process(_words(arguments, [file])) for name, file in files.items()})
-    print(answers.table(found), file=arguments.stream)
+    found = _ask(arguments, {name: [f"--gin_file={file}"] for name, file in files.items()})
+    print(answers.table(found))
     return {"layouts": found, "exit_status": int(not any(answer.get("fits") for answer in found.values()))}
 
 
@@ -125,19 +124,45 @@ def _search(described, arguments):
     has_experts = bool(described.config.num_experts)
 
     def ask(choices):
-        return answers.ask({name: process(_words(arguments, bindings=choice.bindings(mesh_name, has_experts)))
-                            for name, choice in choices.items()})
+        return _ask(arguments, {name: [f"--gin.{binding}" for binding in choice.bindings(mesh_name, has_experts)]
+                                for name, choice in choices.items()})
 
     current, found = search.search(described, ask)
     best = next(iter(found))
-    print(search.ranking(current, found, best.bindings(mesh_name, has_experts)), file=arguments.stream)
+    print(search.ranking(current, found, best.bindings(mesh_name, has_experts)))
     return {"candidates": [{**choice._asdict(), **answer} for choice, answer in found.items()],
             "exit_status": int(not found[best].get("fits"))}
 
 
-def _words(arguments, files=(), bindings=()):
-    """Returns the command line of this question with more files and bindings."""
-    return [*(f"--gin_file={file}" for file in (*arguments.gin_file, *files)),
-            f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
-            *(["--full"] if arguments.full else []), *(f"--gin.{binding}" for binding in arguments.gin_bindings),
-            *(f"--gin.{binding}" for binding in bindings)]
+def _ask(arguments, questions):
+    """Returns the answers to this command line with more words for each name."""
+    words = [*(f"--gin_file={file}" for file in arguments.gin_file),
+             f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
+             *["--full"] * arguments.full, *(f"--gin.{binding}" for binding in arguments.gin_bindings)]
+    return answers.ask({name: process([*words, *more]) for name, more in questions.items()})
+
+
+VERIFY_LAYOUT_EXAMPLES = r"""
+switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
+    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/expert.gin --gin.BATCH_SIZE=16
+switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data.gin --devices 4
+"""
+
+
+def add_verify_layout_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the gin arguments, the devices and `--steps`."""
+    options.add_gin_arguments(parser)
+    options.add_device_arguments(parser, num_devices=8)
+    parser.add_argument("--steps", at_least=1, default=3,
+                        help="training steps to compare (default 3)")
+
+
+def run_verify_layout(arguments: argparse.Namespace) -> tuple[dict, str]:
+    """Prints and returns the largest differences and the collectives. Status 1 means that they are too large.
+
+    Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.
+    """
+    with tempfile.TemporaryDirectory() as dumps:
+        collectives.dump_partitioned_programs(dumps)
+        described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
+        return verification.verify(experiments.on_this_machine(described), arguments.steps, dumps)

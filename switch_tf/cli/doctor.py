@@ -4,27 +4,27 @@ import argparse
 
 from switch_tf.installation.doctor import PROBLEM, WARNING, check_all
 
-EXAMPLES = r"""
+DOCTOR_EXAMPLES = r"""
 switch-tf doctor
 switch-tf doctor --model_dir gs://my-bucket/runs
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Describes the command and declares the folder to check."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
     parser.add_argument("--model_dir", metavar="FOLDER", help="also check that runs can be kept there")
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run_doctor(arguments: argparse.Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     findings = []
     for finding in check_all(arguments.model_dir):
         check, found, cure, _ = finding
         findings.append({"check": check, "status": finding.status, "found": found, "cure": cure})
-        print(f"{finding.status:8} {check:20} {found}", file=arguments.stream, flush=True)
+        print(f"{finding.status:8} {check:20} {found}", flush=True)
         if cure:
-            print(f"{'':8} {'':20} cure: {cure}", file=arguments.stream, flush=True)
+            print(f"{'':8} {'':20} cure: {cure}", flush=True)
     problems, warnings = (sum(finding["status"] == status for finding in findings) for status in (PROBLEM, WARNING))
-    print(f"checks: {len(findings)}, problems: {problems}, warnings: {warnings}", file=arguments.stream)
+    print(f"checks: {len(findings)}, problems: {problems}, warnings: {warnings}")
     return {"problems": problems, "warnings": warnings, "checks": findings, "exit_status": int(problems > 0)}

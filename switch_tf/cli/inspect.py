@@ -4,29 +4,24 @@ With --verify it reads the files of checkpoints instead.
 """
 
 import argparse
-import sys
-
-from tqdm import tqdm
 
 from switch_tf.checkpoints import folders, run_config
-from switch_tf.cli import gin_files
+from switch_tf.cli import options
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
 from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal
-from switch_tf.reporting import costs
+from switch_tf.reporting import costs, progress
 from switch_tf.storage import places
 
-EXAMPLES = r"""
+INSPECT_EXAMPLES = r"""
 switch-tf inspect switch_base_8
 switch-tf inspect runs/x --verify
 """
 
-_REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between updates of the progress, on a terminal and in a file
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the model to inspect and the lengths of a sequence."""
     parser.add_argument("what", nargs="?", metavar="PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER",
                         help="a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or "
@@ -35,20 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true",
                         help="read every file of a run's checkpoints, or of one, and compare it with its recorded sum; "
                              "status 1 if one is damaged")
-    parser.add_argument("--inputs_length", type=int, at_least=1, default=512,
+    parser.add_argument("--inputs_length", at_least=1, default=512,
                         help="tokens, for the FLOPs (default 512)")
-    parser.add_argument("--targets_length", type=int, at_least=0, default=114,
+    parser.add_argument("--targets_length", at_least=0, default=114,
                         help="tokens, for the FLOPs (default 114)")
-    gin_files.add_arguments(parser)
+    options.add_gin_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run_inspect(arguments: argparse.Namespace) -> dict:
     """Prints and returns the presets, the sizes of one model, which is not built, or the state of checkpoints."""
     if arguments.verify:
         return _verify(arguments)
     if arguments.list:
         configs = {name: SwitchConfig.from_preset(name) for name in shipped_gin.preset_names()}
-        print(costs.table(configs), file=arguments.stream)
+        print(costs.table(configs))
         return {"presets": list(configs)}
     config = layout = None
     folder = places.at(arguments.what) if arguments.what else None
@@ -62,11 +57,11 @@ def run(arguments: argparse.Namespace) -> dict:
         result = costs.as_json(config, arguments.inputs_length, arguments.targets_length)
     if layout is not None and not layout.open_axes:
         result["bytes_per_device"] = factoring.bytes_per_device(config, layout)
-    print(costs.describe(result), file=arguments.stream)
+    print(costs.describe(result))
     if layout is not None and layout.open_axes:
         example = ",".join([f"{layout.open_axes[0]}=8", *filter(None, [layout.mesh_shape])])
         print(f"Bytes per device depend on the size of mesh axis {layout.open_axes[0]!r}, for example "
-              f"--gin.MESH_SHAPE=\"'{example}'\".", file=arguments.stream)
+              f"--gin.MESH_SHAPE=\"'{example}'\".")
     return result
 
 
@@ -78,11 +73,10 @@ def _verify(arguments):
         raise Refusal(f"{arguments.what!r} holds no checkpoint to verify: name a run folder, or one of its "
                       "checkpoints/step_... folders.")
     findings = []
-    with tqdm(total=sum(map(folders.num_bytes_of, checkpoints)), unit="B", unit_scale=True, file=sys.stderr,
-              mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LINE_SECONDS) as progress:
+    with progress.bar(sum(map(folders.num_bytes_of, checkpoints)), "verifying") as bar:
         for checkpoint in checkpoints:
-            findings.append(folders.verify(checkpoint, progress.update))
-            progress.write(str(findings[-1]), file=arguments.stream)
+            findings.append(folders.verify(checkpoint, bar.update))
+            bar.write(str(findings[-1]))
     return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
                              "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}
                             for finding in findings],
@@ -102,4 +96,4 @@ def _config_and_layout(arguments):
             return SwitchConfig.from_preset(name), None
         name = f"gin/models/{name}.gin"
     arguments.gin_file = [name, *files] if name else files
-    return gin_files.read_model(arguments)
+    return options.read_model(arguments)

@@ -1,6 +1,7 @@
 """The command line `switch-tf COMMAND`: one sentence for a mistake of the user, a traceback for a bug."""
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
@@ -8,6 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from switch_tf import checks, environment
 from switch_tf.configs import shipped_gin
@@ -16,7 +18,7 @@ from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import INTERRUPTED, OUTAGE, REFUSED
-from switch_tf.storage import json_lines, places
+from switch_tf.storage import json_lines, outputs, places
 
 COMMANDS = {
     "train": "pretrain or fine-tune from gin files, with evaluation between; resumes by itself",
@@ -38,6 +40,10 @@ COMMANDS = {
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
+# Modules of several commands.
+_MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "convert": "weights",
+            "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks",
+            "train": "runs", "compare": "runs", "eval": "runs", "verify_layout": "compile"}
 # Metavars of arguments that are paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Stands below the traceback of an exception that is no Refusal.
@@ -47,11 +53,12 @@ _REPORT = "This is a bug of switch_tf and not your mistake: please report it wit
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors name the flag or macro that an unknown flag is probably meant to be.
 
-    An integer argument may have a smallest value, `at_least`.
+    An argument with a smallest value, `at_least`, is an integer.
     """
 
     def add_argument(self, *names, at_least=None, **options):
-        action = super().add_argument(*names, **options)
+        number = {} if at_least is None else {"type": int, "metavar": "N"}
+        action = super().add_argument(*names, **number, **options)
         action.at_least = at_least
         return action
 
@@ -73,9 +80,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    A command is a module with `add_arguments(parser)`, `run(arguments) -> dict` and EXAMPLES, two command lines that
-    end its `--help`. The dictionary is the JSON object of `--json`, and its `exit_status`, if any, the status of the
-    process.
+    A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, two command lines that end its
+    `--help`. `run_NAME` returns the JSON object of `--json`, perhaps in a tuple with a text to print. `exit_status` in
+    the object, if any, is the status of the process.
 
     Returns:
         0 for success, 1 if the command found a fault, and else one of `statuses`.
@@ -87,8 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # again, while the first is handled
-        print("switch-tf: interrupted.", file=sys.stderr)
+        outputs.say("switch-tf: interrupted.")
         return INTERRUPTED
+
+
+def parts_of(command: str) -> list[Any]:
+    """Returns `add_NAME_arguments`, `run_NAME` and NAME_EXAMPLES of a command."""
+    name = command.replace("-", "_")
+    module = importlib.import_module(f"switch_tf.cli.{_MODULES.get(name, name)}")
+    return [getattr(module, part) for part in (f"add_{name}_arguments", f"run_{name}", f"{name.upper()}_EXAMPLES")]
 
 
 def _main(argv):
@@ -97,21 +111,25 @@ def _main(argv):
         arguments = _parse(argv)
         host.skip_tpu_metadata_query()
         quiet.expect_tensorflow(prepares_devices=False)  # a path of a bucket imports it before the command does
-        result = arguments.module.run(arguments)
+        with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+            result = arguments.run_command(arguments)
+            if isinstance(result, tuple):
+                result, text = result
+                print(text)
         if arguments.json:
             print(json_lines.dumps(result))
         sys.stdout.flush()
     except Refusal as refusal:
-        print(f"{name}: {first_line(refusal)}", file=sys.stderr)
+        outputs.say(f"{name}: {first_line(refusal)}")
         return refusal.exit_status
     except KeyboardInterrupt:
-        print(f"{name}: interrupted.", file=sys.stderr)
+        outputs.say(f"{name}: interrupted.")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except places.BucketError as error:
-        print(f"{name}: {error.filename} cannot be reached ({first_line(error.strerror)}); check its name, your rights "
-              "and the network, then start the same command again.", file=sys.stderr)
+        outputs.say(f"{name}: {error.filename} cannot be reached ({first_line(error.strerror)}); check its name, your "
+                    "rights and the network, then start the same command again.")
         return REFUSED if error.errno == errno.EACCES else OUTAGE
     except Exception as error:
         error.add_note(_REPORT)
@@ -135,10 +153,10 @@ def _parse(argv):
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object as the last line of standard output, all else on stderr")
-    module = importlib.import_module(f"switch_tf.cli.{name.replace('-', '_')}")
-    module.add_arguments(parser)
+    add_arguments, run, examples = parts_of(name)
+    add_arguments(parser)
     notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
-    parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(module.EXAMPLES.strip(), '  ')}".strip()
+    parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
     # argparse cannot know the names in `--gin.NAME=VALUE`, nor the flags of Apache Beam behind `--`.
     words, behind = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
     bindings = [word for word in words if word.startswith("--gin.")]
@@ -163,8 +181,8 @@ def _parse(argv):
             for path in given if isinstance(given, list) else [given]:
                 if path:  # a URL would become a local folder of that name
                     checks.place(flag, path)
-    arguments.command, arguments.module, arguments.words = name, module, argv
-    arguments.stream = sys.stderr if arguments.json else sys.stdout  # of texts for people
+    arguments.command, arguments.run_command, arguments.words = name, run, argv
+    arguments.stdout = sys.stdout  # also with --json, which sends what is printed to standard error
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     if getattr(arguments, "backend", None) is not None:
         arguments.gin_bindings.append(f"Layout.backend={arguments.backend!r}")

@@ -1,77 +1,57 @@
-"""`switch-tf tasks`: lists tasks and mixtures, or shows examples of one. Nothing is downloaded."""
+"""`switch-tf tasks`, `vocabulary` and `cache`: the data of tasks."""
 
 import argparse
-from collections.abc import Sequence
-from typing import NamedTuple
+import contextlib
+import dataclasses
+import functools
+import os
 
 from etils import epy
 
-from switch_tf.cli import gin_files
+from switch_tf import checks, sentencepiece_training
+from switch_tf.cli import options
 from switch_tf.configs import gin_syntax, names, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.installation import quiet
+from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
-from switch_tf.storage import outputs
+from switch_tf.storage import lock, outputs, places
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf import data
-    from switch_tf.data import task_catalog
+    from switch_tf import data, experiments
+    from switch_tf.checkpoints import vocabulary_choice
+    from switch_tf.data import cache_writing, example_files, task_catalog
+    from switch_tf.surgery import distillation, predictions, teachers
 
-NUM_EXAMPLES = 3
+_NUM_EXAMPLES = 3
+_TOP_K = 32
+# The rows of an embedding are a multiple of it, which fills the tiles of an accelerator and is easy to split.
+_ROWS = 128
 
-EXAMPLES = r"""
+TASKS_EXAMPLES = r"""
 switch-tf tasks
 switch-tf tasks docs_corpus_span_corruption
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_tasks_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the task to show, its split, and gin files of the user's own tasks."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
     parser.add_argument("--split", help="split of the examples (default: train, or the task's first)")
     parser.add_argument("--vocabulary", help="instead of the task's own: a name, or the path of a SentencePiece model")
-    gin_files.add_arguments(parser)
+    options.add_gin_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> dict:
-    """Prints and returns the list or the examples."""
+def run_tasks(arguments: argparse.Namespace) -> tuple[dict, str]:
+    """Returns the list or the examples."""
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
             raise Refusal("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
         if arguments.gin_bindings and not arguments.gin_file:
             raise Refusal("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
         listing = _list(arguments)
-        print(task_catalog.describe_all(**listing), file=arguments.stream)
-        return listing
-    result = _show(arguments)
-    from switch_tf.data.inspection import describe  # not lazily: `examples` of the package is the function
-
-    print(describe(result), file=arguments.stream)
-    return result
-
-
-def _list(arguments):
-    """Returns `tasks`; `to_be_given`: shipped file -> macros that a user has to set; `left_out`: file -> the reason."""
-    own, shipped = read_files(arguments.gin_file, arguments.gin_search_paths), shipped_files()
-    left_out = {}
-    if own:
-        apply_files(arguments)
-    else:
-        quiet.import_tensorflow()
-        with outputs.held_back():
-            for file in filter(lambda file: file.task, shipped):
-                try:
-                    names.register_task(file.task)
-                except Refusal as error:  # t5 is not installed
-                    left_out[file.file] = str(error)
-    tasks = [data.describe(name) | {"gin_file": file_of(name, own) or file_of(name, shipped)}
-             for name in data.names()]
-    return {"tasks": tasks, "to_be_given": {file.file: file.required for file in shipped if file.required},
-            "left_out": left_out}
-
-
-def _show(arguments):
-    name, (files, said) = arguments.name, apply_files(arguments)
+        return listing, task_catalog.describe_all(**listing)
+    name, (files, said) = arguments.name, _apply_files(arguments)
     lengths = said.macro("TASK_FEATURE_LENGTHS")
     if lengths is None:
         raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
@@ -79,50 +59,67 @@ def _show(arguments):
     split = arguments.split or next(iter(data.describe(name)["splits"]), "train")
     description = data.DatasetDescription(name, lengths, 1, split, vocabulary=arguments.vocabulary)
     size = data.vocabulary_size(name, arguments.vocabulary)
-    examples = data.examples(description, NUM_EXAMPLES)
-    return {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
+    examples = data.examples(description, _NUM_EXAMPLES)
+    result = {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
+    from switch_tf.data.inspection import describe  # not lazily: `examples` of the package is the function
+
+    return result, describe(result)
 
 
-class TaskFile(NamedTuple):
-    """A gin file, the name of its task or None if a function makes it, and the macros that a user has to set."""
+def _list(arguments):
+    """Returns `tasks`; `to_be_given`: shipped file -> macros that a user has to set; `left_out`: file -> the reason."""
+    own, shipped = _read_files(arguments.gin_file, arguments.gin_search_paths), _shipped_files()
+    left_out = {}
+    if own:
+        _apply_files(arguments)
+    else:
+        quiet.import_tensorflow()
+        with outputs.held_back():
+            for file, (task, _) in shipped.items():
+                try:
+                    if task:
+                        names.register_task(task)
+                except Refusal as error:  # t5 is not installed
+                    left_out[file] = str(error)
+    tasks = [data.describe(name) | {"gin_file": _file_of(name, own) or _file_of(name, shipped)}
+             for name in data.names()]
+    return {"tasks": tasks, "to_be_given": {file: required for file, (_, required) in shipped.items() if required},
+            "left_out": left_out}
 
-    file: str
-    task: str | None
-    required: list[str]
 
-
-def read_files(files: Sequence[str], search_paths: str = "") -> list[TaskFile]:
-    """Returns the TaskFile of each gin file."""
-    found = []
+def _read_files(files, search_paths=""):
+    """Returns gin file -> the name of its task, None if a function makes it, and the macros that a user has to set."""
+    found = {}
     for file in files:
         said = gin_syntax.read([file], search_paths=search_paths).check_names()
         task = said.macros.get("MIXTURE_OR_TASK_NAME")
-        found.append(TaskFile(file, task if isinstance(task, str) else None, said.required()))
+        found[file] = task if isinstance(task, str) else None, said.required()
     return found
 
 
-def shipped_files() -> list[TaskFile]:
+def _shipped_files():
     """Returns the shipped task files, by the names that users know them under."""
     folder = shipped_gin.folder()
-    return read_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
+    return _read_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
-def file_of(name: str, files: list[TaskFile]) -> str | None:
+def _file_of(name, files):
     """Returns the file that names a task, else the first whose task is registered together with it."""
     together = names.registers(name)
-    having = ([file for file in files if file.task == name]
-              or [file for file in files if together and file.task and names.registers(file.task) is together])
-    return having[0].file if having else None
+    tasks = {file: task for file, (task, _) in files.items() if task}
+    having = ([file for file in tasks if tasks[file] == name]
+              or [file for file in tasks if together and names.registers(tasks[file]) is together])
+    return having[0] if having else None
 
 
-def apply_files(arguments: argparse.Namespace) -> tuple[list[str], gin_syntax.Gin]:
+def _apply_files(arguments):
     """Returns the gin files that a user gave, or the shipped file of the task `name`, and what they say.
 
     Imports TensorFlow, and makes the task that they name.
     """
     files, name = arguments.gin_file, arguments.name
     if not files:
-        file = file_of(name, shipped_files())
+        file = _file_of(name, _shipped_files())
         if file is None:
             raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, names.task_names())} "
                           "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
@@ -135,3 +132,171 @@ def apply_files(arguments: argparse.Namespace) -> tuple[list[str], gin_syntax.Gi
     if isinstance(task, str):
         names.register_task(task)
     return files, said
+
+
+VOCABULARY_EXAMPLES = r"""
+switch-tf vocabulary --input texts.txt --size 8000 --output mine.model
+switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --output mine.model
+"""
+
+
+def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the files to read, the size and the output."""
+    parser.add_argument("--input", nargs="+", required=True, metavar="FILE",
+                        help="files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz")
+    parser.add_argument("--size", at_least=1, required=True,
+                        help="pieces, without the 100 sentinels that every task adds")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the SentencePiece model to be written")
+    parser.add_argument("--field", nargs="+", default=["text"], metavar="NAME",
+                        help="keys or columns to read, numbers in tables without a header (default: text)")
+
+
+def run_vocabulary(arguments: argparse.Namespace) -> tuple[dict, str]:
+    """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
+    sentencepiece_training.check_output(arguments.output)
+    with lock.held(arguments.output):
+        quiet.import_tensorflow()
+        fields = [int(name) if name.isdigit() else name for name in arguments.field]
+        sample, num_texts = example_files.sample_sentences(arguments.input, fields)
+        sentencepiece_training.train_file(sample, arguments.size, arguments.output)
+    num_ids = arguments.size + data.NUM_SENTINELS
+    result = {
+        "output": arguments.output, "num_texts": num_texts, "num_sentences": len(sample),
+        "num_pieces": arguments.size, "num_ids": num_ids, "vocab_size": -(-num_ids // _ROWS) * _ROWS,
+        "characters_per_token": sentencepiece_training.characters_per_token(arguments.output, sample),
+    }
+    return result, sentencepiece_training.describe(result)
+
+
+CACHE_EXAMPLES = r"""
+switch-tf cache docs_corpus_span_corruption
+switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_file=gin/tasks/c4.gin \
+    --gin_file=gin/runs/distill.gin --output /data/predictions
+"""
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the task, the output and the workers."""
+    parser.add_argument("name", nargs="?", metavar="TASK",
+                        help="a task or mixture (default: the one that the gin files name)")
+    parser.add_argument("--output", metavar="FOLDER",
+                        help="the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)")
+    parser.add_argument("--vocabulary", help="the run's VOCABULARY, if it has one (default: the task's own)")
+    parser.add_argument("--split", nargs="+", metavar="SPLIT", help="which splits (default: all)")
+    parser.add_argument("--num_processes", at_least=1,
+                        help="workers on this machine (default: one a core)")
+    parser.add_argument("--num_shards", at_least=1,
+                        help="files of the train split (default: as many as its data, more of few or large ones)")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew, whatever is in the folder")
+    parser.add_argument("--teacher", metavar="RUN",
+                        help="store the predictions of this run or checkpoint for the training rows that a student's "
+                             "gin files describe (TRAIN_STEPS batches of SEED), in --output")
+    parser.add_argument("--top_k", at_least=1,
+                        help=f"with --teacher: most probable tokens to store for each target (default {_TOP_K})")
+    parser.set_defaults(beam_flags=[])
+    options.add_gin_arguments(parser)
+    parser.epilog = (f"{parser.epilog} Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner "
+                     "--project=...")
+    options.add_device_arguments(parser)
+
+
+def run_cache(arguments: argparse.Namespace) -> dict:
+    """Writes the incomplete shards; returns the sizes of the cache."""
+    if arguments.teacher is not None:
+        return _store_predictions(arguments)
+    if not arguments.name and not arguments.gin_file:
+        raise Refusal("Name a TASK, or give the --gin_file of a run; `switch-tf tasks` lists what there is.")
+    if arguments.gin_bindings and not arguments.gin_file:
+        raise Refusal("--gin.NAME=VALUE changes what gin files say: give a --gin_file.")
+    for name in ("top_k", "devices", "backend"):
+        if getattr(arguments, name) is not None:
+            raise Refusal(f"--{name} goes with --teacher; leave it out, or name the teacher's run.")
+    for flag in arguments.beam_flags:
+        if not flag.startswith("--"):
+            raise Refusal(f"{flag!r} is no flag of Apache Beam; behind -- each is one word, such as "
+                          "--runner=DataflowRunner.")
+    files, said = _apply_files(arguments)
+    name = arguments.name or said.macro("MIXTURE_OR_TASK_NAME")
+    if not name:
+        raise Refusal(f"{' and '.join(files)} set no MIXTURE_OR_TASK_NAME: name the TASK.")
+    vocabulary = arguments.vocabulary or said.macro("VOCABULARY")
+    output = arguments.output or said.macro("CACHE_DIR")
+
+    with contextlib.ExitStack() as locks:
+        splits = arguments.split or data.describe(name)["splits"]
+        if not splits:
+            raise Refusal(f"The data of {name!r} are not on this machine, so its splits are not known; docs/data.md "
+                          "and docs/tasks.md say how to prepare them.")
+        shards = [shard for split in splits for shard in data.plan_cache(
+            name, split, vocabulary, output, arguments.num_shards, arguments.overwrite,
+            lambda folder: locks.enter_context(lock.held(folder)))]
+        incomplete = cache_writing.incomplete(shards)
+        if incomplete:
+            cache_writing.run(incomplete, len(shards), functools.partial(_register_task, said),
+                              arguments.beam_flags, arguments.num_processes or os.cpu_count())
+        caches = cache_writing.finish_cache(shards)
+    root = places.at(caches[0]["folder"]).parent.parent
+    print(*map(cache_writing.line_of, caches),
+          f"Use it:  --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR=\"'{root}'\"", sep="\n")
+    return {"cache_dir": str(root), "caches": caches}
+
+
+def _register_task(said):
+    """Declares in a worker the task that gin files name."""
+    quiet.import_tensorflow()
+    said.check_names()
+    said.bind_others()
+    said.macro("MIXTURE_OR_TASK_NAME")
+
+
+def _store_predictions(arguments):
+    """Stores the predictions of a teacher that are not there yet; returns the sizes of the folder."""
+    if not arguments.gin_file:
+        raise Refusal("--teacher needs the gin files of its student: a model, a task and gin/runs/distill.gin or "
+                      "gin/runs/finetune_distill.gin, each with --gin_file.")
+    for name in ("name", "vocabulary", "split", "num_processes", "num_shards"):  # of tokenisation alone
+        if getattr(arguments, name) is not None:
+            raise Refusal(f"{'TASK' if name == 'name' else f'--{name}'} does not go with --teacher, whose gin files "
+                          "describe the batches; leave it out.")
+    if arguments.beam_flags:
+        raise Refusal(f"--teacher runs without Apache Beam; leave out -- {' '.join(arguments.beam_flags)}.")
+    if arguments.output is None:
+        raise Refusal("--teacher needs an --output, the folder for its predictions.")
+    checks.text("--teacher", arguments.teacher)
+    checks.text("--output", arguments.output)
+    if len(cluster.members().addresses) > 1:
+        raise Refusal("--teacher works in one process; unset TF_CONFIG, and use all devices of one machine.")
+    top_k = arguments.top_k or _TOP_K
+    bindings = ["MODEL_DIR='unused'"]
+    if "TEACHER" in gin_syntax.read(arguments.gin_file, search_paths=arguments.gin_search_paths).macros:
+        bindings.append(f"TEACHER={arguments.teacher!r}")  # because INITIAL_CHECKPOINT may refer to it
+    described = options.load(arguments, bindings, arguments.devices)
+    described = experiments.on_this_machine(described)
+    objective = described.make_objective()
+    if not isinstance(objective, distillation.Distillation):
+        raise Refusal("These gin files have no distillation, and --teacher is for a student of it; give "
+                      "--gin_file=gin/runs/distill.gin or gin/runs/finetune_distill.gin.")
+    described = dataclasses.replace(described, run=dataclasses.replace(
+        described.run, vocabulary=vocabulary_choice.choose(described.run)))
+    teacher = teachers.LiveTeacher(arguments.teacher, objective.live_teacher.capacity_factor,
+                                   objective.live_teacher.dtype, argument="--teacher")
+    run, config = described.run, described.config
+    data.check_task(run.mixture_or_task_name)
+    data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+    vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary)
+    teacher.check(config, {"vocabulary": vocabulary, "pieces": data.pieces_fingerprint(
+        run.mixture_or_task_name, run.vocabulary)})
+    if top_k > config.vocab_size:
+        raise Refusal(f"--top_k must be at most the vocab_size of {config.vocab_size}, not {top_k}.")
+    data.check_examples(data.description_of_data(run, config, "train", run.seed))
+    request = teachers.request_of(described, teacher, objective.temperature, top_k, vocabulary)
+    folder = places.at(arguments.output)
+    with lock.held(folder):
+        predictions.begin(folder, request, arguments.overwrite)
+        stored = teachers.store(described, teacher, folder)
+    if stored["unshared"]:
+        print(f"The teacher gives {stored['unshared']:.2g} of its probability to ids that the student lacks, from "
+              f"{described.config.vocab_size} up. The others are scaled up.")
+    print(f"{stored['rows']:,} rows ({stored['new_rows']:,} new), {stored['bytes'] / 2**20:.1f} MB: {folder}",
+          f"Use them:  --gin.TEACHER_PREDICTIONS=\"'{folder}'\"", sep="\n")
+    return {"teacher_predictions": str(folder), **stored}

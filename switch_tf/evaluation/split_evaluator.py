@@ -11,9 +11,9 @@ from switch_tf import data, metrics, partitioning
 from switch_tf.configs import directions
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.decoding import check_decodes
+from switch_tf.decoding import check_decodes, log_likelihoods
 from switch_tf.evaluation.objectives import Objective, target_features
-from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
+from switch_tf.inference.programs import compile_features, compile_prediction
 from switch_tf.metrics import Measurements
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
@@ -139,7 +139,7 @@ class SplitEvaluator:
             self.num_examples, self.warnings = self._evaluator.num_examples, self._evaluator.warnings
             self._predict = compile_prediction(model, description.task_feature_lengths["targets"], partitioner,
                                                self._evaluator.end_id)
-            self._score = compile_log_likelihoods(model, partitioner)
+            self._score = compile_features(lambda features: log_likelihoods(model, features), partitioner)
         if losses_of is None:
             losses_of = [task for task in tasks if task not in self.num_examples]
         self._batches = {}

@@ -51,8 +51,6 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
         inputs_length: int. Largest number of tokens of a text; the rest is cut. Ids are never cut.
         about: dict, JSON-able. Origin of the model, for the card.
     """
-    folder = checks.path("folder", folder).resolve()
-    checks.new_folder(folder)
     decoding.check_decodes(model.config)
     if not model.built:
         model.build()
@@ -63,8 +61,7 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
         return
     max_length, sampler = checks.integer("max_length", max_length, 1), decoding.get_sampler(sampler)
     module = _Decoder(model, max_length, sampler)
-    _write(module, {"serving_default": module.decode, "ids": module.decode}, _CARD_OF_IDS.format(
-        **_facts(folder, model, sampler), max_length=max_length, version=__version__), folder)
+    _write(folder, module, module.decode, model, sampler, _CARD_OF_IDS, max_length=max_length)
 
 
 def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> None:
@@ -81,31 +78,27 @@ def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict)
         folder: Path of a folder that does not exist yet, or is empty.
         about: dict, JSON-able. Origin of the model, for the card.
     """
+    module, model, reading = _Answerer(text_model), text_model.model, text_model.features
+    _write(folder, module, module.answer, model, text_model.sampler, _CARD_OF_TEXTS,
+           about=json.dumps(about, indent=1), inputs_length=text_model.inputs_length, max_length=text_model.max_length,
+           reading=_READINGS[reading.sentinels] + f" {reading.prefix!r} is put before a text." * bool(reading.prefix),
+           config=json.dumps(dataclasses.asdict(model.config), indent=1))
+
+
+def _write(folder, module, serving_default, model, sampler, card, **facts):
+    """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all."""
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
-    module, config, reading = _Answerer(text_model), text_model.model.config, text_model.features
-    card = _CARD_OF_TEXTS.format(
-        **_facts(folder, text_model.model, text_model.sampler), about=json.dumps(about, indent=1),
-        reading=_READINGS[reading.sentinels] + (f" {reading.prefix!r} is put before a text." if reading.prefix else ""),
-        inputs_length=text_model.inputs_length, max_length=text_model.max_length,
-        config=json.dumps(dataclasses.asdict(config), indent=1),
-        versions=f"switch_tf {__version__}, TensorFlow {tf.__version__}")
-    _write(module, {"serving_default": module.answer, "ids": module.decode}, card, folder)
-
-
-def _facts(folder, model, sampler):
-    """Returns what both cards say of a model and its sampler, such as "beam search (num_beams 4, ...)"."""
     kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())
-    return {"name": folder.name, "parameters": f"{model.config.num_parameters:,}", "dtype": model.dtype_policy.name,
-            "vocab_size": model.config.vocab_size, "sampler": f"{kind} ({settings})" if settings else kind}
-
-
-def _write(module, signatures, card, folder):
-    """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all."""
+    text = card.format(
+        name=folder.name, parameters=f"{model.config.num_parameters:,}", dtype=model.dtype_policy.name,
+        vocab_size=model.config.vocab_size, sampler=f"{kind} ({settings})" if settings else kind,  # beam (num_beams 4)
+        software=f"switch_tf {__version__}", tensorflow=tf.__version__, **facts)
     with resumable_folder(folder, "saved_model.pb") as work, writing(folder):
-        tf.saved_model.save(module, str(work.folder), signatures=signatures)
-        (work.folder / CARD).write_text(card)
+        tf.saved_model.save(module, str(work.folder), signatures={
+            "serving_default": serving_default, "ids": module.decode})
+        (work.folder / CARD).write_text(text)
 
 
 class _Decoder(tf.Module):
@@ -150,7 +143,7 @@ _READINGS = {
 }
 _CARD_OF_TEXTS = """# {name}
 
-A Switch Transformer of {parameters} parameters, computing in {dtype}, written by {versions}.
+A Switch Transformer of {parameters} parameters, computing in {dtype}, written by {software}, TensorFlow {tensorflow}.
 Loading it takes TensorFlow and tensorflow-text, nothing else.
 
 ```python
@@ -193,7 +186,7 @@ POST /v1/models/<any name>:predict   {{"instances": ["Text with a <extra_id_0> i
 """
 _CARD_OF_IDS = """# {name}
 
-A Switch Transformer of {parameters} parameters, computing in {dtype}, written by switch_tf {version}.
+A Switch Transformer of {parameters} parameters, computing in {dtype}, written by {software}.
 Loading it takes TensorFlow and nothing else.
 
 ```python

@@ -2,11 +2,10 @@
 
 import json
 import pathlib
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from switch_tf import checks, data
+from switch_tf import checks
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.mirror import Mirror
@@ -16,17 +15,12 @@ if TYPE_CHECKING:
     import keras
 
 
-class Line(NamedTuple):
-    """A line of a file, row of a table or element of an array, with its `texts` or `error` and the text to show."""
-
-    number: int
-    texts: tuple[str, ...]
-    shown: str
-    error: str | None = None
+# Number of a line, row or element, its record and its texts. The record has the `input`, and the `error` of a bad line.
+Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """Yields all lines of a file or stream in order.
+    """Yields all lines of a file, rows of a table or elements of an array in order.
 
     Args:
         examples: From `data.TextFile.examples` or `data.examples_of_lines`. The first field is the input.
@@ -35,9 +29,9 @@ def read(examples: Iterable) -> Iterator[Line]:
         if example.texts is None:
             shown = example.raw.decode("utf-8", errors="replace").removeprefix("\ufeff").rstrip("\r\n")
             error = f"{example.fault[:1].upper()}{example.fault[1:]}." if example.fault else "The line is empty."
-            yield Line(number, (), shown, error)
+            yield number, {"input": shown, "error": error}, ()
         else:
-            yield Line(number, example.texts, example.texts[0])
+            yield number, {"input": example.texts[0]}, example.texts
 
 
 def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = False) -> Iterator[list[dict]]:
@@ -54,20 +48,17 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
     """
     batch_size = model.batch_size or 1
     records, asked = [], []
-    for line in lines:
-        record = {"input": line.shown}
+    for number, record, texts in lines:
         records.append(record)
         try:
-            if line.error is not None:
-                raise Refusal(line.error)
-            text, *targets = line.texts
-            inputs, target = model.read(text), None
-            record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
-            if has_targets:
-                target = model.read_target(targets[0])
-                record["target"] = targets[0]
-                record.update({"target_cut": target.num_cut} if target.num_cut else {})
-            asked.append((line.number, record, inputs, target))
+            if "error" not in record:
+                inputs, target = model.read(texts[0]), None
+                record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
+                if has_targets:
+                    target = model.read_target(texts[1])
+                    record["target"] = texts[1]
+                    record.update({"target_cut": target.num_cut} if target.num_cut else {})
+                asked.append((number, record, inputs, target))
         except Refusal as error:
             record["error"] = str(error)
         if len(asked) == batch_size or len(records) == 16 * batch_size:
@@ -77,48 +68,6 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
     if records:
         _answer(asked, model)
         yield records
-
-
-def choose_fields(field: str | None, target_field: str | None, has_targets: bool, defaults: Sequence[str | int],
-                  form: str) -> list[str | int]:
-    """Returns the keys or columns of inputs and, if wanted, of targets.
-
-    Args:
-        field, target_field: Values of the options, or None.
-        has_targets: Whether targets are read.
-        defaults: Keys or numbers of columns of inputs and targets that the run was trained on.
-        form: Form of the input, one of `data.rows.KINDS`.
-    """
-    is_table = form in ("tsv", "csv")
-    fields: list[str | int] = []
-    options = ("--field", field, defaults[0]), ("--target_field", target_field, defaults[1])
-    for flag, chosen, default in options[:1 + has_targets]:
-        if chosen:
-            fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
-        elif is_table or isinstance(default, str):
-            fields.append(default)
-        elif form == "lines":  # the whole line, whatever its name
-            fields.append("inputs")
-        else:
-            raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
-                          f"the key of the text with {flag}.")
-    return fields
-
-
-def converse(model: "keras.Model", stream: BinaryIO) -> int:
-    """Prints the answer to each line of a binary stream, as it comes; returns the number of answers."""
-    gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
-    print(f"Type a text{gap}; Ctrl-D ends.", file=sys.stderr, flush=True)
-    count = 0
-    for line in read(data.examples_of_lines(stream, "lines", ["inputs"])):
-        ((record,),) = answers([line], model)
-        if "error" in record:
-            print(record["error"], file=sys.stderr, flush=True)
-            continue
-        for result in (record, *record.get("others", ())):
-            print(f"{result['score']:9.3f}  {result['output']}", flush=True)
-        count += 1
-    return count
 
 
 def _answer(asked, model):
@@ -189,8 +138,8 @@ class Output:
                 raise Refusal(f"Line {number} of {self._path} is no record of this command; name another "
                               "file.") from None
             line = next(lines, None)
-            if line is None or line.shown != known:
-                actual = "it ends before" if line is None else f"that is {checks.shown(line.shown)}"
+            if line is None or line[1]["input"] != known:
+                actual = "it ends before" if line is None else f"that is {checks.shown(line[1]['input'])}"
                 raise Refusal(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
                               f"{actual}; give the same input, or name another file.")
             self.num_known = number

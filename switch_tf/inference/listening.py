@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import INTERRUPTED
+from switch_tf.storage import outputs
 
 HEADER_SECONDS = 10  # from the start of a connection or of a later request to the end of its headers
 _KEEP_ALIVE_SECONDS = 30  # from an answer to the next request
@@ -75,17 +75,16 @@ class HttpServer(uvicorn.Server):
         app: ASGI app that answers `/health`.
         most: int. Largest number of connections that are served at a time, see `_Connection`.
         on_ready: Function that is called once requests are answered.
-        others: Arguments of `uvicorn.Config`.
     """
 
     should_exit: bool
 
-    def __init__(self, app: Callable[..., Any], most: int, on_ready: Callable[[], None] = lambda: None, **others: Any):
-        super().__init__(uvicorn.Config(app, http=functools.partial(_Connection, most), **{
-            "ws": "none", "loop": "asyncio", "access_log": False, "server_header": False, "log_level": "warning",
-            "backlog": _ACCEPTED_AT_ONCE, "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
-            "timeout_graceful_shutdown": _STOPPING_SECONDS, "h11_max_incomplete_event_size": _MOST_HEADER_BYTES,
-            **others}))
+    def __init__(self, app: Callable[..., Any], most: int, on_ready: Callable[[], None] = lambda: None):
+        super().__init__(uvicorn.Config(
+            app, http=functools.partial(_Connection, most), ws="none", loop="asyncio", access_log=False,
+            server_header=False, log_level="warning", backlog=_ACCEPTED_AT_ONCE,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=_STOPPING_SECONDS,
+            h11_max_incomplete_event_size=_MOST_HEADER_BYTES))
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -108,11 +107,10 @@ class HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         name = signal.Signals(sig).name
         if self.should_exit:
-            print(f"{name} once more: ended at once.", file=sys.stderr, flush=True)
+            outputs.say(f"{name} once more: ended at once.")
             os._exit(INTERRUPTED)
         self.should_exit = True  # before the message, because its reader may send the next signal at once
-        print(f"{name}: answering what waits, {_STOPPING_SECONDS} seconds at most; once more ends at once.",
-              file=sys.stderr, flush=True)
+        outputs.say(f"{name}: answering what waits, {_STOPPING_SECONDS} seconds at most; once more ends at once.")
 
 
 class _Connection(H11Protocol):

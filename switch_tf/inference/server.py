@@ -1,9 +1,9 @@
 """Serves a model over HTTP: texts as JSON in the form of TensorFlow Serving, and a page that shows its experts."""
 
 import asyncio
-import collections
 import contextlib
 import html
+import itertools
 import json
 import pathlib
 import time
@@ -59,11 +59,11 @@ class Server:
         batch_size: int. Largest number of texts in a batch.
         max_waiting: int. Largest number of waiting texts of all requests.
         max_request_bytes: int. Largest size of a request.
-        hosts: Hosts that requests may name. Default: this machine.
+        hosts: Hosts that requests may name.
     """
 
-    def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int = 32, max_waiting: int = 256,
-                 max_request_bytes: int = 2**20, hosts: Hosts | None = None):
+    def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int, max_waiting: int,
+                 max_request_bytes: int, hosts: Hosts):
         self._text_model = text_model
         self.name = name
         self._max_request_bytes = max_request_bytes
@@ -76,8 +76,20 @@ class Server:
         self._answers = Batcher(self._answer, batch_size, max_waiting)
         self._looks = Batcher(lambda asked: [text_model.routes(inputs.ids, outputs) for inputs, outputs in asked],
                               1, _MAX_LOOKING)
-        self._metrics = _Metrics(self._answers)
-        self._hosts = hosts or Hosts()
+        self._registry = registry = prometheus_client.CollectorRegistry()
+        self._requests = prometheus_client.Counter(
+            "switch_tf_requests", "Requests, by what became of them: a status, or hung_up.", ["path", "status"],
+            registry=registry)
+        self._seconds = prometheus_client.Histogram(
+            "switch_tf_request_seconds", "From a request's first line to its answer.", ["path"], registry=registry)
+        self._batch_sizes = prometheus_client.Histogram(
+            "switch_tf_batch_size", "Texts that were answered at a time.", registry=registry,
+            buckets=[2**power for power in range(10)])
+        self._tokens = prometheus_client.Counter(
+            "switch_tf_output_tokens", "Tokens that were decoded.", registry=registry)
+        prometheus_client.Gauge("switch_tf_waiting_texts", "Texts that no batch has taken yet.",
+                                registry=registry).set_function(lambda: self._answers.num_waiting)
+        self._hosts = hosts
         self._about = {**about, "inputs_length": text_model.inputs_length, "max_length": text_model.max_length,
                        "sampler": str(text_model.sampler), "batch_size": batch_size, "max_waiting": max_waiting,
                        "max_request_bytes": max_request_bytes, "max_characters": self._max_characters}
@@ -106,11 +118,11 @@ class Server:
 
     def _answer(self, inputs):
         """Answers a batch, in the thread of its batcher."""
-        self._metrics.batch_size.observe(len(inputs))
+        self._batch_sizes.observe(len(inputs))
         rows = range(self._num_answered, self._num_answered + len(inputs))  # different random numbers for each
         self._num_answered = (self._num_answered + len(inputs)) % 2**30
         answers = self._text_model.answer([text.ids for text in inputs], rows)
-        self._metrics.tokens.inc(sum(len(results[0].ids) for results in answers))
+        self._tokens.inc(sum(len(results[0].ids) for results in answers))
         return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
 
     def _watched(self, path, endpoint):
@@ -132,8 +144,8 @@ class Server:
                 status = "hung_up"
                 raise
             finally:
-                self._metrics.requests.labels(path, status).inc()
-                self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
+                self._requests.labels(path, status).inc()
+                self._seconds.labels(path).observe(time.perf_counter() - start)
 
         return watch
 
@@ -158,7 +170,7 @@ class Server:
         return JSONResponse({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
 
     async def _scraped(self, request):
-        return Response(prometheus_client.generate_latest(self._metrics.registry),
+        return Response(prometheus_client.generate_latest(self._registry),
                         media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     async def _page(self, request):
@@ -191,14 +203,15 @@ class Server:
                 raise HTTPException(400, f"The body must be a JSON object, not {checks.shown(content)}.")
             texts = content.get(key)
             if key == "instance":
-                return await self._tokenised(request, {key: texts})
-            if not isinstance(texts, list) or not texts:
+                texts = [texts]
+            elif not isinstance(texts, list) or not texts:
                 raise HTTPException(400, 'The body must be {"instances": ["a text", ...]}, a list of one text at '
                                          'least.')
-            if len(texts) > self._answers.max_waiting:
+            elif len(texts) > self._answers.max_waiting:
                 raise HTTPException(400, f"A request has at most {self._answers.max_waiting} instances, not "
                                          f"{len(texts)}.")
-            return await self._tokenised(request, {f"instances[{number}]": text for number, text in enumerate(texts)})
+            return await self._tokenised(request, {
+                key if key == "instance" else f"{key}[{number}]": text for number, text in enumerate(texts)})
         finally:
             self._num_bytes_prepared -= size
 
@@ -236,19 +249,14 @@ class Server:
                 raise HTTPException(413, f"{name} has {len(text):,} characters, and a text may have "
                                          f"{self._max_characters:,}: the model reads {self._text_model.inputs_length} "
                                          "tokens at most.")
-        if not self._answers.has_room(self._num_texts_prepared + len(texts)):
-            raise _full(self._answers)
-        tokenised, waiting = [], collections.deque(texts.items())
+        _check_room(self._answers, self._num_texts_prepared + len(texts))
+        tokenised, ends = [], itertools.accumulate(map(len, texts.values()))
         self._num_texts_prepared += len(texts)
         try:
-            while waiting:
-                part, size = [], 0
-                while waiting and (not part or size + len(waiting[0][1]) <= _CHARACTERS_PER_TURN):
-                    part.append(waiting.popleft())
-                    size += len(part[-1][1])
+            for _, part in itertools.groupby(texts.items(), lambda _: next(ends) // _CHARACTERS_PER_TURN):
                 async with self._turn:
-                    tokenised += await run_in_threadpool(lambda part=part: [self._inputs(*item) for item in part])
-                if waiting and await request.is_disconnected():
+                    tokenised += await run_in_threadpool(list, itertools.starmap(self._inputs, [*part]))
+                if await request.is_disconnected():
                     raise ClientDisconnect
         finally:
             self._num_texts_prepared -= len(texts)
@@ -267,8 +275,7 @@ class Server:
         """Returns the results of a batcher. If the client disconnects, requests that have not begun are cancelled."""
         if not batcher.is_working:
             raise HTTPException(503, "The server is stopping.")
-        if not batcher.has_room(len(asked)):
-            raise _full(batcher)
+        _check_room(batcher, len(asked))
         futures = batcher.submit(asked)
         results = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
         end = asyncio.ensure_future(_hung_up(request))
@@ -286,8 +293,9 @@ class Server:
         return results.result()
 
 
-def _full(batcher):
-    return _busy(f"{batcher.num_waiting} of at most {batcher.max_waiting} texts are waiting")
+def _check_room(batcher, count):
+    if not batcher.has_room(count):
+        raise _busy(f"{batcher.num_waiting} of at most {batcher.max_waiting} texts are waiting")
 
 
 def _busy(reason):
@@ -317,22 +325,3 @@ async def _refuse_nobody(request, error):
 
 async def _fail(request, error):
     return JSONResponse({"error": f"The model failed: {first_line(error)}."}, 500)
-
-
-class _Metrics:
-    """Metrics for Prometheus."""
-
-    def __init__(self, answers):
-        self.registry = prometheus_client.CollectorRegistry()
-        self.requests = prometheus_client.Counter(
-            "switch_tf_requests", "Requests, by what became of them: a status, or hung_up.", ["path", "status"],
-            registry=self.registry)
-        self.seconds = prometheus_client.Histogram(
-            "switch_tf_request_seconds", "From a request's first line to its answer.", ["path"], registry=self.registry)
-        self.batch_size = prometheus_client.Histogram(
-            "switch_tf_batch_size", "Texts that were answered at a time.", registry=self.registry,
-            buckets=[2**power for power in range(10)])
-        self.tokens = prometheus_client.Counter(
-            "switch_tf_output_tokens", "Tokens that were decoded.", registry=self.registry)
-        prometheus_client.Gauge("switch_tf_waiting_texts", "Texts that no batch has taken yet.",
-                                registry=self.registry).set_function(lambda: answers.num_waiting)

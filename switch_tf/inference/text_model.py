@@ -83,9 +83,11 @@ class TextModel:
         self._likelihoods = self._compiled(self._likelihood)
 
     def _compiled(self, function, ranks=None):
-        """Compiles a function of arrays, <int32>[batch, length], that reads the model's weights."""
+        """Compiles a function of two arrays, <int32>[batch, length], that reads the model's weights."""
         if self._partitioner:
-            return programs.compile_arrays(function, self._partitioner)
+            program = programs.compile_features(
+                lambda features: function(features["first"], features["second"]), self._partitioner)
+            return lambda first, second: program({"first": first, "second": second})
         return forms.compiled(function, ranks)
 
     def warm_up(self) -> None:

@@ -21,6 +21,11 @@ _withheld: list[int] = []  # standard error itself, while `held_back` withholds 
 _filters: list["_Filter"] = []
 
 
+def say(text: str) -> None:
+    """Prints a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def end(status: int, message: str = "") -> NoReturn:
     """Ends this process at once, without its exit handlers, after its output. Of several threads, the first one does.
 

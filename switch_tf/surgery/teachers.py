@@ -338,18 +338,16 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any) -> dict[str,
     teacher.restore()
     description = data.description_of_data(run, config, "train", run.seed)
     batches = data.get_batches(description)
-    names = list(batches.element_spec)
 
-    def predict(*arrays):
+    def predict(features):
         """Returns values of `predictions.NAMES`, and the probability of unshared ids."""
-        features = dict(zip(names, arrays, strict=True))
         logits, unshared = teacher.shared_logits(config, features)
         logits = dtypes.widen(logits)
         normalizer, target_logit, _ = indexing.normalizers_and_targets(logits, features[target_name])
         return ((*losses.most_probable(logits, top_k, temperature), target_logit - normalizer),
                 tf.zeros_like(normalizer) if unshared is None else unshared)
 
-    predict = programs.compile_arrays(predict, partitioner)
+    predict = programs.compile_features(predict, partitioner)
     num_before, num_targets, unshared = len(writer), 0, 0.0
     try:
         with progress.bar(run.train_steps, "storing predictions", " steps") as bar, data.refusing_bad_rows(description):
@@ -360,7 +358,7 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any) -> dict[str,
                 if len(new):
                     # The whole batch, so that a teacher with a capacity factor drops the tokens that it would drop in
                     # training.
-                    found, mass = predict(*(batch[name] for name in names))
+                    found, mass = predict(batch)
                     is_target = batch[weight_name][new] > 0
                     writer.add(keys[new], predictions.pack(row_dtype, [values[new] for values in found], is_target))
                     num_targets += int(is_target.sum())

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from switch_tf import experiments
-from switch_tf.cli import gin_files, main, trained_run
+from switch_tf.cli import answering, main, options
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning.layout import BACKENDS, Layout
@@ -25,7 +25,7 @@ COMMANDS = ("train", "eval", "verify-layout")
 
 def _layout(*words):
     arguments = main._parse(["train", *TINY, "--gin.MODEL_DIR='run'", *words])
-    return gin_files.look(arguments).layout
+    return options.look(arguments).layout
 
 
 def test_it_counts_more_than_files_and_bindings(tmp_path):
@@ -44,8 +44,9 @@ def configuration_of():
     @functools.cache
     def record(backend):
         words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
-        described = experiments.on_this_machine(gin_files.look(main._parse(words)))
-        return experiments.make_trainer(described, words=words)[1]
+        described = experiments.on_this_machine(options.look(main._parse(words)))
+        with experiments.trainer_of(described, words) as (_, configuration):
+            return configuration
 
     return record
 
@@ -77,11 +78,11 @@ def test_texts_are_answered_by_pjrt_if_asked_to_or_where_a_run_of_pjrt_has_a_tpu
     (tmp_path / "operative_config.gin").write_text(configuration_of(backend))
     loaded = []
     described = types.SimpleNamespace(layout=Layout(), config=types.SimpleNamespace(axis_sizes={}))
-    monkeypatch.setattr(trained_run, "load", lambda arguments, *others, on_one_device=False: loaded.append(
+    monkeypatch.setattr(options, "load_run", lambda arguments, *others, on_one_device=False: loaded.append(
         ("one device" if on_one_device else "layout", arguments.gin_bindings)) or described)
     monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
     arguments = main._parse(["infer", f"--run={tmp_path}", "--input=-", *words])
-    trained_run.load_to_answer(arguments, tmp_path)
+    answering._load_to_answer(arguments, tmp_path)
     assert loaded == [(expected, ["Layout.backend='pjrt'"] if words == ["--backend=pjrt"] else [])]
 
 
@@ -90,7 +91,7 @@ def test_texts_are_answered_in_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
     arguments = main._parse(["serve", f"--run={tmp_path}", "--backend=pjrt"])
     with pytest.raises(ValueError, match="`switch-tf serve` answers in one process, and TF_CONFIG .* names 2; unset"):
-        trained_run.load_to_answer(arguments, tmp_path)
+        answering._load_to_answer(arguments, tmp_path)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -141,6 +142,6 @@ def test_a_damaged_configuration_does_not_choose_a_back_end(tmp_path, monkeypatc
     monkeypatch.setattr(host, "has_tpu", lambda: True)
     (tmp_path / "operative_config.gin").write_text("Layout.backend = 'pjrt'\n")
     arguments = main._parse(["infer", f"--run={tmp_path}", "--input=-"])
-    assert trained_run._is_for_pjrt(arguments, tmp_path)
+    assert answering._is_for_pjrt(arguments, tmp_path)
     (tmp_path / "operative_config.gin").write_text("Layout.backend = 'pjrt\n")
-    assert not trained_run._is_for_pjrt(arguments, tmp_path)
+    assert not answering._is_for_pjrt(arguments, tmp_path)

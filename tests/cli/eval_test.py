@@ -9,7 +9,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import select
-from switch_tf.cli import main, trained_run
+from switch_tf.cli import main, options
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation import checkpoint_evaluator
 from switch_tf.partitioning import cluster
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
             raise folders.BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json.")
         return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None}
 
-    monkeypatch.setattr(trained_run.gin_files, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(options, "load", lambda *arguments, **options: None)
     monkeypatch.setattr("switch_tf.experiments.on_this_machine", lambda described, is_checked: types.SimpleNamespace(
         config=SwitchConfig(), run=Run("run", "task", {"inputs": 8, "targets": 8}, 20, 2), settings=StepSettings(),
         partitioner=Partitioner()))

@@ -15,8 +15,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from switch_tf import sentencepiece_training
-from switch_tf.cli import compile as compile_command
-from switch_tf.cli import main
+from switch_tf.cli import answering, main
 from switch_tf.installation import doctor, quiet
 from switch_tf.statuses import INTERRUPTED
 from switch_tf.training import processes
@@ -158,10 +157,9 @@ COMMANDS = {
 def faked(monkeypatch, tmp_path):
     """Nothing is trained, compiled or started, and devices are as many as a command asks for."""
     from switch_tf import data
-    from switch_tf.aot import answers
+    from switch_tf.aot import answers, estimate, search
     from switch_tf.comparison import driver
     from switch_tf.evaluation import checkpoint_evaluator
-    from switch_tf.inference import saved_runs
     from switch_tf.partitioning.partitioner import Partitioner
     from switch_tf.training import verification
     from switch_tf.training.trainer import Trainer
@@ -187,10 +185,6 @@ def faked(monkeypatch, tmp_path):
         def finish(self):
             return {"interrupted": False, "step": 1, "report": "r", "plot": "p"}
 
-    def ask(described, arguments):
-        compile_command._on_topology(described, arguments.topology)
-        return {"exit_status": 0}
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged").mkdir()
@@ -214,19 +208,24 @@ def faked(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "_wait", lambda children: 0)
     monkeypatch.setattr(processes.subprocess, "Popen",
                         lambda *arguments, **options: types.SimpleNamespace(stderr=[], poll=lambda: 0))
+    best = search.Choice("data=1", 1, 1, 1.0)
     same = verification.Difference(0.0, "nowhere")
     monkeypatch.setattr(verification, "train", lambda *arguments: None)
     monkeypatch.setattr(verification, "compare", lambda *arguments: verification.Verification(
         same, same, same, same, [(1.0, 1.0)]))
-    monkeypatch.setattr(compile_command, "_answer", ask)
-    monkeypatch.setattr(compile_command, "_search", ask)
+    monkeypatch.setattr(estimate, "answer", lambda *arguments: ({"fits": True}, {}))
+    monkeypatch.setattr(search, "search", lambda described, ask: (None, {best: {"fits": True}}))
+    monkeypatch.setattr(search, "ranking", lambda *arguments: "")
+    monkeypatch.setattr(answers, "cache_file", lambda *question: tmp_path / "answer.json")
+    monkeypatch.setattr(answers, "describe", str)
+    monkeypatch.setattr(answers, "write", lambda *arguments: True)
     monkeypatch.setattr(answers, "ask", lambda questions: dict.fromkeys(questions, {"failed": "not compiled"}))
     monkeypatch.setattr(answers, "table", str)
 
     def load_text_model(*arguments):
         raise Loaded
 
-    monkeypatch.setattr(saved_runs, "load_text_model", load_text_model)
+    monkeypatch.setattr(answering, "_restore", load_text_model)
     monkeypatch.setattr(sentencepiece_training, "train_file", lambda *arguments: None)
     monkeypatch.setattr(sentencepiece_training, "characters_per_token", lambda *arguments: 4.0)
     monkeypatch.setattr(doctor, "run_python", lambda code: ("[]", ""))

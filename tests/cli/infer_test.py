@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from switch_tf.checkpoints import folders
-from switch_tf.cli import main
-from switch_tf.inference import lines
+from switch_tf.cli import answering, main
 from switch_tf.refusals import Refusal
 
 
@@ -32,6 +31,8 @@ def test_lines_are_answered_and_gone_on_with_and_scored(run_folder, tmp_path, ca
     assert main.main(["infer", f"--run={run_folder}", f"--input={pairs}", "--score"]) == 0
     scored = json.loads(capsys.readouterr().out)
     assert scored["target"] == "the" and -40 < scored["score"] < 0
+    assert main.main(["infer", f"--run={run_folder}", f"--input={pairs}", "--score", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0]) == scored  # records stay on standard output
     assert main.main([*command, "--sampler=sample", "--top_k=3"]) == 2
     assert "was begun with sampler 'Greedy()', and now it is 'Sample(" in capsys.readouterr().err
 
@@ -174,10 +175,10 @@ def test_mistakes_are_one_sentence(run_folder, capsys, arguments, message):
 def test_a_run_trained_on_numbered_columns_reads_other_kinds_of_files(kind, given, expected):
     arguments = (given.get("field"), None, given.get("score", False), (2, 0), kind)
     if isinstance(expected, list):
-        assert lines.choose_fields(*arguments) == expected
+        assert answering._choose_fields(*arguments) == expected
     else:
         with pytest.raises(Refusal, match=expected):
-            lines.choose_fields(*arguments)
+            answering._choose_fields(*arguments)
 
 
 def test_the_output_is_another_file_than_the_input(run_folder, tmp_path, capsys):

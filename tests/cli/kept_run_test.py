@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from switch_tf.checkpoints import run_config
-from switch_tf.cli import main, trained_run
+from switch_tf.cli import main, options
 
 LINE = "the <extra_id_0> array\n"
 
@@ -27,8 +27,8 @@ def test_a_run_answers_from_its_data_as_from_its_gin_file(run_folder, moved, cap
     assert main.main(["infer", f"--run={run_folder}", "--input=lines.txt"]) == 0
     expected = capsys.readouterr().out
     (moved / "operative_config.gin").unlink()
-    monkeypatch.setattr(trained_run.gin_syntax, "read", None)
-    monkeypatch.setattr(trained_run.gin_files, "load", None)
+    monkeypatch.setattr(options.gin_syntax, "read", None)
+    monkeypatch.setattr(options, "load", None)
     assert main.main(["infer", "--run=../sent/renamed", "--input=lines.txt", "--output=out.jsonl"]) == 0
     assert pathlib.Path("out.jsonl").read_text() == expected and "score" in expected
 

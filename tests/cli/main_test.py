@@ -47,7 +47,7 @@ def test_gin_bindings_are_refused_where_a_command_takes_none(capsys):
 
 def test_a_fault_that_a_command_found_is_the_exit_status(monkeypatch, capsys):
     from switch_tf.cli import doctor
-    monkeypatch.setattr(doctor, "run", lambda arguments: {"exit_status": 1})
+    monkeypatch.setattr(doctor, "run_doctor", lambda arguments: {"exit_status": 1})
     assert main.main(["doctor"]) == 1
 
 

@@ -39,7 +39,7 @@ def run(capsys, *words):
 def listed():
     arguments = main._parse(["tasks"])
     from switch_tf.cli import tasks
-    return {task["name"]: task for task in tasks.run(arguments)["tasks"]}
+    return {task["name"]: task for task in tasks.run_tasks(arguments)[0]["tasks"]}
 
 
 def test_every_task_of_a_shipped_gin_file_is_listed_with_it(listed):

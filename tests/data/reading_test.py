@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from switch_tf import data
 from switch_tf.inference import exporting
+from switch_tf.inference.hosts import Hosts
 from switch_tf.inference.server import Server
 from switch_tf.inference.text_model import TextModel
 from switch_tf.tasks import (  # noqa: F401  (registers)
@@ -44,7 +45,7 @@ def serve(make_model):
     """A function of a Reading to a TextModel and its Server; the model is never asked."""
     def make(reading):
         text_model = TextModel(make_model(vocab_size=4224), reading, LENGTHS["inputs"], LENGTHS["targets"])
-        return text_model, Server(text_model, "test", {})
+        return text_model, Server(text_model, "test", {}, 32, 256, 2**20, Hosts())
 
     return make
 

@@ -18,7 +18,8 @@ FILES = {
 
 
 def records(path, fields=("x",)):
-    return [(line.texts, line.shown, line.error) for line in lines.read(data.TextFile(str(path), fields).examples())]
+    return [(texts, record["input"], record.get("error"))
+            for _, record, texts in lines.read(data.TextFile(str(path), fields).examples())]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -56,5 +57,5 @@ def test_an_output_is_gone_on_with_in_a_table_whose_rows_span_lines(tmp_path):
         (tmp_path / "out.jsonl.settings.json").write_text("{}")
         output = lines.Output(tmp_path / "out.jsonl", {})
         rest = output.after_what_is_there(lines.read(data.TextFile(str(tmp_path / "a.csv"), ["x"]).examples()))
-        assert ([line.shown for line in rest], output.num_known) == (ROWS[count:], count)
+        assert ([record["input"] for _, record, _ in rest], output.num_known) == (ROWS[count:], count)
         output.close()

@@ -53,8 +53,8 @@ def served(request, monkeypatch):
     monkeypatch.setattr(listening, "_FOR_HEALTH", 2)
     app, listener = App(), socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = listening.HttpServer(app, getattr(request, "param", MOST), log_level="critical",
-                                  timeout_graceful_shutdown=5, lifespan="off")
+    server = listening.HttpServer(app, getattr(request, "param", MOST))
+    server.config.timeout_graceful_shutdown = 5
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     _until(lambda: server.started)
@@ -208,7 +208,7 @@ def test_a_second_signal_that_comes_while_the_first_is_told_ends_it(monkeypatch)
     class Ended(BaseException):
         """In place of the process's end."""
 
-    def tell(text, **_):
+    def tell(text):
         told.append(text)
         if len(told) == 1:
             signal.raise_signal(signal.SIGINT)
@@ -219,7 +219,7 @@ def test_a_second_signal_that_comes_while_the_first_is_told_ends_it(monkeypatch)
     async def app(scope, receive, send):
         """It answers nothing."""
 
-    monkeypatch.setattr(listening, "print", tell, raising=False)
+    monkeypatch.setattr(listening.outputs, "say", tell)
     monkeypatch.setattr(os, "_exit", end)
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -15,6 +15,7 @@ import pytest
 from switch_tf import data, decoding
 from switch_tf.inference import listening
 from switch_tf.inference import server as server_module
+from switch_tf.inference.hosts import Hosts
 from switch_tf.inference.server import Server
 from switch_tf.inference.text_model import TextModel
 from switch_tf.tasks import vocabularies
@@ -36,10 +37,12 @@ def until(is_true):
 @contextlib.contextmanager
 def served(text_model, most=100, **limits):
     """A server in a thread of its own: its Server and its port."""
-    server = Server(text_model, "tiny", {"step": 3}, **limits)
+    server = Server(text_model, "tiny", {"step": 3}, **{
+        "batch_size": 32, "max_waiting": 256, "max_request_bytes": 2**20, "hosts": Hosts(), **limits})
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    http_server = listening.HttpServer(server.app, most, log_level="critical", timeout_graceful_shutdown=10)
+    http_server = listening.HttpServer(server.app, most)
+    http_server.config.timeout_graceful_shutdown = 10
     thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: http_server.started)

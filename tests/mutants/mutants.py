@@ -324,7 +324,7 @@ MUTANTS = (
            ("tests/reporting/report_test.py",)),
     Mutant("training/loop.py", "not self.folder.has_evaluation(", "self.folder.has_evaluation(",
            ("tests/training/trainer_test.py",)),
-    Mutant("inference/server.py", "has_room(self._num_texts_prepared + len(texts))", "has_room(len(texts))",
+    Mutant("inference/server.py", "self._num_texts_prepared + len(texts)", "len(texts)",
            ("tests/inference/server_test.py",)),
     Mutant("data/inspection.py", "row {count + index} of", "row {index} of", ("tests/data/bad_rows_test.py",)),
     Mutant("training/stopping.py", "if told and all(told)", "if any(told)", ("tests/training/stopping_test.py",)),

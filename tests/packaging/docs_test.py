@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from switch_tf.cli import compare, main
+from switch_tf.cli import main, runs
 from switch_tf.configs import gin_syntax, parts
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -25,8 +25,7 @@ def _commands():
 
 def _examples():
     for command in main.COMMANDS:
-        module = importlib.import_module(f"switch_tf.cli.{command.replace('-', '_')}")
-        yield from _commands_of(module.EXAMPLES, f"{command} --help")
+        yield from _commands_of(main.parts_of(command)[2], f"{command} --help")
 
 
 def _commands_of(block, place):
@@ -44,7 +43,7 @@ def test_a_documented_command_can_be_typed(words):
     files = ["gin/models/t5_1_1_small.gin" if file.endswith("/model.gin") else file
              for file in getattr(arguments, "gin_file", [])]
     if arguments.command == "compare" and files:
-        compare.described(arguments)
+        runs.read_comparison(arguments)
     elif any("/runs/" in file for file in files):
         bindings = ["MODEL_DIR='unused'"] if arguments.command in ("compile", "verify-layout", "cache") else []
         bindings += ["TEACHER='unused'"] if arguments.command == "cache" else []

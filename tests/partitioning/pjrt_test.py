@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import types
 
 import jax
@@ -15,7 +16,8 @@ import tensorflow as tf
 from switch_tf import SwitchConfig, SwitchTransformer, metrics
 from switch_tf.checkpoints import bundles, tensors
 from switch_tf.configs.run import StepSettings
-from switch_tf.inference.programs import compile_log_likelihoods, compile_prediction
+from switch_tf.decoding import log_likelihoods
+from switch_tf.inference.programs import compile_features, compile_prediction
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.factoring import bytes_per_device
 from switch_tf.partitioning import cluster, lowering
@@ -141,7 +143,7 @@ def test_answers_and_likelihoods_are_those_of_one_tensorflow_device(layout, make
         model = SwitchTransformer(shallow_config, dtype="float64")
         partitioner.build(model)
         answers.append((compile_prediction(model, 6, partitioner)(batch),
-                        compile_log_likelihoods(model, partitioner)(batch)))
+                        compile_features(functools.partial(log_likelihoods, model), partitioner)(batch)))
     np.testing.assert_array_equal(answers[0][0], answers[1][0])
     np.testing.assert_allclose(answers[0][1], answers[1][1], rtol=1e-12)
     assert len(np.unique(answers[0][0])) > 2

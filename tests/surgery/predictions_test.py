@@ -85,8 +85,8 @@ def live_lines(noisy_task, student_config, teacher, tmp_path_factory):
 @pytest.fixture
 def without_tracing(monkeypatch):
     """Runs the teacher operation by operation: tracing it takes seconds."""
-    monkeypatch.setattr(teachers.programs, "compile_arrays", lambda function, partitioner: lambda *arrays: (
-        tf.nest.map_structure(np.asarray, function(*map(tf.constant, arrays)))))
+    monkeypatch.setattr(teachers.programs, "compile_features", lambda function, partitioner: lambda features: (
+        tf.nest.map_structure(np.asarray, function(tf.nest.map_structure(tf.constant, features)))))
 
 
 @pytest.mark.parametrize("top_k", [pytest.param(8, marks=pytest.mark.slow), 384])

@@ -129,7 +129,7 @@ def test_what_is_read_while_training_ends_the_command_with_its_sentence(tmp_path
         with data.refusing_bad_rows(_description(run, "train", {"inputs": 8, "targets": 8})):
             return list(batches)
 
-    monkeypatch.setattr(doctor, "run", read)
+    monkeypatch.setattr(doctor, "run_doctor", read)
     assert main.main(["doctor"]) == 2
     assert capsys.readouterr().err == (
         f"switch-tf doctor: {tmp_path}/a.jsonl, line 41: it has no field 'inputs', nor any other. Mend it, or raise "
@@ -138,6 +138,7 @@ def test_what_is_read_while_training_ends_the_command_with_its_sentence(tmp_path
 
 def test_another_fault_is_not_hidden(monkeypatch):
     from switch_tf.cli import doctor
-    monkeypatch.setattr(doctor, "run", lambda arguments: tf.constant([1]) + tf.constant([1, 2, 3]).numpy()[:2][3])
+    monkeypatch.setattr(doctor, "run_doctor",
+                        lambda arguments: tf.constant([1]) + tf.constant([1, 2, 3]).numpy()[:2][3])
     with pytest.raises(IndexError):
         main.main(["doctor"])

@@ -1,0 +1,418 @@
+"""`switch-tf infer`, `serve` and `export`: the answers of a trained run to texts."""
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import importlib
+import pathlib
+import sys
+import time
+
+from etils import epy
+
+from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints.run_folder import CONFIGURATION, select_one
+from switch_tf.cli import options
+from switch_tf.configs import gin_syntax, parts
+from switch_tf.configs.choices import check_choice
+from switch_tf.hardware import host
+from switch_tf.installation import quiet
+from switch_tf.partitioning import cluster
+from switch_tf.refusals import Refusal
+from switch_tf.reporting import progress
+from switch_tf.storage import lock, outputs, places
+
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+    from switch_tf import data, decoding, inference
+    from switch_tf.checkpoints import tensors
+    from switch_tf.data import task_catalog
+    from switch_tf.inference import exporting, hosts, lines, listening, saved_runs, server
+
+# Back ends of commands that answer texts.
+_ANSWERING = ("auto", "pjrt")
+# Sampler -> (name, type, help) of its settings.
+_SAMPLERS = {
+    "greedy": (),
+    "sample": (("temperature", float, "divides the logits; below 1 favours likely tokens (default 1)"),
+               ("top_k", int, "number of most probable tokens to draw from"),
+               ("top_p", float, "draw from the fewest tokens whose probabilities add up to this"),
+               ("seed", int, "seed of the random numbers (default 0)")),
+    "beam": (("num_beams", int, "sequences that are followed at a time (default 4)"),
+             ("length_penalty", float, "T5's alpha, 0 for none (default 0.6)"),
+             ("num_results", int, "sequences to write (default 1)")),
+}
+
+INFER_EXAMPLES = r"""
+switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
+switch-tf infer --run runs/first --interactive
+"""
+
+
+def add_infer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
+    _add_decoding_arguments(parser)
+    parser.add_argument("--input", metavar="FILE",
+                        help="a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as "
+                             ".gz), or lines of text, or JSON lines with --field; - for standard input")
+    parser.add_argument("--output", default="-", metavar="FILE",
+                        help="JSON lines, gone on with where it ends; - (default) for standard output")
+    parser.add_argument("--field", metavar="NAME",
+                        help="key or column of the text, or the column's number in a table without a header (default: "
+                             "as in training)")
+    parser.add_argument("--score", action="store_true",
+                        help="the log-likelihood of given targets, in --target_field")
+    parser.add_argument("--target_field", metavar="NAME", help="see --score (default: as in training)")
+    parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
+    parser.add_argument("--batch_size", at_least=1, default=32,
+                        help="lines at a time (default 32)")
+
+
+def run_infer(arguments: argparse.Namespace) -> dict:
+    """Answers the input; returns the numbers of lines and errors."""
+    has_file, has_output = arguments.input not in (None, "-"), arguments.output != "-"
+    if arguments.interactive and (arguments.input or has_output or arguments.field or arguments.score):
+        raise Refusal("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
+    if not arguments.interactive and not arguments.input:
+        raise Refusal("Give --input, a file of lines or - for standard input, or --interactive.")
+    if has_file and not places.at(arguments.input).is_file():
+        raise Refusal(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
+    output = places.at(arguments.output)
+    if has_output and (
+            output.exists() and not output.is_file() or places.is_local(output) and not output.parent.is_dir()):
+        raise Refusal(f"--output must be a file in a folder that is there, or - for standard output, not "
+                      f"{arguments.output!r}.")
+    if has_file and places.at(arguments.input).resolve() == output.resolve():
+        raise Refusal("--output must be another file than --input.")
+    _check_decoding(arguments)
+    if arguments.target_field and not arguments.score:
+        raise Refusal("--target_field goes with --score; without it targets are not read.")
+    if arguments.score and arguments.sampler != "greedy":
+        raise Refusal("--score decodes nothing; leave out --sampler.")
+    folder = options.folder_of(arguments)
+    checkpoint = select_one(folder, arguments.step)
+    with contextlib.ExitStack() as stack:
+        if has_output:
+            stack.enter_context(lock.held(arguments.output))
+        _, model, identity = _load_text_model(
+            arguments, folder, checkpoint, None if arguments.interactive else arguments.batch_size)
+        if arguments.interactive:
+            return {"lines": _converse(model)}
+        form = data.kind_of(arguments.input) if has_file else None
+        if form in (None, "lines"):  # without an ending, chosen fields are those of JSON objects
+            form = "json" if arguments.field or arguments.score else "lines"
+        fields = _choose_fields(arguments.field, arguments.target_field, arguments.score, model.features.fields, form)
+        if has_file:
+            file = data.TextFile(arguments.input, fields, form)
+            examples, total = file.examples(), file.num_lines()
+        else:
+            examples, total = data.examples_of_lines(sys.stdin.buffer, form, fields), None
+        remaining, num_known, answered = lines.read(examples), 0, None
+        if has_output:
+            answered = stack.enter_context(contextlib.closing(lines.Output(arguments.output, {
+                "run": str(folder.resolve()), **identity, "sampler": str(model.sampler),
+                "fields": fields if form != "lines" else None, "score": arguments.score})))
+            remaining, num_known = answered.after_what_is_there(remaining), answered.num_known
+            if num_known:
+                outputs.say(f"Going on after the {num_known} lines that {arguments.output} holds.")
+        bar = stack.enter_context(progress.bar(total, f"Step {identity['step']}", " lines", num_known))
+        counts = {"lines": 0, "errors": 0, "cut": 0}
+        for records in lines.answers(remaining, model, arguments.score):
+            if answered:
+                answered.write(records)
+            else:
+                print(lines.as_lines(records), end="", file=arguments.stdout, flush=True)
+            bar.update(len(records))
+            counts["lines"] += len(records)
+            counts["errors"] += sum("error" in record for record in records)
+            counts["cut"] += sum("cut" in record for record in records)
+    outputs.say(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
+                f"{model.inputs_length} tokens.")
+    return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
+
+
+def _choose_fields(field, target_field, has_targets, defaults, form):
+    """Returns the keys or columns of inputs and, if wanted, of targets.
+
+    Args:
+        field, target_field: Values of the options, or None.
+        has_targets: Whether targets are read.
+        defaults: Keys or numbers of columns of inputs and targets that the run was trained on.
+        form: Form of the input, one of `data.rows.KINDS`.
+    """
+    is_table = form in ("tsv", "csv")
+    fields = []
+    asked = ("--field", field, defaults[0]), ("--target_field", target_field, defaults[1])
+    for flag, chosen, default in asked[:1 + has_targets]:
+        if chosen:
+            fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
+        elif is_table or isinstance(default, str):
+            fields.append(default)
+        elif form == "lines":  # the whole line, whatever its name
+            fields.append("inputs")
+        else:
+            raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
+                          f"the key of the text with {flag}.")
+    return fields
+
+
+def _converse(model):
+    """Prints the answer to each line of standard input, as it comes; returns the number of answers."""
+    gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
+    outputs.say(f"Type a text{gap}; Ctrl-D ends.")
+    count = 0
+    for line in lines.read(data.examples_of_lines(sys.stdin.buffer, "lines", ["inputs"])):
+        ((record,),) = lines.answers([line], model)
+        if "error" in record:
+            outputs.say(record["error"])
+            continue
+        for result in (record, *record.get("others", ())):
+            print(f"{result['score']:9.3f}  {result['output']}", flush=True)
+        count += 1
+    return count
+
+
+EXPORT_EXAMPLES = r"""
+switch-tf export --run runs/first --output exported
+switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --output exported_beam
+"""
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
+    _add_decoding_arguments(parser, answers=False)
+    parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
+    parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
+                        help="with --model: a vocabulary, for text in and text out; without it ids in and out")
+    parser.add_argument("--inputs_length", at_least=1,
+                        help="with --model and --vocabulary: tokens of a text to read at most (default 512)")
+    options.add_output(parser)
+
+
+def run_export(arguments: argparse.Namespace) -> tuple[dict, str]:
+    """Writes the folder; returns what was exported."""
+    _check_decoding(arguments)
+    if (arguments.run is None) == (arguments.model is None):
+        raise Refusal("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
+    if arguments.num_results not in (None, 1):
+        raise Refusal("An exported model gives the best result; leave out --num_results.")
+    checkpoint = None
+    if arguments.model is None:
+        for name in ("vocabulary", "inputs_length"):
+            if getattr(arguments, name) is not None:
+                raise Refusal(f"--{name} goes with --model; a run has its own.")
+        folder = options.folder_of(arguments)
+        checkpoint = select_one(folder, arguments.step)
+    else:
+        if arguments.gin_file or arguments.gin_bindings or arguments.step != "last":
+            raise Refusal("--step and gin arguments go with --run; a saved model has its own configuration.")
+        if arguments.raw:
+            raise Refusal("--raw goes with --run; the texts of a saved model are always read as they are.")
+        if arguments.trust:
+            raise Refusal("--trust goes with --run; a saved model has no gin file.")
+        if not places.at(arguments.model).is_file():
+            raise Refusal(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
+        if arguments.inputs_length is not None and arguments.vocabulary is None:
+            raise Refusal("--inputs_length goes with --vocabulary; ids are read whole.")
+    with options.new_output(arguments) as output:
+        if checkpoint is None:
+            quiet.import_tensorflow()
+            importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
+            model = exporting.load(arguments.model)
+            print(f"Writing {arguments.model} as a SavedModel.", flush=True)
+            exporting.export(model, output, arguments.vocabulary, arguments.max_length or 64,
+                             _sampler_of(arguments), arguments.inputs_length or 512,
+                             {"model": pathlib.Path(arguments.model).name})
+            result = {"model": arguments.model}
+        else:
+            task, text_model, identity = _load_text_model(arguments, folder, checkpoint, batch_size=1)
+            print(f"Writing step {identity['step']} of {folder} as a SavedModel.", flush=True)
+            exporting.export_texts(text_model, output, {"run": folder.resolve().name, "task": task, **identity})
+            result = {"run": str(folder), "step": identity["step"]}
+    size = places.tree_size(output)
+    return ({**result, "output": str(output), "bytes": size},
+            f"{output}: {size / 1e6:.1f} MB; {exporting.CARD} in it shows how to call it.")
+
+
+SERVE_EXAMPLES = r"""
+switch-tf serve --run runs/first
+switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
+"""
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the run, its checkpoint, the address, the limits, the sampler and the gin arguments."""
+    _add_decoding_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
+                        help="to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8501, metavar="N", help="0 for any that is free (default 8501)")
+    parser.add_argument("--allow_host", action="append", default=[], metavar="NAME",
+                        help="another name that requests and pages may give this server, such as a proxy's; may be "
+                             "repeated (by default localhost and the address it listens at)")
+    parser.add_argument("--batch_size", at_least=1, default=32,
+                        help="texts that are answered at a time, at most (default 32)")
+    parser.add_argument("--max_waiting", at_least=1, default=256,
+                        help="texts that may wait; further requests are refused with 503 (default 256)")
+    parser.add_argument("--max_request_bytes", at_least=1, default=2**20,
+                        help="largest request; longer ones are refused with 413 (default 1048576)")
+
+
+def run_serve(arguments: argparse.Namespace) -> dict:
+    """Serves until a signal comes; returns the address."""
+    _check_decoding(arguments)
+    try:
+        import starlette  # noqa: F401  the extra `serve`, which no other command needs
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise Refusal(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
+                      "starlette==1.10.0 uvicorn==0.54.0 anyio==4.16.0 h11==0.16.0 (they are the extra serve of "
+                      "switch-tf).") from None
+    folder = options.folder_of(arguments)
+    checkpoint = select_one(folder, arguments.step)
+    quiet.import_tensorflow()
+    allowed = hosts.Hosts(arguments.host, arguments.allow_host)
+    with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
+        start = time.perf_counter()
+        outputs.say(f"Loading {checkpoint}.")
+        task, text_model, identity = _load_text_model(arguments, folder, checkpoint, arguments.batch_size,
+                                                                 any_batch=True)
+        config = text_model.model.config
+        served = server.Server(text_model, folder.resolve().name, {
+            **identity, "task": task, "parameters": config.num_parameters,
+            "experts": config.num_experts if config.sparse_layer_names else 0},
+            arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, allowed)
+        outputs.say("Compiling.")
+        served.warm_up()
+        gc.collect()
+        gc.freeze()  # or a large request would have all of TensorFlow's objects looked at, again and again
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        listening.HttpServer(served.app, listening.make_room(), lambda: outputs.say(
+            f"Step {identity['step']} of {folder} is ready after {time.perf_counter() - start:.1f} s: {address}/ is a "
+            f"page, {address}/v1/models/{served.name}:predict takes texts. Ctrl-C stops.")
+        ).run([listener])
+        return {"run": str(folder), "step": identity["step"], "address": address}
+
+
+def _add_decoding_arguments(parser, answers=True):
+    """Declares the run with the gin arguments, its checkpoint, how texts are read, the sampler and the length.
+
+    Args:
+        parser: Parser of the command.
+        answers: Whether the command answers texts of a run, and has `--backend` and `--devices`.
+    """
+    options.add_run_arguments(parser, is_required=answers)
+    parser.add_argument("--step", default="last", metavar="N|best|last",
+                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
+    parser.add_argument("--raw", action="store_true",
+                        help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
+    parser.add_argument("--max_length", at_least=1,
+                        help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
+    parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
+                        help="the most probable token (default), a drawn one, or beam search")
+    for sampler, settings in _SAMPLERS.items():
+        for name, kind, meaning in settings:
+            parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
+    if answers:
+        parser.add_argument("--backend", metavar="NAME",
+                            help="auto (default): one device of TensorFlow, whatever layout the run trained under; "
+                                 "pjrt: the run's layout on PJRT (on TPUs and GPUs the default for runs that recorded "
+                                 "it)")
+        parser.add_argument("--devices", at_least=1,
+                            help="with --backend pjrt: virtual devices to make of this machine's CPU")
+
+
+def _check_decoding(arguments):
+    """Refuses back ends that answer no texts, devices without a layout, and settings of samplers not chosen."""
+    if getattr(arguments, "backend", None) is not None:
+        check_choice("--backend", arguments.backend, _ANSWERING)
+    if getattr(arguments, "devices", None) is not None and arguments.backend != "pjrt":
+        raise Refusal("--devices goes with --backend=pjrt; otherwise one device answers.")
+    for sampler, settings in _SAMPLERS.items():
+        for name, *_ in settings:
+            if getattr(arguments, name) is not None and sampler != arguments.sampler:
+                raise Refusal(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
+
+
+def _sampler_of(arguments):
+    settings = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
+    return decoding.SAMPLERS[arguments.sampler](**{
+        name: value for name, value in settings.items() if value is not None})
+
+
+def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
+    """Returns the name of a run's task, the model that answers texts, and its identity, see `_restore`.
+
+    Args:
+        arguments: What `_add_decoding_arguments` declares.
+        folder: From `folder_of`.
+        checkpoint: One of its checkpoints.
+        batch_size: See `TextModel`.
+        any_batch: Whether batches may have any size where programs have no fixed shapes.
+    """
+    described = _load_to_answer(arguments, folder)
+    if any_batch and not described.partitioner.has_fixed_shapes:
+        batch_size = None
+    return described.run.mixture_or_task_name, *_restore(arguments, described, checkpoint, _sampler_of(arguments),
+                                                         batch_size)
+
+
+def _restore(arguments, described, checkpoint, sampler, batch_size):
+    """Returns the text model with the weights of a checkpoint, and all besides the sampler that answers depend on."""
+    run, config = described.run, described.config
+    folders.check_size(config, checkpoint)
+    reading = getattr(described, "reading", None)
+    if reading is None:
+        data.check_task(run.mixture_or_task_name)
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+        reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)
+    model = described.make_model()
+    described.partitioner.build(model)
+    text_model = inference.TextModel(
+        model, reading.raw() if arguments.raw else reading, run.task_feature_lengths["inputs"],
+        arguments.max_length or run.task_feature_lengths["targets"], sampler, batch_size, described.partitioner)
+    step = tensors.restore(checkpoint, tensors.state_variables(model))["step"]
+    description = f"{config!r} {model.dtype_policy.name}"
+    return text_model, {
+        "step": step, "weights": folders.hash_of_weights(checkpoint),
+        "model": hashlib.sha256(description.encode()).hexdigest(),
+        "vocabulary": sorted({task_catalog.fingerprint_of_vocabulary(vocabulary)
+                              for vocabulary in (reading.inputs, reading.targets)}),
+        "reading": text_model.features.as_data(),
+        "inputs_length": text_model.inputs_length, "max_length": text_model.max_length}
+
+
+def _load_to_answer(arguments, folder):
+    """Returns the run for a command that works on texts: on one device, or under its layout on the pjrt back end.
+
+    On a TPU VM the one device is the host's CPU. With a `config.json`, and without gin arguments or --trust, the run
+    needs neither its task nor its data and executes nothing in the folder, unless only code can make the vocabulary.
+    """
+    if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
+        if (count := len(cluster.members().addresses)) > 1:
+            raise Refusal(f"`switch-tf {arguments.command}` answers in one process, and TF_CONFIG or "
+                          f"TPU_WORKER_HOSTNAMES names {count}; unset it, or answer with --backend=auto on the CPU of "
+                          "one machine.")
+        described = options.load_run(arguments, folder, arguments.devices)
+        described.layout.check_sizes(described.config.axis_sizes)
+        return described
+    arguments.gin_bindings = [binding for binding in arguments.gin_bindings if binding != "Layout.backend='auto'"]
+    if run_config.is_in(folder) and not (arguments.gin_file or arguments.gin_bindings or arguments.trust):
+        saved = run_config.read(folder)
+        quiet.import_tensorflow()
+        options.use_host(arguments)
+        if saved_run := saved_runs.from_config(saved, folder):
+            return saved_run
+    return options.load_run(arguments, folder, on_one_device=True)
+
+
+def _is_for_pjrt(arguments, folder):
+    """Returns whether PJRT answers: if asked to, and on a TPU or GPU of JAX for runs that trained with it."""
+    configuration = folder / CONFIGURATION
+    has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
+    if arguments.backend is None and has_accelerator and configuration.is_file():
+        try:
+            return gin_syntax.read([str(configuration)]).bound.get(("", parts.LAYOUT), {}).get("backend") == "pjrt"
+        except Refusal:  # damaged, and answers from config.json do not need it
+            return False
+    return arguments.backend == "pjrt"

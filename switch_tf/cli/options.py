@@ -1,0 +1,166 @@
+"""Arguments that several commands share: gin files and bindings, an output, a trained run."""
+
+import argparse
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from etils import epy
+
+from switch_tf import checks
+from switch_tf.checkpoints import folders, run_config
+from switch_tf.checkpoints.run_folder import CONFIGURATION
+from switch_tf.configs import experiment, gin_syntax, parts
+from switch_tf.configs.choices import nearest
+from switch_tf.configs.experiment import Experiment
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.installation import quiet
+from switch_tf.partitioning.layout import BACKENDS
+from switch_tf.refusals import Refusal
+from switch_tf.storage import lock, places
+
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+    from switch_tf import experiments
+    from switch_tf.hardware import devices
+    from switch_tf.inference import saved_runs
+
+
+def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares `--gin_file` and `--gin_search_paths`; `--gin.NAME=VALUE` is taken by main."""
+    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE",
+                        help="gin file, repeatable; the one given last wins. Shipped files such as "
+                             "gin/models/switch_tiny.gin are found from any folder")
+    parser.add_argument("--gin_search_paths", default="", metavar="FOLDERS",
+                        help="folders to look for gin files in, separated by commas, before the shipped ones")
+    parser.epilog = ("--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: "
+                     "--gin.MODEL_DIR=\"'runs/x'\".")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser, num_devices: int | None = None) -> None:
+    """Declares `--devices`, with a default, and `--backend`, which main makes a binding."""
+    parser.add_argument("--devices", at_least=1, default=num_devices,
+                        help=f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})")
+    parser.add_argument("--backend", metavar="NAME",
+                        help=f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
+                             "gin files)")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Declares the `--output` of `new_output`."""
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+
+
+@contextlib.contextmanager
+def new_output(arguments: argparse.Namespace) -> Iterator[Any]:
+    """Yields the `--output`, locked within this scope, which is empty or does not exist yet."""
+    output = checks.path("--output", arguments.output)
+    checks.new_folder(output)
+    with lock.held(output):
+        yield output
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Declares the `--trust` of `load_run`."""
+    parser.add_argument("--trust", action="store_true",
+                        help="run the gin file of the run even if it names modules that switch_tf does not ship; a gin "
+                             "file is a program")
+
+
+def look(arguments: argparse.Namespace, defaults: Sequence[str] = ()) -> Experiment:
+    """Returns the experiment of a command line, with nothing built and without TensorFlow; see `Experiment.from_gin`.
+
+    Args:
+        arguments: What `add_gin_arguments` declares.
+        defaults: "NAME=VALUE" that the command line overrides.
+    """
+    return Experiment.from_gin(arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths)
+
+
+def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
+         check: Callable[[Experiment], Any] = lambda described: None) -> Experiment:
+    """Returns the experiment of a command line, and imports TensorFlow if nothing is wrong with it.
+
+    Args:
+        arguments, defaults: As for `look`.
+        num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
+        check: Function that raises Refusal for an experiment that the command cannot use.
+    """
+    quiet.expect_tensorflow(num_cpu_devices)  # a gin file of the user's own may import it
+    described = look(arguments, defaults)
+    described.gin.check_read(arguments.gin_bindings)
+    check(described)
+    quiet.import_tensorflow(num_cpu_devices)
+    return described
+
+
+def read_model(arguments: argparse.Namespace) -> tuple[SwitchConfig, Any]:
+    """Returns the model that gin files describe, and their Layout or None."""
+    files = arguments.gin_file
+    found = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check()
+    bound = {name for _, name in found.bound}
+    if parts.CONFIG not in bound:
+        raise Refusal(f"These gin files describe no model: {', '.join(files) or 'none'}. Give a model file, such "
+                      "as gin/models/switch_tiny.gin.")
+    return found.part(parts.CONFIG).make(), found.part(parts.LAYOUT).make() if parts.LAYOUT in bound else None
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+    """Declares the run and the gin arguments that change its configuration."""
+    add_gin_arguments(parser)
+    parser.add_argument("--run", required=is_required, metavar="FOLDER",
+                        help="a run folder, whose own configuration is used")
+    add_trust(parser)
+
+
+def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
+    """Returns the run folder; refuses any other folder."""
+    folder = places.at(arguments.run)
+    if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
+        if (folder / folders.DESCRIPTION).is_file():
+            run = folders.run_folder_of(folder)
+            way_on = (f"holds weights alone; train from them, with --gin.INITIAL_CHECKPOINT=\"'{folder}'\""
+                      if run == folder else f"is a checkpoint of one; give --run={run}, and --step to choose one")
+            raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}, and {folder} {way_on}.")
+        runs = ([str(file.parent) for file in folder.parent.glob(f"*/{CONFIGURATION}")] if places.is_local(folder)
+                else [])
+        raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}; {str(folder)!r} does not."
+                      f"{nearest(str(folder), runs)}")
+    return folder
+
+
+def load_run(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
+             on_one_device: bool = False) -> Experiment:
+    """Returns the run of its gin file and the command line, on this machine's devices; see `load`.
+
+    Args:
+        arguments: What `add_run_arguments` declares. Without `trust` the gin file may name only what the package ships.
+        folder: From `folder_of`.
+        num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
+        on_one_device: Whether one device computes, whatever layout the run trained under; on a TPU VM the host's CPU.
+    """
+    file = folder / CONFIGURATION
+    if not file.is_file():
+        raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
+    found = gin_syntax.read([str(file)], search_paths=arguments.gin_search_paths)
+    if not arguments.trust:
+        experiment.check_trust(found, str(file))
+    defaults = []
+    if on_one_device:
+        mesh = "MESH_SHAPE" if "MESH_SHAPE" in found.macros else "Layout.mesh_shape"  # in a layout of the user's own
+        defaults = [f"{mesh}='data=1'", "Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
+    arguments.gin_file = [str(file), *arguments.gin_file]
+    described = load(arguments, defaults, num_cpu_devices)
+    if on_one_device:
+        use_host(arguments)
+    described = experiments.on_this_machine(described, is_checked=False)
+    if on_one_device and described.layout.num_devices > 1:
+        alternative = ", or add --backend=pjrt" if hasattr(arguments, "backend") else ""
+        raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
+                      f"{described.layout.num_devices}; leave out the mesh{alternative}.")
+    return saved_runs.with_stored_vocabulary(described, folder)
+
+
+def use_host(arguments: argparse.Namespace) -> None:
+    """Makes this process run on the host's CPU of a TPU VM."""
+    devices.use_host(arguments.command, ", which --backend=pjrt does" if hasattr(arguments, "backend") else "")

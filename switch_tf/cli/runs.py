@@ -1,0 +1,234 @@
+"""`switch-tf train`, `compare` and `eval`: runs of gin files, several in turns, and scores of their checkpoints."""
+
+import argparse
+import atexit
+import contextlib
+import dataclasses
+import itertools
+import re
+import sys
+
+from etils import epy
+
+from switch_tf.checkpoints import continuation, folders
+from switch_tf.checkpoints.run_folder import follow, select
+from switch_tf.cli import options
+from switch_tf.comparison import Comparison, fairness, run_folders
+from switch_tf.comparison.description import check_words, naming
+from switch_tf.configs import gin_syntax, parts
+from switch_tf.configs.experiment import Experiment
+from switch_tf.installation import quiet
+from switch_tf.partitioning import cluster
+from switch_tf.refusals import Outage, Refusal, first_line
+from switch_tf.reporting import report
+from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
+from switch_tf.storage import lock, outputs, places
+from switch_tf.training import processes, stopping
+
+with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+    from switch_tf import experiments
+    from switch_tf.comparison import driver
+    from switch_tf.evaluation import checkpoint_evaluator, examples_shown
+
+TRAIN_EXAMPLES = r"""
+switch-tf train --gin_file=gin/runs/demo.gin
+switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
+    --gin_file=gin/runs/pretrain.gin --gin.MODEL_DIR="'runs/first'" --gin.TRAIN_STEPS=300 \
+    --gin.BATCH_SIZE=32
+"""
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the gin arguments, the devices and `--processes`."""
+    options.add_gin_arguments(parser)
+    options.add_device_arguments(parser)
+    parser.add_argument("--processes", type=int, default=1, metavar="N",
+                        help="processes to start on this machine, which train together on the --devices; on several "
+                             "machines set TF_CONFIG instead (docs/layouts.md)")
+    parser.epilog = f"{parser.epilog} {EPILOG}"
+
+
+@outputs.outlived()
+def run_train(arguments: argparse.Namespace) -> dict:
+    """Trains to the last step or until interrupted; returns the summary of the run."""
+    if arguments.processes != 1:
+        options.look(arguments)
+        return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
+    num_devices = processes.devices_of_this_process(arguments.devices)
+    with stopping.at_start(), processes.one_of_several("train"):
+        described = options.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
+        described = experiments.on_this_machine(described)
+        with processes.CommonEnd(described.partitioner, "train") as common_end:
+            with experiments.trainer_of(described, arguments.words) as (trainer, configuration):
+                training = trainer.start(configuration)
+            common_end.message = training.lost_process
+            with training, stopping.Stopping(training.progress.say) as stop:
+                stop.watch([training])
+                training.advance(training.run.train_steps, lambda: stop.reason)
+                summary = training.finish()
+                shown = ""
+                if training.run.shown_examples and not summary["interrupted"]:
+                    predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
+                    shown = examples_shown.describe(predictions)
+    exit_status = INTERRUPTED if summary["interrupted"] else FINISHED
+    if training.state.batches.is_stuck:  # TensorFlow would wait for the input
+        atexit.register(outputs.end, exit_status)
+    if not training.partitioner.is_chief:
+        return {"exit_status": exit_status}
+    print(*filter(None, [shown, report.describe_summary(summary)]), sep="\n\n")
+    return {**summary, "exit_status": exit_status}
+
+
+COMPARE_EXAMPLES = r"""
+switch-tf compare --gin_file=gin/comparisons/demo.gin
+switch-tf compare --runs runs/dense runs/sparse --output runs/report
+"""
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the gin arguments and, as an alternative, the runs to report on."""
+    options.add_gin_arguments(parser)
+    parser.add_argument("--runs", nargs="+", default=[], metavar="FOLDER",
+                        help="train nothing, and compare these run folders, or all runs of a comparison's folder")
+    parser.add_argument("--output", metavar="FOLDER",
+                        help="where the report on --runs goes (default: the folder 'comparison')")
+    parser.epilog = f"{parser.epilog} {EPILOG}"
+
+
+def run_compare(arguments: argparse.Namespace) -> dict:
+    """Trains the remaining steps, writes the report and prints its table; returns the content of comparison.json."""
+    if arguments.runs:
+        if arguments.gin_file or arguments.gin_bindings:
+            raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
+        output = arguments.output or "comparison"
+        with lock.held(output):
+            return _report(output, run_folders.find(arguments.runs))
+    if arguments.output:
+        raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
+                      "Comparison.model_dir.")
+    comparison, bindings = read_comparison(arguments)
+
+    def make_trainer(name, seed, stack):
+        described = experiments.on_this_machine(Experiment.from_gin(
+            *comparison.words(name, seed, bindings), arguments.gin_search_paths))
+        if described.partitioner.num_processes > 1:
+            raise Refusal("variants take turns in one process; train each by itself where there are several, and "
+                          "compare the run folders with --runs.")
+        return stack.enter_context(experiments.trainer_of(described, arguments.words))
+
+    with (outputs.outlived(), stopping.at_start(),
+          lock.held(comparison.model_dir, "Comparison.model_dir")):
+        quiet.import_tensorflow()
+        is_done = driver.train(comparison, make_trainer)
+        runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
+        try:
+            result = _report(comparison.model_dir, runs, is_done)
+        except places.BucketError as error:
+            raise Outage(f"The runs are saved, but not their report, because {error.filename} cannot be reached "
+                         f"({first_line(error.strerror)}); the same command writes it.") from error
+    return {**result, "exit_status": FINISHED if is_done else INTERRUPTED}
+
+
+def _report(output, runs, is_complete=True):
+    result, text = run_folders.report(output, runs, is_complete)
+    print(text, file=sys.stdout if result else sys.stderr)
+    return result
+
+
+def read_comparison(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
+    """Returns the Comparison and the bindings of the command line that apply to every variant.
+
+    Raises:
+        Refusal: The comparison or a variant has a mistake that is found without TensorFlow.
+    """
+    files, paths = arguments.gin_file, arguments.gin_search_paths
+    if not files:
+        raise Refusal("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "
+                      "folders with --runs.")
+    said = gin_syntax.read(files, search_paths=paths)
+    comparison_bindings, variant_bindings = [], []
+    for binding in arguments.gin_bindings:
+        name = binding.partition("=")[0]
+        is_of_comparison = name in said.macros or re.search(r"(^|\.)Comparison\.\w+$", name)
+        (comparison_bindings if is_of_comparison else variant_bindings).append(binding)
+    said.bind(comparison_bindings)
+    if not {"model_dir", "variants"} <= said.bound.get(("", parts.COMPARISON), {}).keys():
+        raise Refusal(f"These gin files describe no comparison: {', '.join(files)}. A comparison binds model_dir and "
+                      "variants of switch_tf.comparison.Comparison, as gin/comparisons/demo.gin does.")
+    comparison = said.check().part(parts.COMPARISON).make()
+    for (_, name), parameters in said.bound.items():
+        if name != parts.COMPARISON:
+            raise Refusal(f"These gin files bind {name.rpartition('.')[2]}.{next(iter(parameters))}, which the "
+                          "comparison itself does not read: put the file that does so into Comparison.common, or into "
+                          "a variant.")
+    check_words("The command line", variant_bindings)
+    variants = {}
+    for name in comparison.variants:
+        with naming(name):
+            files, words = comparison.words(name, comparison.seeds[0], variant_bindings)
+            variants[name] = Experiment.from_gin(files, words, paths)
+            fairness.check_run(variants[name].run)
+    configs = {name: variant.config for name, variant in variants.items()}
+    if all(configs.values()):
+        lengths = next(iter(variants.values())).run.task_feature_lengths
+        fairness.check_work(configs, lengths, comparison.unequal_work)
+    return comparison, variant_bindings
+
+
+EVAL_EXAMPLES = r"""
+switch-tf eval --run runs/first --step best
+switch-tf eval --run runs/first --follow
+"""
+
+
+def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the run, its checkpoints, the split, and the gin arguments that change its task or layout."""
+    options.add_run_arguments(parser)
+    parser.add_argument("--step", default="last", metavar="N|best|last|all",
+                        help="a step, the best one by the run's BEST_METRIC, the newest (default) or each of them")
+    parser.add_argument("--split", default="validation", metavar="NAME", help="of the tasks (default validation)")
+    parser.add_argument("--examples", at_least=1,
+                        help="largest number of examples of each task with metrics (default: all)")
+    parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
+    options.add_device_arguments(parser)
+    parser.add_argument("--follow", action="store_true",
+                        help="go on with each new checkpoint of a run that is training, until the run ends")
+
+
+@processes.one_of_several("eval")
+def run_eval(arguments: argparse.Namespace) -> dict:
+    """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
+    folder = options.folder_of(arguments)
+    waits_for_first = arguments.follow and arguments.step == "last"
+    checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")
+    num_devices = processes.devices_of_this_process(arguments.devices)
+    if arguments.follow and len(cluster.members().addresses) > 1:
+        raise Refusal("--follow works in one process, because each would see new checkpoints at another time; unset "
+                      "TF_CONFIG, or leave out --follow.")
+    described = options.load_run(arguments, folder, num_devices)
+    for checkpoint in checkpoints:
+        folders.check_size(described.config, checkpoint)
+    steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
+    new = follow(folder, described.run.train_steps, steps) if arguments.follow else ()
+    output = places.at(arguments.output or folder / "eval")
+    results = []
+    with processes.CommonEnd(described.partitioner, "eval"), contextlib.ExitStack() as closing:
+        processes.agree(described.partitioner, {
+            **{type(part).__name__: dataclasses.asdict(part) for part in (
+                described.config, described.run, described.settings, described.partitioner.layout)},
+            "--split": arguments.split, "--examples": arguments.examples, "--step": steps})
+        evaluator = closing.enter_context(contextlib.closing(checkpoint_evaluator.CheckpointEvaluator(
+            described, arguments.split, arguments.examples, output)))
+        for checkpoint in itertools.chain(checkpoints, new):
+            try:
+                results.append(evaluator.evaluate(checkpoint))
+            except folders.BrokenCheckpoint:
+                if checkpoint.is_dir():
+                    raise
+                outputs.say(f"{checkpoint} was removed by its run before it was read.")
+                continue
+            if described.partitioner.is_chief:
+                print(checkpoint_evaluator.describe(results[-1]), flush=True)
+    if described.partitioner.is_chief:
+        print(f"Scores and predictions: {output}")
+    return {"run": str(folder), "split": arguments.split, "output": str(output), "results": results}
