@@ -127,7 +127,6 @@ def _store_predictions(arguments):
     teacher = teachers.LiveTeacher(arguments.teacher, objective.live_teacher.capacity_factor,
                                    objective.live_teacher.dtype, argument="--teacher")
     run, config = described.run, described.config
-    data.check_task(run.mixture_or_task_name)
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary)
     teacher.check(config, {"vocabulary": vocabulary, "pieces": data.pieces_fingerprint(

@@ -9,19 +9,13 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
-from etils import epy
 
-from switch_tf.data.cache_files import CorruptRecords, fetched_shard
+from switch_tf.data.cache_files import CorruptRecords, open_shard
 from switch_tf.data.example_files import BadData
 from switch_tf.data.providers import passes
 from switch_tf.refusals import first_line
 
-with epy.lazy_imports():  # when a file is read, in the process that reads it
-    from array_record.python import array_record_module
-
 _RECORDS_AT_A_TIME = 64
-# array_record's advice for random access: no threads that read ahead, with a buffer of 16 MB each.
-_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _ERRORS = (RuntimeError, ValueError, IndexError)  # of array_record
 
 
@@ -87,8 +81,7 @@ class CachedSource(seqio.DataSource):
                 rows = (indices[places] - self._starts[number]).tolist()
                 try:
                     if number not in readers:
-                        readers[number] = array_record_module.ArrayRecordReader(
-                            fetched_shard(file, shard["sha256"]), _READER_OPTIONS)
+                        readers[number] = open_shard(file, shard["sha256"])
                 except BadData:
                     raise
                 except _ERRORS as error:

@@ -4,14 +4,15 @@ import json
 
 import pytest
 
-from switch_tf.data import cache_writing
+from switch_tf.data import cache_files, cache_writing
 from switch_tf.refusals import Refusal
 from switch_tf.storage import whole_file
 from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.surgery import predictions
 
 OTHERS = (".env", ".gitignore", ".cache", ".notes.unfinished")
-REQUEST = {"task_feature_lengths": {"targets": 4}, "top_k": 2, "vocab_size": 16}
+REQUEST = {"task_feature_lengths": {"targets": 4}, "top_k": 2, "vocab_size": 16, "teacher": "a", "temperature": 1.0,
+           "teacher_capacity_factor": None, "vocabulary": ["b"], "pack": False}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -28,7 +29,7 @@ def test_what_is_hidden_beside_stored_predictions_stays(tmp_path, overwrite):
 def test_what_is_beside_the_shards_of_a_cache_stays(tmp_path):
     for name in (*OTHERS, "notes.txt", "00000-of-00002.json", ".00000-of-00002.array_record.0123abcd.unfinished"):
         (tmp_path / name).write_text("{}")
-    cache_writing._begin(tmp_path, {"task": "a"}, True)
+    cache_files.begin(tmp_path, "request.json", {"task": "a"}, cache_writing._OWN, True)
     assert {file.name for file in tmp_path.iterdir()} == {
         *OTHERS, "notes.txt", "request.json", ".00000-of-00002.array_record.0123abcd.unfinished"}
     assert json.loads((tmp_path / "request.json").read_text()) == {"task": "a"}

@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant("storage/whole_file.py", "            owner.replace(place, content)\n",
            "            place.write_bytes(content)\n", LOCK),
     Mutant("storage/whole_file.py", "        owner.replace(path, None)\n", "        path.unlink()\n", LOCK),
-    Mutant("data/cache_writing.py", "            if _OWN.fullmatch(file.name):\n", "            if True:\n",
+    Mutant("data/cache_files.py", "            if own.fullmatch(file.name):\n", "            if True:\n",
            ("tests/data/own_files_test.py",)),
     Mutant("storage/resumable_folder.py", "if folder.is_symlink():", "if False:", ("tests/data/own_files_test.py",)),
     Mutant("checkpoints/bundles.py", "not is_shape(sizes)", "False",
