@@ -6,6 +6,7 @@ A shard appears complete or not at all and has a checksum, so a command that was
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -148,8 +149,8 @@ def write_shard(shard: Shard) -> None:
         features = _features(task, dataset)
         sums = write_records(shard.file, records())
         write_whole(shard.description, json.dumps({
-            "file": shard.file.name, "examples": num_examples, "tokens": counts if num_examples else {},
-            "features": features, **sums}, indent=1))
+            "file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
+            **sums}, indent=1))
     except Refusal:
         raise
     except Exception as error:  # from preprocessors of the user, of any kind
@@ -158,12 +159,9 @@ def write_shard(shard: Shard) -> None:
 
 def finish_cache(shards: list[Shard]) -> list[dict]:
     """Writes the manifests of splits with complete shards; returns the task, split, folder and sizes of each."""
-    by_folder: dict[str, list[Shard]] = {}
-    for shard in shards:
-        by_folder.setdefault(shard.folder, []).append(shard)
     summaries = []
-    for name, members in by_folder.items():
-        folder = places.at(name)
+    for name, group in itertools.groupby(shards, lambda shard: shard.folder):
+        folder, members = places.at(name), list(group)
         written = [json_lines.load(shard.description) for shard in members]
         request = json_lines.load(folder / "request.json")
         request.pop("num_shards")

@@ -99,7 +99,7 @@ class Evaluator:
         name, split = description.mixture_or_task_name, description.split
         provider = get_provider(name, description.vocabulary)
         self._kinds = seqio.metrics.ModelOutputType
-        if not any(task.metric_objs for task in tasks_of(provider, split)):
+        if not has_metrics(name, split):
             raise Refusal(f"No task of {name!r} has metrics on split {split!r}; a task without is evaluated by its "
                           "loss.")
         check_metrics(name, split)
@@ -121,7 +121,7 @@ class Evaluator:
         finally:
             logger.setLevel(level)
             registry.remove(registered)
-        tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
+        tasks = self._evaluator.eval_tasks
         self.num_examples = {task.name: int(self._evaluator.cached_task_datasets[task.name].cardinality())
                              for task in tasks}
         empty = [task for task, count in self.num_examples.items() if not count]

@@ -73,13 +73,12 @@ class DatasetDescription:
 
     def __post_init__(self):
         checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
-        object.__setattr__(self, "batch_size", checks.integer("BATCH_SIZE", self.batch_size, 1))
-        object.__setattr__(self, "seed", checks.integer("SEED", self.seed, 0))
+        for name, least in (("batch_size", 1), ("seed", 0), ("cache_parts", 1)):
+            object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), least))
         checks.fields(self, ("pack", "encoder_only"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         checks.optional("VOCABULARY", self.vocabulary, checks.text)
         checks.optional("CACHE_DIR", self.cache_dir, checks.place)
-        object.__setattr__(self, "cache_parts", checks.integer("CACHE_PARTS", self.cache_parts, 1))
         checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")

@@ -92,14 +92,14 @@ def read_manifest(folder: Any) -> dict:
     """Returns the manifest of a folder."""
     made_by = f"`switch-tf cache --teacher` with the student's gin files and --output {folder}"
     with reading(folder):
-        if not (folder / MANIFEST).is_file():
-            raise Refusal(f"TEACHER_PREDICTIONS must be a folder of stored predictions, and {folder} has no "
-                          f"{MANIFEST}; make it by {made_by}.")
         try:
             manifest = json_lines.load(folder / MANIFEST)
             row_dtype(manifest)
             for name in _READ:
                 manifest[name]
+        except (FileNotFoundError, NotADirectoryError):
+            raise Refusal(f"TEACHER_PREDICTIONS must be a folder of stored predictions, and {folder} has no "
+                          f"{MANIFEST}; make it by {made_by}.") from None
         except (ValueError, KeyError, TypeError):
             raise Refusal(f"{folder / MANIFEST} is damaged; make the folder anew by {made_by} and --overwrite."
                           ) from None
@@ -203,18 +203,16 @@ class PredictionStore:
         where = self._index.find(keys)
         if (where < 0).any():
             return None
-        rows: list[Any] = [None] * len(keys)
+        rows = np.empty(len(keys), object)
         for number in np.unique(where // _ROWS_PER_SHARD).tolist():
             chosen = np.flatnonzero(where // _ROWS_PER_SHARD == number)
             try:
-                found = self._reader(number).read((where[chosen] % _ROWS_PER_SHARD).tolist())
+                rows[chosen] = self._reader(number).read((where[chosen] % _ROWS_PER_SHARD).tolist())
+                if any(len(row) != self.row_dtype.itemsize for row in rows[chosen]):
+                    raise IndexError("a row of another size")
             except (RuntimeError, IndexError) as error:
                 file = _files(self._folder, number)[0]
                 raise _damage(f"{file} ({first_line(error)})", self._folder) from error
-            for place, row in zip(chosen, found, strict=True):
-                if len(row) != self.row_dtype.itemsize:
-                    raise _damage(_files(self._folder, number)[0], self._folder)
-                rows[place] = row
         return _unpack(self.row_dtype, rows)
 
 

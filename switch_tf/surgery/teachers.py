@@ -21,7 +21,7 @@ from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import Opened
 from switch_tf.data.batches import AddedFeatures
 from switch_tf.data.task_catalog import fingerprint_of_pieces
-from switch_tf.evaluation.objectives import target_features
+from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.inference import programs
 from switch_tf.metrics import Mean
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -37,10 +37,11 @@ _ALL = 2**31 - 1  # slots of an expert for a sequence: as many as tokens
 _BUDGET = 256 * 2**20  # bytes to read of all files together for the identity
 
 
-class LiveTeacher:
+class LiveTeacher(Objective):
     """The model of a checkpoint, in the student's layout, without dropout and without a gradient.
 
-    The folder is looked for when it is first needed.
+    The folder is looked for when it is first needed. As an `Objective` it only answers the hooks that `Distillation`
+    passes on.
 
     Args:
         folder: str. Run folder, for its newest checkpoint, checkpoint, or folder of any other format that states its
@@ -172,15 +173,6 @@ class LiveTeacher:
         """Keras variables."""
         return self._model.variables
 
-    def added_features(self) -> None:
-        """Returns None: the teacher reads what the student reads."""
-
-    def logits(self, features: dict[str, Any]) -> Any:
-        """Returns <float32>[batch, length, vocab] of features, dict of <int32>[batch, length]."""
-        with context.within(no_drop=self.capacity_factor is None, routes=None):
-            logits, _ = self._model.forward(features, training=False)
-        return tf.stop_gradient(logits)
-
     def shared_logits(self, config: SwitchConfig, features: dict[str, Any]) -> tuple[Any, Any]:
         """Returns logits of the student's ids, and the probability of the teacher's other ids.
 
@@ -193,7 +185,8 @@ class LiveTeacher:
         Returns:
             <float32>[batch, length, vocab of the student], and <float32>[batch, length] or None if there are no others.
         """
-        logits = self.logits(features)
+        with context.within(no_drop=self.capacity_factor is None, routes=None):
+            logits = tf.stop_gradient(self._model.forward(features, training=False)[0])
         missing = config.vocab_size - logits.shape[-1]
         if not missing:
             return logits, None
@@ -227,15 +220,13 @@ class LiveTeacher:
         return terms | {"teacher_unshared": Mean(tf.reduce_sum(unshared * weights), tf.reduce_sum(weights))}
 
 
-class StoredTeacher:
+class StoredTeacher(Objective):
     """Reads predictions from a folder instead of running a `LiveTeacher`. It has no variables.
 
     Args:
         folder: str. Output of `switch-tf cache --teacher`.
         temperature: float above 0, which the predictions must have.
     """
-
-    variables: list = []
 
     def __init__(self, folder: str, temperature: float):
         self._folder = checks.path("TEACHER_PREDICTIONS", folder)
@@ -266,12 +257,6 @@ class StoredTeacher:
             raise Refusal(f"The predictions in {self._folder} are for {stored['vocab_size']} ids, and this run has "
                           f"SwitchConfig.vocab_size {config.vocab_size}; use as many, or cache again into another "
                           "folder.")
-
-    def build(self, partitioner: Partitioner) -> None:
-        """Creates no variables."""
-
-    def restore(self) -> None:
-        """Loads no variables."""
 
     def added_features(self) -> AddedFeatures:
         """Returns the predictions as features of a batch."""

@@ -187,7 +187,7 @@ def test_it_is_kept_as_data():
     assert data.Reading.from_data(kept, vocabulary, vocabulary) == reading
     for change, message in (
             ({"prefix": 3}, "The prefix must be text, not 3"), ({"prefix": "\ud800"}, "The prefix must be text, not "),
-            ({"sentinels": "x"}, "sentinels must be one of gaps, "),
+            ({"sentinels": "x"}, "sentinels must be one of 'gaps', "),
             ({"inputs_end": 1}, "inputs_end must be True or False, not 1"), ({"more": 1}, "must have the keys"),
             ({"fields": ["a"]}, "fields must be two names or numbers of columns"),
             ({"fields": ["a", -1]}, "fields must be two names"), ({"fields": "ab"}, "fields must be two names")):

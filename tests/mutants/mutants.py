@@ -256,7 +256,7 @@ MUTANTS = (
            BATCHES),
     Mutant("data/batches.py", "if known.files is None or known.step != self._steps:", "if known.files is None:",
            BATCHES),
-    Mutant("data/batches.py", "if index not in self._corrupt or not self._corrupt[index].has_failed:", "if True:",
+    Mutant("data/batches.py", "if not self._corrupt[index].has_failed:", "if True:",
            ("tests/data/corrupt_records_test.py",)),
     Mutant("checkpoints/tensors.py", "    folders.check_positions(checkpoint, description)\n", "",
            ("tests/checkpoints/tensors_test.py",)),
