@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from etils import epy
 
@@ -57,8 +58,9 @@ def train(
         rules.write(_RULES)
         rules.flush()
         # A newline is in no sentence and becomes its byte.
-        options = {"remove_extra_whitespaces": False, "add_dummy_prefix": False, "allow_whitespace_only_pieces": True,
-                   "normalization_rule_tsv": rules.name} if keeps_whitespace else {}
+        options: dict[str, Any] = {
+            "remove_extra_whitespaces": False, "add_dummy_prefix": False, "allow_whitespace_only_pieces": True,
+            "normalization_rule_tsv": rules.name} if keeps_whitespace else {}
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
