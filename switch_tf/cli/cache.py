@@ -20,7 +20,7 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
     from switch_tf.data import cache_writing
-    from switch_tf.surgery import distillation, predictions, teachers
+    from switch_tf.surgery import distillation, predictions
 
 _TOP_K = 32
 
@@ -124,8 +124,8 @@ def _store_predictions(arguments):
                       "--gin_file=gin/runs/distill.gin or gin/runs/finetune_distill.gin.")
     described = dataclasses.replace(described, run=dataclasses.replace(
         described.run, vocabulary=vocabulary_choice.choose(described.run)))
-    teacher = teachers.LiveTeacher(arguments.teacher, objective.live_teacher.capacity_factor,
-                                   objective.live_teacher.dtype, argument="--teacher")
+    teacher = distillation.LiveTeacher(arguments.teacher, objective.live_teacher.capacity_factor,
+                                       objective.live_teacher.dtype, argument="--teacher")
     run, config = described.run, described.config
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary)
@@ -134,11 +134,11 @@ def _store_predictions(arguments):
     if top_k > config.vocab_size:
         raise Refusal(f"--top_k must be at most the vocab_size of {config.vocab_size}, not {top_k}.")
     data.check_examples(data.description_of_data(run, config, "train", run.seed))
-    request = teachers.request_of(described, teacher, objective.temperature, top_k, vocabulary)
+    request = distillation.request_of(described, teacher, objective.temperature, top_k, vocabulary)
     folder = places.at(arguments.output)
     with lock.held(folder):
         predictions.begin(folder, request, arguments.overwrite)
-        stored = teachers.store(described, teacher, folder)
+        stored = distillation.store(described, teacher, folder)
     if stored["unshared"]:
         print(f"The teacher gives {stored['unshared']:.2g} of its probability to ids that the student lacks, from "
               f"{described.config.vocab_size} up. The others are scaled up.", file=arguments.stream)

@@ -9,6 +9,7 @@ import collections
 import functools
 import logging
 import pathlib
+import re
 import string
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,7 +26,8 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 
-_IGNORED = string.punctuation + "‘’´`"  # not the sign of an unknown piece
+# Blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore, but not the sign of an unknown piece.
+_IGNORED = re.compile(rf"[\s{re.escape(string.punctuation)}‘’´`]")
 
 
 class TaskScores(NamedTuple):
@@ -271,9 +273,7 @@ def _is_match(target, prediction):
 
 
 def _squashed(text):
-    """Returns a text without case, blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore."""
-    return "".join(character for character in str(text).casefold()
-                   if not character.isspace() and character not in _IGNORED)
+    return _IGNORED.sub("", str(text).casefold())
 
 
 def _numbers(metrics):

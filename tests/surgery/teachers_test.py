@@ -19,8 +19,7 @@ from switch_tf.data.task_catalog import fingerprint_of_pieces, fingerprint_of_vo
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
-from switch_tf.surgery.distillation import Distillation
-from switch_tf.surgery.teachers import LiveTeacher
+from switch_tf.surgery.distillation import Distillation, LiveTeacher
 from tests.conversion import mesh_tensorflow_test
 from tests.conversion.t5x_checkpoints import write
 
