@@ -20,7 +20,7 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
     from switch_tf.data import cache_writing
-    from switch_tf.surgery import distillation, predictions
+    from switch_tf.surgery import distillation
 
 _TOP_K = 32
 
@@ -134,11 +134,10 @@ def _store_predictions(arguments):
     if top_k > config.vocab_size:
         raise Refusal(f"--top_k must be at most the vocab_size of {config.vocab_size}, not {top_k}.")
     data.check_examples(data.description_of_data(run, config, "train", run.seed))
-    request = distillation.request_of(described, teacher, objective.temperature, top_k, vocabulary)
     folder = places.at(arguments.output)
     with lock.held(folder):
-        predictions.begin(folder, request, arguments.overwrite)
-        stored = distillation.store(described, teacher, folder)
+        stored = distillation.store(described, teacher, folder, objective.temperature, top_k, vocabulary,
+                                    arguments.overwrite)
     if stored["unshared"]:
         print(f"The teacher gives {stored['unshared']:.2g} of its probability to ids that the student lacks, from "
               f"{described.config.vocab_size} up. The others are scaled up.", file=arguments.stream)

@@ -361,29 +361,27 @@ class StoredTeacher(Objective):
         return {"distillation": soft, "teacher_cross_entropy": Mean(hard, soft.weight)}
 
 
-def request_of(described: Experiment, teacher: LiveTeacher, temperature: float, top_k: int,
-               vocabulary: list[str]) -> dict[str, Any]:
-    """Returns what stored predictions depend on, JSON-able, for the manifest. `vocabulary` is its fingerprint."""
-    return {**teacher.record(), "temperature": temperature, "top_k": top_k, "vocab_size": described.config.vocab_size,
-            "vocabulary": vocabulary, "pack": described.run.pack,
-            "task_feature_lengths": dict(described.run.task_feature_lengths)}
-
-
-def store(described: Experiment, teacher: LiveTeacher, folder: Any) -> dict[str, Any]:
+def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature: float, top_k: int,
+          vocabulary: list[str], overwrite: bool = False) -> dict[str, Any]:
     """Stores the predictions of all training rows of a run that are not there yet.
 
     Args:
         described: Experiment on this machine's devices, of one process, with its final VOCABULARY.
         teacher: LiveTeacher, checked and not built.
-        folder: Path that `predictions.begin` accepted, given `request_of` the same run and teacher.
+        folder: Path, locked.
+        temperature: float above 0, of the student.
+        top_k: int. Number of tokens to store for each target.
+        vocabulary: Its fingerprint.
+        overwrite: Whether to remove what is there first.
 
     Returns:
         dict of `rows` and `bytes` of the whole folder, of `new_rows` and `new_targets`, and of `unshared`, the
         teacher's mean probability of ids that the student lacks, at new targets.
     """
     run, config, partitioner = described.run, described.config, described.partitioner
-    writer = predictions.PredictionWriter(folder)
-    temperature, top_k = (writer.manifest[name] for name in ("temperature", "top_k"))
+    writer = predictions.PredictionWriter(folder, {
+        **teacher.record(), "temperature": temperature, "top_k": top_k, "vocab_size": config.vocab_size,
+        "vocabulary": vocabulary, "pack": run.pack, "task_feature_lengths": dict(run.task_feature_lengths)}, overwrite)
     row_dtype, (target_name, weight_name) = predictions.row_dtype(writer.manifest), target_features(config)
     teacher.build(partitioner)
     teacher.restore()

@@ -216,33 +216,26 @@ class PredictionStore:
         return _unpack(self.row_dtype, rows)
 
 
-def begin(folder: Any, request: dict, overwrite: bool) -> None:
-    """Writes the manifest of a new folder, or compares it with that of an earlier start of the command.
+class PredictionWriter:
+    """Adds rows to a new folder, or to that of an earlier start of the command with the same request.
+
+    Shards that are damaged or unfinished are removed first.
 
     Args:
         folder: Path, locked.
         request: What the predictions depend on, JSON-able.
         overwrite: Whether to remove what is there first.
     """
-    with reading(folder):
-        there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
-    # Nobody knows whose shards without a manifest are.
-    if others := [name for name in there
-                  if not name.startswith(".") and not (MANIFEST in there and _OWN.fullmatch(name))]:
-        raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
-                      "name another one.")
-    cache_files.begin(folder, MANIFEST, {"format_version": _FORMAT_VERSION, **request}, _OWN, overwrite,
-                      reads=[])
 
-
-class PredictionWriter:
-    """Adds rows to a folder that `begin` accepted. Shards that are damaged or unfinished are removed first.
-
-    Args:
-        folder: Path of the folder.
-    """
-
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, request: dict, overwrite: bool = False):
+        with reading(folder):
+            there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+        # Nobody knows whose shards without a manifest are.
+        if others := [name for name in there
+                      if not name.startswith(".") and not (MANIFEST in there and _OWN.fullmatch(name))]:
+            raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
+                          "name another one.")
+        cache_files.begin(folder, MANIFEST, {"format_version": _FORMAT_VERSION, **request}, _OWN, overwrite, reads=[])
         self.manifest = read_manifest(folder)
         self._folder, self._index, self._waiting = folder, _KeyIndex(), {}
         self._num_bytes, self._since = 0, time.monotonic()
@@ -255,10 +248,10 @@ class PredictionWriter:
             if cache_files.is_unchanged(_files(folder, number)[0], checksum):
                 found[number] = keys
         leftovers.remove_unfinished(folder)
-        kept = {folder / MANIFEST, *(file for number in found for file in _files(folder, number))}
+        kept = {MANIFEST, *(file.name for number in found for file in _files(folder, number))}
         with writing(folder):
             for file in sorted(folder.iterdir()):
-                if _OWN.fullmatch(file.name) and file not in kept:
+                if _OWN.fullmatch(file.name) and file.name not in kept:
                     remove(file)
         self._index.add(found)
         self._next = max(found, default=-1) + 1

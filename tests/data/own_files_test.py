@@ -19,10 +19,9 @@ REQUEST = {"task_feature_lengths": {"targets": 4}, "top_k": 2, "vocab_size": 16,
 def test_what_is_hidden_beside_stored_predictions_stays(tmp_path, overwrite):
     for name in (*OTHERS, ".00000.array_record.0123abcd.unfinished"):
         (tmp_path / name).write_text(name)
-    predictions.begin(tmp_path, REQUEST, overwrite)
+    predictions.PredictionWriter(tmp_path, REQUEST, overwrite)
     (tmp_path / "00007.keys").write_text("of a shard that was not finished")
-    predictions.PredictionWriter(tmp_path)
-    predictions.begin(tmp_path, REQUEST, overwrite)
+    predictions.PredictionWriter(tmp_path, REQUEST, overwrite)
     assert {file.name for file in tmp_path.iterdir()} == {*OTHERS, predictions.MANIFEST}
 
 

@@ -46,8 +46,7 @@ def _store(run, config, teacher, folder, top_k=None, temperature=2.0):
     described = Experiment(config, None, run, StepSettings(), partitioner=Partitioner())
     live, top_k = LiveTeacher(str(teacher)), top_k or config.vocab_size
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name)
-    predictions.begin(folder, distillation.request_of(described, live, temperature, top_k, vocabulary), False)
-    return distillation.store(described, live, folder)
+    return distillation.store(described, live, folder, temperature, top_k, vocabulary)
 
 
 def _objective(predictions=None, teacher="gone", temperature=2.0):
@@ -321,7 +320,7 @@ def test_it_is_the_same_on_every_back_end(noisy_task, teacher, student_config, m
     other = tmp_path / "other"
     described = Experiment(student_config, None, run, StepSettings(), partitioner=partitioner)
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("0*"))  # the manifest alone
-    distillation.store(described, LiveTeacher(str(teacher)), other)
+    distillation.store(described, LiveTeacher(str(teacher)), other, 2.0, 4, data.vocabulary_fingerprint(noisy_task))
     added, added_other = _objective(folder).added_features(), _objective(other).added_features()
     read = next(data.get_batches(data.description_of_data(run, student_config, "train", run.seed)))
     batch, of_other = ({name: value[0] for name, value in one.added_to(read).items()} for one in (added, added_other))
