@@ -30,16 +30,13 @@ class CachedSource(seqio.DataSource):
         corrupt: CorruptRecords, which decides about records that cannot be read.
     """
 
+    supports_arbitrary_sharding = True  # `get_dataset` takes any number of shards
+
     def __init__(self, split: str, manifest: dict, folder: pathlib.Path, seed: int, corrupt: CorruptRecords):
         self._count = manifest["examples"]
         super().__init__(splits=(split,), num_input_examples={split: self._count}, caching_permitted=True)
         self._manifest, self._folder, self._seed, self._corrupt = manifest, folder, seed, corrupt
         self._starts = np.cumsum([0] + [shard["examples"] for shard in manifest["shards"]])
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        """Whether `get_dataset` takes any number of shards: it does."""
-        return True
 
     def list_shards(self, split: str) -> list[str]:
         """Returns the files of the split."""

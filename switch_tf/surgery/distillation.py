@@ -20,7 +20,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import converting, formats, source_vocabulary
+from switch_tf.conversion import converting, source_vocabulary
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import Opened
 from switch_tf.data.batches import AddedFeatures
@@ -128,10 +128,7 @@ class LiveTeacher(Objective):
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
         """The checkpoint or the folder, the same one for as long as this object exists, and its format."""
-        path, found = formats.locate(self._folder)
-        if found is None:
-            raise Refusal(f"{self._argument} must be a run folder with checkpoints, one checkpoint, or weights of "
-                          f"Hugging Face, T5X or Mesh TensorFlow; {self._folder} is none of these.")
+        path, found = converting.locate(self._folder, self._argument)
         return found.resolve(path), found
 
     @functools.cached_property
