@@ -30,8 +30,8 @@ PIECE = 2**20  # bytes
 MAX_SENTENCES = 1_000_000  # larger samples hardly change the pieces of a vocabulary, but cost time and memory
 _HEAD = 2**12  # bytes
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte order mark
-_NO_FILES = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
-             (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"))
+_NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+             stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
 class BadData(Refusal):
@@ -145,7 +145,7 @@ def _open(name):
             raise Fault(f"there is no such file{dangling}") from None
         raise
     if not stat.S_ISREG(mode):
-        kind = next((words for is_kind, words in _NO_FILES if is_kind(mode)), "no ordinary file")
+        kind = _NO_FILES.get(stat.S_IFMT(mode), "no ordinary file")
         raise Fault(f"it is {kind}, and files are read more than once and from any place: copy what comes out of "
                     "it to a file, and name that")
     return open(name, "rb")

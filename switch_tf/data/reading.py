@@ -119,7 +119,7 @@ def typed_sentinels(meaning: str) -> Callable:
     Raises:
         Refusal: The meaning is unknown.
     """
-    check_choice("The meaning of typed sentinels", meaning, SENTINELS)
+    check_choice("The typed_sentinels of a preprocessor", meaning, SENTINELS)
 
     def declare(step):
         setattr(step, _DECLARATION, meaning)
