@@ -195,5 +195,5 @@ def test_it_is_kept_as_data():
             data.Reading.from_data({**kept, **change}, vocabulary, vocabulary)
     with pytest.raises(ValueError, match="must have the keys"):
         data.Reading.from_data([], vocabulary, vocabulary)
-    with pytest.raises(ValueError, match="typed_sentinels of a preprocessor must be one of 'gaps', 'spelt_out', .* not 'x'"):
+    with pytest.raises(ValueError, match="typed_sentinels of a preprocessor must be one of 'gaps', .* not 'x'"):
         data.typed_sentinels("x")
