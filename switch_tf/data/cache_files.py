@@ -134,13 +134,14 @@ def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: boo
         for file in sorted(folder.iterdir()) if overwrite else ():
             if own.fullmatch(file.name):
                 remove(file)
-    try:
-        found = difference(json_lines.load(folder / name), request)
-    except FileNotFoundError:
-        write_whole(folder / name, json.dumps({**request, **others}, indent=1))
-        return
-    except ValueError:
-        found = f"{name} is damaged"
+    with reading(folder / name):
+        try:
+            found = difference(json_lines.load(folder / name), request)
+        except FileNotFoundError:
+            write_whole(folder / name, json.dumps({**request, **others}, indent=1))
+            return
+        except (ValueError, AttributeError):
+            found = f"{name} is damaged"
     if found:
         raise Refusal(f"{str(folder)!r} is of something else: {found}. Give --overwrite to make it anew, or another "
                       "--output.")

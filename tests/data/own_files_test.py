@@ -34,6 +34,13 @@ def test_what_is_beside_the_shards_of_a_cache_stays(tmp_path):
     assert json.loads((tmp_path / "request.json").read_text()) == {"task": "a"}
 
 
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_request_is_a_sentence(tmp_path, content):
+    (tmp_path / "request.json").write_text(content)
+    with pytest.raises(Refusal, match="is of something else: request.json is damaged. Give --overwrite to make it"):
+        cache_files.begin(tmp_path, "request.json", {"task": "a"}, cache_writing._OWN, False)
+
+
 @pytest.mark.parametrize("link", [".out.unfinished", ".out.unfinished/folder", ".out.unfinished/aside"])
 def test_unfinished_work_is_not_continued_through_a_link(tmp_path, link):
     theirs = tmp_path / "theirs"
