@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from etils import epy
 
@@ -52,38 +53,35 @@ def train(
     Raises:
         RuntimeError: SentencePiece cannot train, for example because the text has too few different pieces.
     """
-    if not keeps_whitespace:
-        return _train(sentences, num_pieces, is_quiet)
+    model = io.BytesIO()  # a file name would be written into the model
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write(_RULES)
         rules.flush()
         # A newline is in no sentence and becomes its byte.
-        model = sentencepiece_model_pb2.ModelProto.FromString(_train(
-            sentences, num_pieces, is_quiet, remove_extra_whitespaces=False, add_dummy_prefix=False,
-            allow_whitespace_only_pieces=True, normalization_rule_tsv=rules.name))
-    model.normalizer_spec.normalization_rule_tsv = ""  # the rules are in it, compiled
-    return model.SerializeToString(deterministic=True)
-
-
-def _train(sentences, num_pieces, is_quiet, **options):
-    model = io.BytesIO()  # a file name would be written into the model
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=num_pieces,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>",
-        # Without these two, even a question mark was unknown.
-        byte_fallback=True,
-        required_chars="".join(c for c in string.printable if c.isprintable() and c != " "),
-        character_coverage=0.9995,
-        seed_sentencepiece_size=100_000,
-        num_threads=1,  # the pieces depend on it
-        minloglevel=2 if is_quiet else 0,
-        **options,
-    )  # fmt: skip
-    return model.getvalue()
+        options: dict[str, Any] = {
+            "remove_extra_whitespaces": False, "add_dummy_prefix": False, "allow_whitespace_only_pieces": True,
+            "normalization_rule_tsv": rules.name} if keeps_whitespace else {}
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=num_pieces,
+            pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+            pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>",
+            # Without these two, even a question mark was unknown.
+            byte_fallback=True,
+            required_chars="".join(c for c in string.printable if c.isprintable() and c != " "),
+            character_coverage=0.9995,
+            seed_sentencepiece_size=100_000,
+            num_threads=1,  # the pieces depend on it
+            minloglevel=2 if is_quiet else 0,
+            **options,
+        )  # fmt: skip
+    if not keeps_whitespace:
+        return model.getvalue()
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in it, compiled
+    return proto.SerializeToString(deterministic=True)
 
 
 def check_output(output: str) -> None:

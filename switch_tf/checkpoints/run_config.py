@@ -8,7 +8,7 @@
     task                   name of the seqio task or mixture
     task_feature_lengths   tokens of "inputs" and "targets"
     reading                rules that turn texts into ids
-    vocabularies           feature -> its copy in the folder `vocabulary`, see `data/stored_vocabularies.py`
+    vocabularies           feature -> its copy in the folder `vocabulary`, see `data/vocabularies.py`
 
 A run folder may come from anywhere, so the contents are checked like user input. Needs no TensorFlow.
 """
@@ -47,7 +47,7 @@ class RunConfig:
         task: str.
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         reading: dict, JSON-able.
-        vocabularies: dict, "inputs" and "targets" -> fields of `data.stored_vocabularies.Stored`.
+        vocabularies: dict, "inputs" and "targets" -> fields of `data.vocabularies.Stored`.
         policies: dict, name of a routing policy of the user's own -> "module:function".
     """
 

@@ -2,8 +2,9 @@
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.configs import names
 from switch_tf.configs.run import Run
-from switch_tf.data import providers, stored_vocabularies, vocabularies
+from switch_tf.data import providers, vocabularies
 from switch_tf.refusals import Refusal
 from switch_tf.storage import leftovers, places
 
@@ -17,9 +18,9 @@ def choose(run: Run) -> str | None:
     is_resumed = bool(folders.steps(RunFolder.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
         folder = places.at(run.model_dir)
-        if is_resumed and "://" not in run.vocabulary and not vocabularies.is_registered(run.vocabulary) \
+        if is_resumed and "://" not in run.vocabulary and run.vocabulary not in names.vocabularies() \
                 and not places.at(run.vocabulary).exists() and run_config.is_in(folder):
-            for stored in map(stored_vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()):
+            for stored in map(vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()):
                 if stored.name == run.vocabulary and stored.file:
                     raise Refusal(f"VOCABULARY {run.vocabulary!r} is not there any more; this run keeps a copy of it: "
                                   f"--gin.VOCABULARY=\"'{folder / stored.file}'\".")
@@ -35,13 +36,13 @@ def _choice_of(folder, task):
     """Returns the VOCABULARY that gives a task the vocabulary of a run; None if the task has it or takes no other."""
     task_vocabularies = providers.text_vocabularies_of(task)
     try:
-        copies = set(map(stored_vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))
+        copies = set(map(vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))
         if len(copies) != 1 or not task_vocabularies:
             return None
         (stored,) = copies
-        if all(stored_vocabularies.name_of(vocabulary) == stored.name for vocabulary in task_vocabularies):
+        if all(vocabularies.name_of(vocabulary) == stored.name for vocabulary in task_vocabularies):
             return None  # compared by name, because reading the task's vocabulary may need the network
-        choice = stored_vocabularies.choice_of(stored, folder)
+        choice = vocabularies.choice_of(stored, folder)
     except Refusal as error:
         leftovers.warn(f"The vocabulary that {folder} keeps is not used: {error}")
         return None

@@ -363,7 +363,6 @@ def _restore(arguments, described, checkpoint, sampler, batch_size):
     folders.check_size(config, checkpoint)
     reading = getattr(described, "reading", None)
     if reading is None:
-        data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)
     model = described.make_model()

@@ -21,7 +21,7 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
     from switch_tf.data import cache_writing, example_files, task_catalog
-    from switch_tf.surgery import distillation, predictions, teachers
+    from switch_tf.surgery import distillation
 
 _NUM_EXAMPLES = 3
 _TOP_K = 32
@@ -278,10 +278,9 @@ def _store_predictions(arguments):
                       "--gin_file=gin/runs/distill.gin or gin/runs/finetune_distill.gin.")
     described = dataclasses.replace(described, run=dataclasses.replace(
         described.run, vocabulary=vocabulary_choice.choose(described.run)))
-    teacher = teachers.LiveTeacher(arguments.teacher, objective.live_teacher.capacity_factor,
-                                   objective.live_teacher.dtype, argument="--teacher")
+    teacher = distillation.LiveTeacher(arguments.teacher, objective.live_teacher.capacity_factor,
+                                       objective.live_teacher.dtype, argument="--teacher")
     run, config = described.run, described.config
-    data.check_task(run.mixture_or_task_name)
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name, run.vocabulary)
     teacher.check(config, {"vocabulary": vocabulary, "pieces": data.pieces_fingerprint(
@@ -289,11 +288,10 @@ def _store_predictions(arguments):
     if top_k > config.vocab_size:
         raise Refusal(f"--top_k must be at most the vocab_size of {config.vocab_size}, not {top_k}.")
     data.check_examples(data.description_of_data(run, config, "train", run.seed))
-    request = teachers.request_of(described, teacher, objective.temperature, top_k, vocabulary)
     folder = places.at(arguments.output)
     with lock.held(folder):
-        predictions.begin(folder, request, arguments.overwrite)
-        stored = teachers.store(described, teacher, folder)
+        stored = distillation.store(described, teacher, folder, objective.temperature, top_k, vocabulary,
+                                    arguments.overwrite)
     if stored["unshared"]:
         print(f"The teacher gives {stored['unshared']:.2g} of its probability to ids that the student lacks, from "
               f"{described.config.vocab_size} up. The others are scaled up.")

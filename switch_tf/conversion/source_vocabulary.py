@@ -23,7 +23,7 @@ with epy.lazy_imports():  # most conversions need no vocabulary, and the last im
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
-    from switch_tf.data import stored_vocabularies
+    from switch_tf.data import vocabularies
 
 FILE = "spiece.model"  # in the folders of T5 and mT5
 _SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
@@ -57,16 +57,16 @@ def find(source: str | pathlib.Path, local: pathlib.Path | None = None) -> Vocab
 
 
 def _of_run(folder):
-    stored, *others = {stored_vocabularies.Stored.from_data(fields)
+    stored, *others = {vocabularies.Stored.from_data(fields)
                        for fields in run_config.read(folder).vocabularies.values()}
     if others:
         return Vocabulary(reason=f"{folder} has one for inputs and another for targets, and VOCABULARY replaces both.")
-    choice = stored_vocabularies.choice_of(stored, folder)
+    choice = vocabularies.choice_of(stored, folder)
     if choice is None:
         return Vocabulary(reason=f"no VOCABULARY selects {stored.name!r} of {folder}; train on its own task.")
-    if stored.kind != stored_vocabularies.SENTENCEPIECE:
+    if stored.kind != vocabularies.SENTENCEPIECE:
         return Vocabulary(name=choice)
-    return Vocabulary(content=stored_vocabularies.path_of(stored, folder).read_bytes())
+    return Vocabulary(content=vocabularies.path_of(stored, folder).read_bytes())
 
 
 def _in_folder(folder, shown):

@@ -4,6 +4,7 @@ The one package of the library that imports seqio, and only when a function need
 file (`gin/tasks/`) imports the module that registers them.
 """
 
+from switch_tf.configs.names import declare_vocabulary as register_vocabulary
 from switch_tf.data.batches import AddedFeatures, Batches, get_batches
 from switch_tf.data.cache_writing import Shard, finish_cache, is_complete, plan_cache, write_shard
 from switch_tf.data.evaluator import (
@@ -23,7 +24,7 @@ from switch_tf.data.providers import check_task, check_vocabulary, passes, targe
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
 from switch_tf.data.spelling import SpellingOps, pieces, read_text, spell, spellings
 from switch_tf.data.task_catalog import describe, names, pieces_fingerprint, vocabulary_fingerprint
-from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, keep_jax_on_cpu, register_vocabulary
+from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, keep_jax_on_cpu
 
 __all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",

@@ -106,13 +106,13 @@ class Batches:
         batch_size: int. Rows of a batch.
         part_size: int. Rows of a part.
         steps_per_call: int. Number of batches that are returned at once.
-        corrupt: Index of a part -> CorruptRecords.
+        corrupt: Index of a part -> CorruptRecords, or None if no record may be left out.
         added: AddedFeatures that join what the iterators return, or None.
     """
 
     def __init__(self, parts: dict, batch_size: int, part_size: int | None = None, steps_per_call: int = 1,
                  corrupt: dict[int, CorruptRecords] | None = None, added: AddedFeatures | None = None):
-        self._corrupt, self._added = corrupt or {}, added
+        self._corrupt, self._added = corrupt or {index: CorruptRecords() for index in parts}, added
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
         self.is_stuck = False
@@ -206,7 +206,7 @@ class Batches:
         def write(folder):
             for index, name in names.items():
                 tf.train.Checkpoint(iterator=self._parts[index]).write(str(folder / name))
-                if index in self._corrupt and (found := self._corrupt[index].text()):
+                if found := self._corrupt[index].text():
                     (folder / name).with_suffix(_CORRUPT).write_text(found)
             return True
 
@@ -215,7 +215,7 @@ class Batches:
                 written = pathlib.Path(place)
                 if self._result(_started(lambda: write(written)), lambda: time.monotonic() > due):
                     for index, name in names.items():
-                        if index not in self._corrupt or not self._corrupt[index].has_failed:
+                        if not self._corrupt[index].has_failed:
                             self._known[index] = _Position(_files(written, name), self._steps)
         for index, name in names.items():
             known = self._known[index]
@@ -240,7 +240,7 @@ class Batches:
             if not is_from_start:
                 literal = places.Literal(place)
                 tf.train.Checkpoint(iterator=part).read(str(literal)).assert_existing_objects_matched()
-                if index in self._corrupt and (found := place.with_suffix(_CORRUPT)).exists():
+                if (found := place.with_suffix(_CORRUPT)).exists():
                     _parsed(found, self._corrupt[index].take_up)
             for _ in range(steps // self._steps_per_call):
                 next(part)

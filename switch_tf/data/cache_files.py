@@ -11,7 +11,10 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import pathlib
+import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterable
@@ -24,7 +27,7 @@ from switch_tf.data.example_files import BadData, UnreachableData
 from switch_tf.data.task_catalog import describe, fingerprint_of_vocabulary, source_fingerprint
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
-from switch_tf.storage.whole_file import reading, writing, written
+from switch_tf.storage.whole_file import reading, remove, write_whole, writing, written
 
 if TYPE_CHECKING:
     import seqio
@@ -37,6 +40,7 @@ FORMAT_VERSION = 1
 _FORMAT = "Riegeli/records file"
 _CORRUPT = f"Corrupted {_FORMAT}"
 _PART = 2**24  # bytes of a shard to fetch at a time
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _fetching = threading.Lock()
 
 
@@ -83,7 +87,7 @@ def fetched_shard(file: str, sha256: str) -> str:
     """
     if places.is_local(file):
         return file
-    copy, digest = environment.cache_folder() / "shards" / f"{sha256}.array_record", hashlib.sha256()
+    copy = environment.cache_folder() / "shards" / f"{sha256}.array_record"
     with _fetching:
         if copy.is_file():
             return str(copy)
@@ -92,15 +96,55 @@ def fetched_shard(file: str, sha256: str) -> str:
             try:
                 with (writing(copy), open(unfinished, "wb") as local, reading(file),
                       places.at(file).open("rb") as source):
-                    while part := source.read(_PART):
-                        digest.update(part)
-                        local.write(part)
+                    shutil.copyfileobj(source, local, _PART)
             except Refusal as error:
                 raise UnreachableData(str(error)) from error
-            if digest.hexdigest() != sha256:
+            if checksum(unfinished) != sha256:
                 raise BadData(f"{file} is damaged: its SHA-256 is not the one in its manifest; `switch-tf cache` with "
                               "the task's gin file and --overwrite writes it anew.")
     return str(copy)
+
+
+def open_shard(file: str, sha256: str) -> Any:
+    """Returns array_record's reader of a shard, as it advises for random access: no threads that read ahead.
+
+    Arguments and errors as for `fetched_shard`, and array_record's.
+    """
+    return array_record_module.ArrayRecordReader(fetched_shard(file, sha256), _READER_OPTIONS)
+
+
+def is_unchanged(file: Any, sha256: str) -> bool:
+    """Returns whether a file has its checksum. Files of a bucket are not read: it keeps checksums of its own."""
+    return not places.is_local(file) or checksum(file) == sha256
+
+
+def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: bool, **others: Any) -> None:
+    """Writes the request of a new folder, or compares it with that of an earlier start of the command.
+
+    Args:
+        folder: Path, locked.
+        name: Name of the file with the request.
+        request: What the content of the folder depends on, JSON-able.
+        own: Pattern of the names of files in such a folder.
+        overwrite: Whether to remove these first.
+        others: Further entries of a new file, which are not compared.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(folder.iterdir()) if overwrite else ():
+            if own.fullmatch(file.name):
+                remove(file)
+    with reading(folder / name):
+        try:
+            found = difference(json_lines.load(folder / name), request)
+        except FileNotFoundError:
+            write_whole(folder / name, json.dumps({**request, **others}, indent=1))
+            return
+        except (ValueError, AttributeError):
+            found = f"{name} is damaged"
+    if found:
+        raise Refusal(f"{str(folder)!r} is of something else: {found}. Give --overwrite to make it anew, or another "
+                      "--output.")
 
 
 def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path:
@@ -229,7 +273,7 @@ class CorruptRecords:
     def __init__(self, limit: int = 0):
         self.has_failed = False
         self._limit = limit
-        self._found: dict[str, set[int]] = {}  # task/split/file -> numbers of records
+        self._found: set[tuple[str, int]] = set()  # task/split/file, number of a record
         self._named: set[tuple[str, int]] = set()
         self._lock = threading.Lock()  # a position is saved while a thread of tf.data reads ahead
 
@@ -247,24 +291,25 @@ class CorruptRecords:
         """
         if isinstance(error, RuntimeError) and _FORMAT not in str(error):
             raise UnreachableData(f"{file}, record {number}, cannot be read ({first_line(error)}).") from error
-        task, place = pathlib.Path(file).parts[-3:-1], "/".join(pathlib.Path(file).parts[-3:])
+        task, name = os.path.split("/".join(pathlib.Path(file).parts[-3:]))
+        record = f"{task}/{name}", number
         with self._lock:
-            others = [(known, other) for known, numbers in self._found.items() for other in numbers
-                      if pathlib.Path(known).parts[:-1] == task and (known, other) != (place, number)]
-            if _CORRUPT not in str(error) or len(others) >= self._limit:
+            others = sum(known.startswith(f"{task}/") for known, _ in self._found - {record})
+            if _CORRUPT not in str(error) or others >= self._limit:
                 excess = f", one more than the {self._limit} of Run.skip_corrupt_records" * (self._limit > 0)
                 raise BadData(f"{file} is damaged, record {number}{excess} ({first_line(error)}); `switch-tf cache` "
                               "with the task's gin file finds damaged shards and writes them anew.") from error
-            self._found.setdefault(place, set()).add(number)
-        if (place, number) not in self._named:
-            self._named.add((place, number))
+            self._found.add(record)
+        if record not in self._named:
+            self._named.add(record)
             print(f"Left out: {file}, record {number} ({first_line(error)}).", file=sys.stderr, flush=True)
 
     def text(self) -> str:
         """Returns the records found so far as JSON, "" if there are none."""
         with self._lock:
-            found = {place: sorted(numbers) for place, numbers in self._found.items()}
-        return json.dumps(found) if found else ""
+            found = sorted(self._found)
+        return json.dumps({place: [number for other, number in found if other == place] for place, _ in found}
+                          ) if found else ""
 
     def take_up(self, text: str) -> None:
         """Adds the records of a `text` of an earlier process.
@@ -272,7 +317,6 @@ class CorruptRecords:
         Raises:
             ValueError, AttributeError, TypeError: It is no such text.
         """
-        found = {place: set(map(int, numbers)) for place, numbers in json.loads(text).items()}
+        found = {(place, int(number)) for place, numbers in json.loads(text).items() for number in numbers}
         with self._lock:
-            for place, numbers in found.items():
-                self._found.setdefault(place, set()).update(numbers)
+            self._found |= found

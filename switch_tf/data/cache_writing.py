@@ -6,6 +6,7 @@ A shard appears complete or not at all and has a checksum, so a command that was
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from switch_tf.data.providers import get_provider, tasks_of
 from switch_tf.data.vocabularies import import_seqio
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, outputs, places
-from switch_tf.storage.whole_file import remove, write_whole
+from switch_tf.storage.whole_file import write_whole
 
 # Sources of fewer files are cut into this many shards, so that several processes can share them.
 FEWEST_SHARDS = 8
@@ -101,20 +102,17 @@ def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, ca
         folder, count = cache_files.folder_of(cache_dir, task.name, split), _num_shards(task.source, split, num_shards)
         wanted = {**cache_files.request(task, split), "num_shards": count}
         lock(folder)
-        _begin(folder, wanted, overwrite)
+        cache_files.begin(folder, "request.json", wanted, _OWN, overwrite)
         shards += [Shard(str(folder), task.name, split, vocabulary, index, count) for index in range(count)]
     return shards
 
 
 def is_complete(shard: Shard) -> bool:
-    """Returns whether a shard exists with the size and the checksum that it was written with.
-
-    In a bucket, which keeps checksums of its own, only the size is compared: it takes no download.
-    """
+    """Returns whether a shard exists with its size and its checksum, see `cache_files.is_unchanged`."""
     try:
         description = json_lines.load(shard.description)
         return places.size(shard.file) == description["bytes"] and (
-            not places.is_local(shard.file) or cache_files.checksum(shard.file) == description["sha256"])
+            cache_files.is_unchanged(shard.file, description["sha256"]))
     except (FileNotFoundError, ValueError):
         return False
 
@@ -151,8 +149,8 @@ def write_shard(shard: Shard) -> None:
         features = _features(task, dataset)
         sums = write_records(shard.file, records())
         write_whole(shard.description, json.dumps({
-            "file": shard.file.name, "examples": num_examples, "tokens": counts if num_examples else {},
-            "features": features, **sums}, indent=1))
+            "file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
+            **sums}, indent=1))
     except Refusal:
         raise
     except Exception as error:  # from preprocessors of the user, of any kind
@@ -161,12 +159,9 @@ def write_shard(shard: Shard) -> None:
 
 def finish_cache(shards: list[Shard]) -> list[dict]:
     """Writes the manifests of splits with complete shards; returns the task, split, folder and sizes of each."""
-    by_folder: dict[str, list[Shard]] = {}
-    for shard in shards:
-        by_folder.setdefault(shard.folder, []).append(shard)
     summaries = []
-    for name, members in by_folder.items():
-        folder = places.at(name)
+    for name, group in itertools.groupby(shards, lambda shard: shard.folder):
+        folder, members = places.at(name), list(group)
         written = [json_lines.load(shard.description) for shard in members]
         request = json_lines.load(folder / "request.json")
         request.pop("num_shards")
@@ -202,29 +197,6 @@ def _num_shards(source, split, wanted):
         return max(len(files), FEWEST_SHARDS)
     size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
     return min(_MOST_SHARDS, max(len(files), FEWEST_SHARDS, size // _BYTES_PER_SHARD))
-
-
-def _begin(folder, wanted, overwrite):
-    """Empties a folder to overwrite, or compares the request of an earlier start of the command."""
-    request = folder / "request.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in folder.iterdir() if overwrite else ():
-            if _OWN.fullmatch(file.name):
-                remove(file)
-    except OSError as error:
-        raise Refusal(f"The cache cannot be written to {error.filename!r} ({error.strerror}); choose another --output."
-                      ) from error
-    if not request.exists():
-        write_whole(request, json.dumps(wanted, indent=1))
-        return
-    try:
-        saved = json_lines.load(request)
-    except ValueError:
-        saved = {}
-    if found := cache_files.difference(saved, wanted):
-        raise Refusal(f"The cache in {str(folder)!r} is of something else: {found}. Give --overwrite to make it "
-                      "anew, or another --output.")
 
 
 def _features(task, dataset):

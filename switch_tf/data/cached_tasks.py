@@ -9,19 +9,13 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
-from etils import epy
 
-from switch_tf.data.cache_files import CorruptRecords, fetched_shard
+from switch_tf.data.cache_files import CorruptRecords, open_shard
 from switch_tf.data.example_files import BadData
 from switch_tf.data.providers import passes
 from switch_tf.refusals import first_line
 
-with epy.lazy_imports():  # when a file is read, in the process that reads it
-    from array_record.python import array_record_module
-
 _RECORDS_AT_A_TIME = 64
-# array_record's advice for random access: no threads that read ahead, with a buffer of 16 MB each.
-_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _ERRORS = (RuntimeError, ValueError, IndexError)  # of array_record
 
 
@@ -36,16 +30,13 @@ class CachedSource(seqio.DataSource):
         corrupt: CorruptRecords, which decides about records that cannot be read.
     """
 
+    supports_arbitrary_sharding = True  # `get_dataset` takes any number of shards
+
     def __init__(self, split: str, manifest: dict, folder: pathlib.Path, seed: int, corrupt: CorruptRecords):
         self._count = manifest["examples"]
         super().__init__(splits=(split,), num_input_examples={split: self._count}, caching_permitted=True)
         self._manifest, self._folder, self._seed, self._corrupt = manifest, folder, seed, corrupt
         self._starts = np.cumsum([0] + [shard["examples"] for shard in manifest["shards"]])
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        """Whether `get_dataset` takes any number of shards: it does."""
-        return True
 
     def list_shards(self, split: str) -> list[str]:
         """Returns the files of the split."""
@@ -87,8 +78,7 @@ class CachedSource(seqio.DataSource):
                 rows = (indices[places] - self._starts[number]).tolist()
                 try:
                     if number not in readers:
-                        readers[number] = array_record_module.ArrayRecordReader(
-                            fetched_shard(file, shard["sha256"]), _READER_OPTIONS)
+                        readers[number] = open_shard(file, shard["sha256"])
                 except BadData:
                     raise
                 except _ERRORS as error:

@@ -9,6 +9,7 @@ import collections
 import functools
 import logging
 import pathlib
+import re
 import string
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,7 +26,8 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 
-_IGNORED = string.punctuation + "‘’´`"  # not the sign of an unknown piece
+# Blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore, but not the sign of an unknown piece.
+_IGNORED = re.compile(rf"[\s{re.escape(string.punctuation)}‘’´`]")
 
 
 class TaskScores(NamedTuple):
@@ -99,7 +101,7 @@ class Evaluator:
         name, split = description.mixture_or_task_name, description.split
         provider = get_provider(name, description.vocabulary)
         self._kinds = seqio.metrics.ModelOutputType
-        if not any(task.metric_objs for task in tasks_of(provider, split)):
+        if not has_metrics(name, split):
             raise Refusal(f"No task of {name!r} has metrics on split {split!r}; a task without is evaluated by its "
                           "loss.")
         check_metrics(name, split)
@@ -121,7 +123,7 @@ class Evaluator:
         finally:
             logger.setLevel(level)
             registry.remove(registered)
-        tasks = [task for task in tasks_of(provider, split) if task.metric_objs]
+        tasks = self._evaluator.eval_tasks
         self.num_examples = {task.name: int(self._evaluator.cached_task_datasets[task.name].cardinality())
                              for task in tasks}
         empty = [task for task, count in self.num_examples.items() if not count]
@@ -271,9 +273,7 @@ def _is_match(target, prediction):
 
 
 def _squashed(text):
-    """Returns a text without case, blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore."""
-    return "".join(character for character in str(text).casefold()
-                   if not character.isspace() and character not in _IGNORED)
+    return _IGNORED.sub("", str(text).casefold())
 
 
 def _numbers(metrics):

@@ -30,8 +30,8 @@ PIECE = 2**20  # bytes
 MAX_SENTENCES = 1_000_000  # larger samples hardly change the pieces of a vocabulary, but cost time and memory
 _HEAD = 2**12  # bytes
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte order mark
-_NO_FILES = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
-             (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"))
+_NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+             stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
 class BadData(Refusal):
@@ -138,11 +138,14 @@ def _open(name):
     """
     if "://" in name:
         return io.BufferedReader(_Remote(name))
-    if dangling := not os.path.exists(name) and _dangling(name):
-        raise Fault(f"there is no such file{dangling}")
-    mode = os.stat(name).st_mode
+    try:
+        mode = os.stat(name).st_mode
+    except FileNotFoundError:  # any other error may pass, also that of the disk behind a link
+        if dangling := _dangling(name):
+            raise Fault(f"there is no such file{dangling}") from None
+        raise
     if not stat.S_ISREG(mode):
-        kind = next((words for is_kind, words in _NO_FILES if is_kind(mode)), "no ordinary file")
+        kind = _NO_FILES.get(stat.S_IFMT(mode), "no ordinary file")
         raise Fault(f"it is {kind}, and files are read more than once and from any place: copy what comes out of "
                     "it to a file, and name that")
     return open(name, "rb")
@@ -175,7 +178,13 @@ class TextFile:
         self._size = 0  # bytes, when the file was first opened
         with self._opened() as stream:
             head = stream.read(_HEAD)
-            self._check_is_utf8(head)
+            is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
+            # A half of UTF-16, three quarters of UTF-32.
+            if is_marked or len(head) / 3 < head.count(0) < 0.9 * len(head):
+                why = "begins with the byte order mark of UTF-16 or UTF-32" if is_marked else (
+                    "has zero bytes between its characters, as UTF-16 has")
+                raise Refusal(f"{name} {why}, and text is read as UTF-8; convert it, for example with iconv -f UTF-16 "
+                              "-t UTF-8 FILE > NEW_FILE.")
             self._start = len(_MARK) * head.startswith(_MARK)  # of the first example, in bytes
             if self._kind == "json":
                 text = head[self._start:].lstrip()
@@ -191,15 +200,6 @@ class TextFile:
                     self._start += self._rows.take_header(stream)
                 except Fault as error:
                     raise Refusal(f"{name}, line 1: {error}.") from error
-
-    def _check_is_utf8(self, head):
-        """Refuses a file of UTF-16 or UTF-32, with or without a byte order mark."""
-        is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
-        if is_marked or len(head) / 3 < head.count(0) < 0.9 * len(head):  # a half of UTF-16, three quarters of UTF-32
-            why = "begins with the byte order mark of UTF-16 or UTF-32" if is_marked else (
-                "has zero bytes between its characters, as UTF-16 has")
-            raise Refusal(f"{self.name} {why}, and text is read as UTF-8; convert it, for example with iconv -f UTF-16 "
-                          "-t UTF-8 FILE > NEW_FILE.")
 
     def _check_objects_are_lines(self, stream):
         """Refuses a file with a first JSON object that continues in the second line."""

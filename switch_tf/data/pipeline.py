@@ -73,13 +73,12 @@ class DatasetDescription:
 
     def __post_init__(self):
         checks.fields(self, ("mixture_or_task_name", "split"), checks.text)
-        object.__setattr__(self, "batch_size", checks.integer("BATCH_SIZE", self.batch_size, 1))
-        object.__setattr__(self, "seed", checks.integer("SEED", self.seed, 0))
+        for name, least in (("batch_size", 1), ("seed", 0), ("cache_parts", 1)):
+            object.__setattr__(self, name, checks.integer(name.upper(), getattr(self, name), least))
         checks.fields(self, ("pack", "encoder_only"), checks.flag)
         checks.flag("USE_CACHED_TASKS", self.use_cached_tasks)
         checks.optional("VOCABULARY", self.vocabulary, checks.text)
         checks.optional("CACHE_DIR", self.cache_dir, checks.place)
-        object.__setattr__(self, "cache_parts", checks.integer("CACHE_PARTS", self.cache_parts, 1))
         checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
@@ -152,8 +151,8 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     if description.is_training:
         parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
         return parts.map(lambda *rows: {name: tf.concat([part[name] for part in rows], axis=0) for name in rows[0]})
-    provider, converter = _checked(description)
-    batch_size = description.batch_size
+    provider, batch_size = provider_of(description), description.batch_size
+    converter = feature_converter(provider, description)
 
     def fill(batch):  # with rows of zeros up to the batch size
         filled = {}
@@ -179,8 +178,8 @@ def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRe
 
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
-    provider, converter = _checked(description, corrupt)
-    provider, count, part = replace_tasks(provider, with_counted_passes), 1, None
+    provider, count, part = provider_of(description, corrupt), 1, None
+    converter, provider = feature_converter(provider, description), replace_tasks(provider, with_counted_passes)
     if description.use_cached_tasks:
         count, part = description.cache_parts, import_seqio().ShardInfo(index, description.cache_parts)
     with context.within(endless_passes=True):
@@ -196,13 +195,6 @@ def _prefetched(batches):
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
-def _checked(description, corrupt=None):
-    """Returns the task or mixture of a description and its feature converter."""
-    provider = provider_of(description, corrupt)
-    check_split(provider, description.split)
-    return provider, feature_converter(provider, description)
-
-
 def arguments_of(description: DatasetDescription, shuffle: bool = False) -> dict[str, Any]:
     """Returns the arguments of seqio's reading."""
     # With `try_in_mem_cache`, seqio would keep the examples of small tasks in memory, in the order of the first epoch,
@@ -212,7 +204,7 @@ def arguments_of(description: DatasetDescription, shuffle: bool = False) -> dict
 
 
 def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
-    """Returns the task or mixture of a description, which reads text or its cache.
+    """Returns the task or mixture of a description, which has its split and reads text or its cache.
 
     A task of a mixture that lacks the split stays unchanged. The parts of a batch share the size of a shuffle buffer.
 
@@ -220,8 +212,6 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
         Refusal: See `get_provider`; or the cache is missing, unfinished, damaged or stale.
     """
     provider = get_provider(description.mixture_or_task_name, description.vocabulary)
-    if not description.use_cached_tasks:
-        return provider
     split, cache_dir = description.split, description.cache_dir
     corrupt = corrupt or CorruptRecords(description.skip_corrupt_records)
 
@@ -237,7 +227,9 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
         buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
         return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
 
-    return replace_tasks(provider, change)
+    provider = replace_tasks(provider, change) if description.use_cached_tasks else provider
+    check_split(provider, split)
+    return provider
 
 
 def _identity(dataset):

@@ -84,10 +84,10 @@ def check_task(name: str) -> None:
     """
     names.check_task(name)
     names.register_task(name)
-    seqio = import_seqio()
-    if name not in {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}:
+    known = names.task_names()
+    if name not in known:
         mixture = name.partition(".")[0]
-        members = [other for other in seqio.TaskRegistry.names() if other.startswith(f"{mixture}.")]
+        members = [other for other in sorted(known) if other.startswith(f"{mixture}.")]
         raise Refusal(f"No task or mixture is called {name!r}.{nearest(name, [mixture, *members])}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from switch_tf import checks
+from switch_tf.configs.choices import check_choice
 from switch_tf.data.providers import get_provider
 from switch_tf.data.spelling import SENTINELS, read_text
 from switch_tf.refusals import Refusal
@@ -56,9 +57,7 @@ class Reading:
         # JSON may hold half of a surrogate pair, which no vocabulary reads.
         if not isinstance(self.prefix, str) or re.search("[\ud800-\udfff]", self.prefix):
             raise Refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
-        if not isinstance(self.sentinels, str) or self.sentinels not in SENTINELS:
-            raise Refusal(f"sentinels must be one of {', '.join(SENTINELS)}, not "
-                          f"{checks.shown(self.sentinels)}.")
+        check_choice("sentinels", self.sentinels, SENTINELS)
         if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(map(_is_field, self.fields))):
             raise Refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
 
@@ -120,8 +119,7 @@ def typed_sentinels(meaning: str) -> Callable:
     Raises:
         Refusal: The meaning is unknown.
     """
-    if not isinstance(meaning, str) or meaning not in SENTINELS:
-        raise Refusal(f"A preprocessor declares one of {', '.join(SENTINELS)}, not {checks.shown(meaning)}.")
+    check_choice("The typed_sentinels of a preprocessor", meaning, SENTINELS)
 
     def declare(step):
         setattr(step, _DECLARATION, meaning)

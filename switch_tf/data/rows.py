@@ -201,26 +201,22 @@ class Rows:
 
     def _texts_of(self, row):
         """Returns the texts of a line or of a row of cells, None if it is empty."""
-        if self._kind == "json":
-            return self._texts_of_json(row) if row.strip() else None
-        if self._kind == "lines":
-            return (row,) if row.strip() else None
-        if not row:
+        if not row or isinstance(row, str) and not row.strip():
             return None
+        if self._kind == "lines":
+            return (row,)
+        if self._kind == "json":
+            try:
+                return self._texts_of_object(json.loads(row))
+            except json.JSONDecodeError as error:
+                raise Fault(_LONE_RETURN if "\r" in row else f"it is no JSON ({error.msg}, column {error.colno}), and "
+                            "a line is one whole object") from error
+            except (ValueError, RecursionError) as error:  # a number with too many digits, too many brackets
+                raise Fault(f"it is no JSON that can be read ({first_line(error)})") from error
         if len(row) < self._num_columns or (self.has_header and len(row) > self._num_columns):
             expected = f"{self._num_columns}, as the header has" if self.has_header else f"at least {self._num_columns}"
             raise Fault(f"it has {len(row)} column{'s' * (len(row) > 1)} and needs {expected}")
         return tuple(row[column] for column in self._columns)
-
-    def _texts_of_json(self, row):
-        try:
-            example = json.loads(row)
-        except json.JSONDecodeError as error:
-            raise Fault(_LONE_RETURN if "\r" in row else f"it is no JSON ({error.msg}, column {error.colno}), and a "
-                        "line is one whole object") from error
-        except (ValueError, RecursionError) as error:  # a number with too many digits, too many brackets
-            raise Fault(f"it is no JSON that can be read ({first_line(error)})") from error
-        return self._texts_of_object(example)
 
     def _texts_of_object(self, example):
         if not isinstance(example, dict):

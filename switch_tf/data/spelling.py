@@ -67,7 +67,10 @@ def _gaps_of(tokenizer, count):
     size, blank = tokenizer.get_piece_size(), tokenizer.encode("a b")
     plain_id = next(id_ for id_ in range(size - 1, -1, -1)
                     if not tokenizer.is_byte(id_) and tokenizer.decode([id_]).strip())
-    blanks = "".join(character for character in _invisible() if tokenizer.encode(f"a{character}b") == blank)
+    # Of the characters that a normalisation may turn into a blank.
+    blanks = "".join(character for character in map(chr, range(2**16))
+                     if unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf")
+                     and tokenizer.encode(f"a{character}b") == blank)
     anchor, num_before, ending, joined = "", 0, "", ""
     if count:
         ending = tokenizer.id_to_piece(size - 1).replace(_BLANK_PIECE, " ")
@@ -85,14 +88,6 @@ def _gaps_of(tokenizer, count):
                 normalizer.add_dummy_prefix, plain_id, tokenizer.decode([plain_id]), tuple(names))
 
 
-@functools.cache
-def _invisible():
-    """Returns the characters that a normalisation may turn into a blank."""
-    return [character for character in map(chr, range(2**16))
-            if unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf")]
-
-
-@functools.cache
 def _sentinel(count):
     """Returns the pattern of the name of a sentinel, whose group is its number."""
     return f"<extra_id_({'|'.join(map(str, range(count)))})>"

@@ -115,10 +115,10 @@ def describe(name: str) -> dict:
     splits, metrics, data_sets, missing = set(), set(), set(), set()
     for task in tasks:
         source, loader = task.source, getattr(task.source, "tfds_dataset", None)
-        is_prepared = loader is not None and loader.name is not None and _is_prepared(loader)
-        if loader is not None and loader.name is not None:
-            data_sets.add(loader.name)
-            missing |= set() if is_prepared else {loader.name}
+        data_set = set() if loader is None else {loader.name} - {None}
+        is_prepared = data_set and _is_prepared(loader)
+        data_sets |= data_set
+        missing |= set() if is_prepared else data_set
         for patterns in getattr(source, "_split_to_filepattern", {}).values():  # of seqio's sources of files
             missing |= {pattern for pattern in ([patterns] if isinstance(patterns, str) else patterns)
                         if "://" not in pattern and not glob.glob(pattern)}

@@ -33,7 +33,6 @@ class CheckpointEvaluator:
 
     def __init__(self, described: Experiment, split: str, num_examples: int | None, output: pathlib.Path):
         run, config, partitioner = described.run, described.config, described.partitioner
-        data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         num_pieces = partitioner.layout.num_pieces("batch")
         if run.batch_size % num_pieces:

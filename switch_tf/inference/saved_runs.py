@@ -7,7 +7,7 @@ from typing import Any
 
 from switch_tf import data
 from switch_tf.checkpoints import run_config
-from switch_tf.data import stored_vocabularies
+from switch_tf.data import vocabularies
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops.dtypes import dtype_policy
 from switch_tf.partitioning.partitioner import Partitioner
@@ -24,10 +24,10 @@ def from_config(saved: run_config.RunConfig, folder: str | pathlib.Path) -> type
         saved: Content of the `config.json`.
         folder: Run folder, which holds the copies of the vocabularies.
     """
-    stored = {feature: stored_vocabularies.Stored.from_data(fields) for feature, fields in saved.vocabularies.items()}
-    if any(vocabulary.kind == stored_vocabularies.OTHER for vocabulary in stored.values()):
+    stored = {feature: vocabularies.Stored.from_data(fields) for feature, fields in saved.vocabularies.items()}
+    if any(vocabulary.kind == vocabularies.OTHER for vocabulary in stored.values()):
         return None
-    inputs, targets = (stored_vocabularies.load(stored[feature], folder) for feature in ("inputs", "targets"))
+    inputs, targets = (vocabularies.load(stored[feature], folder) for feature in ("inputs", "targets"))
     reading = data.Reading.from_data(saved.reading, inputs, targets)
     if (largest := max(vocabulary.size for vocabulary in stored.values())) > saved.model.vocab_size:
         raise Refusal(f"The model in {folder} has an embedding for {saved.model.vocab_size} ids, and its vocabulary "
@@ -49,10 +49,10 @@ def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
     if not run_config.is_in(folder):
         return described
     saved = run_config.read(folder)
-    vocabulary, *others = {stored_vocabularies.Stored.from_data(fields) for fields in saved.vocabularies.values()}
+    vocabulary, *others = {vocabularies.Stored.from_data(fields) for fields in saved.vocabularies.values()}
     run = described.run
     if others or run.mixture_or_task_name != saved.task or run.vocabulary not in (None, vocabulary.name):
         return described
-    choice = stored_vocabularies.choice_of(vocabulary, folder)
+    choice = vocabularies.choice_of(vocabulary, folder)
     return (dataclasses.replace(described, run=dataclasses.replace(run, vocabulary=choice)) if choice
             else described)

@@ -17,9 +17,7 @@ def open_mean(checkpoints: list[pathlib.Path]) -> WeightSource:
     weights = opened[-1].weights
 
     def read(name, rows):
-        total = np.zeros((), np.float64)
-        for one in opened:
-            total = total + one.read(name, rows)
+        total = sum((one.read(name, rows) for one in opened), np.zeros((), np.float64))
         return (total / len(opened)).astype(weights[name].dtype)
 
     return WeightSource(opened[-1].config, weights, read)

@@ -18,17 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from etils import epy
 
 from switch_tf.data import cache_files
-from switch_tf.data.cache_files import fetched_shard, write_records
+from switch_tf.data.cache_files import write_records
 from switch_tf.data.example_files import BadData
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import reading, remove, write_whole, writing
-
-with epy.lazy_imports():  # only stored predictions need it
-    from array_record.python import array_record_module
 
 # Names of the features that predictions become in a batch. They are int32, so floats are there by their bits.
 IDS, LOG_PROBS, LOG_REST, TARGET_LOG_PROBS = NAMES = (
@@ -39,7 +35,6 @@ _FORMAT_VERSION = 1
 _READ = ("teacher", "teacher_capacity_factor", "temperature", "vocabulary", "pack", "reads")
 _KEY = np.dtype("S16")
 _LOWEST = -6e4  # float16 has no lower numbers, and no probability of float32 is so small
-_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # array_record's advice for random access
 _OPEN_SHARDS = 64
 _MOST_KEYS = 2**28  # bytes
 _ROWS_PER_SHARD = 2**32  # more than one can have; a place is shard * _ROWS_PER_SHARD + row
@@ -97,14 +92,14 @@ def read_manifest(folder: Any) -> dict:
     """Returns the manifest of a folder."""
     made_by = f"`switch-tf cache --teacher` with the student's gin files and --output {folder}"
     with reading(folder):
-        if not (folder / MANIFEST).is_file():
-            raise Refusal(f"TEACHER_PREDICTIONS must be a folder of stored predictions, and {folder} has no "
-                          f"{MANIFEST}; make it by {made_by}.")
         try:
             manifest = json_lines.load(folder / MANIFEST)
             row_dtype(manifest)
             for name in _READ:
                 manifest[name]
+        except (FileNotFoundError, NotADirectoryError):
+            raise Refusal(f"TEACHER_PREDICTIONS must be a folder of stored predictions, and {folder} has no "
+                          f"{MANIFEST}; make it by {made_by}.") from None
         except (ValueError, KeyError, TypeError):
             raise Refusal(f"{folder / MANIFEST} is damaged; make the folder anew by {made_by} and --overwrite."
                           ) from None
@@ -114,12 +109,9 @@ def read_manifest(folder: Any) -> dict:
     return manifest
 
 
-class DamagedShard(Refusal):
-    """A shard whose files are not those that were written."""
-
-    def __init__(self, file: Any, folder: Any):
-        super().__init__(f"{file} is damaged or lacks a file beside it; the same `switch-tf cache --teacher` with "
-                         f"--output {folder} finds it and writes its rows anew.")
+def _damage(rows, folder):
+    return BadData(f"{rows} is damaged or lacks a file beside it; the same `switch-tf cache --teacher` with --output "
+                   f"{folder} finds it and writes its rows anew.")
 
 
 def _files(folder, number):
@@ -136,38 +128,28 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
     """Returns the keys of a shard, <bytes16>[rows], and the checksum of its rows, after comparing sizes and keys.
 
     Raises:
-        DamagedShard: a file is missing or differs.
+        BadData: a file is missing or differs.
     """
     rows, keys, described = _files(folder, number)
     try:
         description = json_lines.load(described)
         content = places.content(keys, _MOST_KEYS)
-        found, checksum = np.frombuffer(content, _KEY), description["sha256"]
-        is_same = (rows.is_file() and places.size(rows) == description["bytes"]
-                   and hashlib.sha256(content).hexdigest() == description["keys_sha256"])
+        if (places.size(rows), hashlib.sha256(content).hexdigest()) != (
+                description["bytes"], description["keys_sha256"]):
+            raise ValueError("another size or checksum")
+        return np.frombuffer(content, _KEY), description["sha256"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise DamagedShard(rows, folder) from error
-    if not is_same:
-        raise DamagedShard(rows, folder)
-    return found, checksum
-
-
-def _local_rows(folder, number, checksum):
-    """Returns the path of a local file with a shard's rows, after comparing its checksum."""
-    rows = _files(folder, number)[0]
-    if places.is_local(rows) and cache_files.checksum(rows) != checksum:
-        raise DamagedShard(rows, folder)
-    return fetched_shard(str(rows), checksum)
+        raise _damage(rows, folder) from error
 
 
 class _KeyIndex:
-    """Places of keys, sorted for the search: 24 bytes for each key."""
+    """Places of keys, sorted for the search: 24 bytes for each key. Before all keys stands an empty one."""
 
     def __init__(self):
-        self._keys, self._places = np.empty(0, _KEY), np.empty(0, np.int64)
+        self._keys, self._places = np.zeros(1, _KEY), np.full(1, -1)
 
     def __len__(self):
-        return len(self._keys)
+        return len(self._keys) - 1
 
     def add(self, shards: dict[int, np.ndarray]) -> None:
         """Adds the keys of shards, given as number -> <bytes16>[rows]."""
@@ -179,9 +161,7 @@ class _KeyIndex:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns the place of each key, <int64>[keys], -1 for one that is not there."""
-        if not len(self):
-            return np.full(len(keys), -1)
-        found = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
+        found = np.searchsorted(self._keys, keys, side="right") - 1
         return np.where(self._keys[found] == keys, self._places[found], -1)
 
 
@@ -195,17 +175,25 @@ class PredictionStore:
     def __init__(self, folder: pathlib.Path):
         self.manifest, self._folder, self._index = read_manifest(folder), folder, _KeyIndex()
         self.row_dtype = row_dtype(self.manifest)
+        keys, checksums = {}, {}
         with reading(folder):
-            shards = {number: read_keys(folder, number) for number in shard_numbers(folder)}
-        self._index.add({number: keys for number, (keys, _) in shards.items()})
+            for number in shard_numbers(folder):
+                keys[number], checksums[number] = read_keys(folder, number)
+        self._index.add(keys)
         if not len(self._index):
             raise Refusal(f"TEACHER_PREDICTIONS: {folder} has no predictions yet; the `switch-tf cache --teacher` that "
                           "began it goes on.")
         # Rows are compared when a shard is first opened, because those of a seed are read shard by shard.
-        checksums = {number: checksum for number, (_, checksum) in shards.items()}
-        local_rows = functools.cache(lambda number: _local_rows(folder, number, checksums[number]))
-        self._reader = functools.lru_cache(_OPEN_SHARDS)(
-            lambda number: array_record_module.ArrayRecordReader(local_rows(number), _READER_OPTIONS))
+        is_unchanged = functools.cache(cache_files.is_unchanged)
+
+        @functools.lru_cache(_OPEN_SHARDS)
+        def reader(number):
+            rows, checksum = _files(folder, number)[0], checksums[number]
+            if not is_unchanged(rows, checksum):
+                raise _damage(rows, folder)
+            return cache_files.open_shard(str(rows), checksum)
+
+        self._reader = reader
 
     def read(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
         """Returns the features of rows by their keys, <bytes16>[rows]: dict of <int32>[rows, width].
@@ -215,66 +203,39 @@ class PredictionStore:
         where = self._index.find(keys)
         if (where < 0).any():
             return None
-        rows: list[Any] = [None] * len(keys)
+        rows = np.empty(len(keys), object)
         for number in np.unique(where // _ROWS_PER_SHARD).tolist():
             chosen = np.flatnonzero(where // _ROWS_PER_SHARD == number)
             try:
-                found = self._reader(number).read((where[chosen] % _ROWS_PER_SHARD).tolist())
+                rows[chosen] = self._reader(number).read((where[chosen] % _ROWS_PER_SHARD).tolist())
+                if any(len(row) != self.row_dtype.itemsize for row in rows[chosen]):
+                    raise IndexError("a row of another size")
             except (RuntimeError, IndexError) as error:
                 file = _files(self._folder, number)[0]
-                raise DamagedShard(f"{file} ({first_line(error)})", self._folder) from error
-            for place, row in zip(chosen, found, strict=True):
-                if len(row) != self.row_dtype.itemsize:
-                    raise DamagedShard(_files(self._folder, number)[0], self._folder)
-                rows[place] = row
+                raise _damage(f"{file} ({first_line(error)})", self._folder) from error
         return _unpack(self.row_dtype, rows)
 
 
-def begin(folder: Any, request: dict, overwrite: bool) -> None:
-    """Writes the manifest of a new folder, or compares it with that of an earlier start of the command.
+class PredictionWriter:
+    """Adds rows to a new folder, or to that of an earlier start of the command with the same request.
+
+    Shards that are damaged or unfinished are removed first.
 
     Args:
         folder: Path, locked.
         request: What the predictions depend on, JSON-able.
         overwrite: Whether to remove what is there first.
     """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        there = sorted(folder.iterdir())
-    has_manifest = (folder / MANIFEST).exists()  # nobody knows whose shards without a manifest are
-    if others := [file.name for file in there
-                  if not file.name.startswith(".") and not (has_manifest and _OWN.fullmatch(file.name))]:
-        raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
-                      "name another one.")
-    if has_manifest and not overwrite:
-        if found := cache_files.difference(read_manifest(folder), json.loads(json.dumps(request))):
-            raise Refusal(f"The predictions in {folder} are others: {found}. Give --overwrite to make them anew, or "
-                          "another --output.")
-        return
-    _remove(folder, set())
-    _write_manifest(folder, {"format_version": _FORMAT_VERSION, **request, "reads": []})
 
-
-def _remove(folder, kept):
-    """Removes files of stored predictions other than those with names in `kept`."""
-    with writing(folder):
-        for file in sorted(folder.iterdir()):
-            if _OWN.fullmatch(file.name) and file.name not in kept:
-                remove(file)
-
-
-def _write_manifest(folder, manifest):
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
-
-
-class PredictionWriter:
-    """Adds rows to a folder that `begin` accepted. Shards that are damaged or unfinished are removed first.
-
-    Args:
-        folder: Path of the folder.
-    """
-
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, request: dict, overwrite: bool = False):
+        with reading(folder):
+            there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+        # Nobody knows whose shards without a manifest are.
+        if others := [name for name in there
+                      if not name.startswith(".") and not (MANIFEST in there and _OWN.fullmatch(name))]:
+            raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
+                          "name another one.")
+        cache_files.begin(folder, MANIFEST, {"format_version": _FORMAT_VERSION, **request}, _OWN, overwrite, reads=[])
         self.manifest = read_manifest(folder)
         self._folder, self._index, self._waiting = folder, _KeyIndex(), {}
         self._num_bytes, self._since = 0, time.monotonic()
@@ -282,12 +243,16 @@ class PredictionWriter:
         for number in shard_numbers(folder):
             try:
                 keys, checksum = read_keys(folder, number)
-                _local_rows(folder, number, checksum)
-                found[number] = keys
-            except (DamagedShard, BadData):
+            except BadData:
                 continue
+            if cache_files.is_unchanged(_files(folder, number)[0], checksum):
+                found[number] = keys
         leftovers.remove_unfinished(folder)
-        _remove(folder, {MANIFEST, *(file.name for number in found for file in _files(folder, number))})
+        kept = {MANIFEST, *(file.name for number in found for file in _files(folder, number))}
+        with writing(folder):
+            for file in sorted(folder.iterdir()):
+                if _OWN.fullmatch(file.name) and file.name not in kept:
+                    remove(file)
         self._index.add(found)
         self._next = max(found, default=-1) + 1
 
@@ -325,4 +290,4 @@ class PredictionWriter:
         self._flush()
         if read not in self.manifest["reads"]:
             self.manifest["reads"].append(read)
-        _write_manifest(self._folder, self.manifest)
+        write_whole(self._folder / MANIFEST, json.dumps(self.manifest, indent=1))

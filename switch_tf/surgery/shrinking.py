@@ -121,7 +121,6 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
     """
     run, config = described.run, described.config
     folders.check_size(config, checkpoint)
-    data.check_task(run.mixture_or_task_name)
     data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
     description = data.description_of_data(run, config, "validation", 0)
     batches = data.get_dataset(description).take(run.eval_batches).cache()

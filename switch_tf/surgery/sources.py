@@ -16,7 +16,6 @@ from switch_tf.refusals import Refusal
 _SAME = ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "num_decoder_layers", "activation",
          "logits_via_embedding", "scales_logits", "layer_norm_epsilon", "relative_attention_num_buckets",
          "relative_attention_max_distance", "relative_attention_per_layer")
-_NAMES = {"scales_logits": "scale_decoder_outputs"}
 
 
 def checkpoint_in(source: Any, source_format: Format) -> Any:
@@ -74,7 +73,8 @@ def check_compatible(dense: SwitchConfig, sparse: SwitchConfig) -> int:
     for name in _SAME:
         values = getattr(dense, name), getattr(sparse, name)
         if values[0] != values[1]:
-            raise Refusal(f"{_NAMES.get(name, name)} must be the same in both models, and it is {values[0]!r} in "
+            shown = "scale_decoder_outputs" if name == "scales_logits" else name
+            raise Refusal(f"{shown} must be the same in both models, and it is {values[0]!r} in "
                           f"--from and {values[1]!r} in the model file; only experts and routers may differ.")
     if sparse.expert_sublayers != "feed_forward" or sparse.extra_mlp:
         field = "extra_mlp" if sparse.extra_mlp else "expert_sublayers"

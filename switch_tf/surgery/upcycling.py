@@ -34,11 +34,6 @@ def _origin(name, config):
     return layer, f"{layer}/mlp/{weight}" if kind == "experts" else None
 
 
-def _hidden_axis(dense):
-    """Returns the axis of the hidden units in a dense kernel, by its name."""
-    return 0 if dense.endswith("/wo") else 1
-
-
 def upcycle(dense: SwitchTransformer, config: SwitchConfig, changes: Changes) -> SwitchTransformer:
     """Returns the model of `open_upcycled`, with float32 weights, for a dense model in memory."""
     return read_model(open_upcycled(of_model(dense), config, changes))
@@ -77,7 +72,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
             return kernels.router_kernel(config.d_model, config.num_experts, num_slices, config.init_scale,
                                          generator(layer, "router"))[rows]
         # Contiguous, because sums of a transposed array, as another format may give, are rounded otherwise.
-        kernel, axis = np.ascontiguousarray(dense.read(origin, slice(None))), _hidden_axis(origin)
+        kernel, axis = np.ascontiguousarray(dense.read(origin, slice(None))), int(not origin.endswith("/wo"))
         spread, made = changes.noise * float(kernel.std()), []
         for expert in range(config.num_experts)[rows]:
             drawn = generator(layer, "units", expert).choice(
@@ -138,19 +133,18 @@ def upcycled_adafactor(dense: SwitchTransformer, optimizer: Adafactor, sparse: S
     made, config = Adafactor(), sparse.config
     made.build(sparse.trainable_variables)
     made.iterations.assign(optimizer.iterations)
-    old = variables_of(dense)
+    old, num_slices = variables_of(dense), config.d_ff // config.expert_width
     for name, variable in variables_of(sparse).items():
         layer, origin = _origin(name, config)
         if origin is None:
             continue
         kernel, slots = old[origin], made.slots_of(variable)
-        kept = slot_dimensions(kernel.shape, factor_dimensions(kernel.shape, partitioning.axes_of(kernel)))
         for slot, values in optimizer.slots_of(kernel).items():
             values = values.numpy()
             if layer is not None:
-                axis, num_slices = _hidden_axis(origin), config.d_ff // config.expert_width
-                parts = ([values] * num_slices if axis not in kept[slot]
-                         else np.split(values, num_slices, axis=kept[slot].index(axis)))
+                axis, kept = int(not origin.endswith("/wo")), slot_dimensions(
+                    kernel.shape, factor_dimensions(kernel.shape, partitioning.axes_of(kernel)))[slot]
+                parts = np.split(values, num_slices, axis=kept.index(axis)) if axis in kept else [values] * num_slices
                 values = np.stack([parts[expert % num_slices] for expert in range(config.num_experts)])
             slots[slot].assign(values)
     return made

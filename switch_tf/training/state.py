@@ -16,7 +16,7 @@ from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import policies
 from switch_tf.configs.run import Run, StepSettings
-from switch_tf.data import providers, stored_vocabularies, task_catalog
+from switch_tf.data import providers, task_catalog, vocabularies
 from switch_tf.data.reading import reading_of
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.hardware import devices
@@ -239,17 +239,17 @@ def _vocabularies(run, saved, configuration, checkpoint):
     if fingerprints == configuration["vocabulary"] or not run_config.is_in(folder):
         return None
     try:
-        stored = [stored_vocabularies.Stored.from_data(kept) for kept in run_config.read(folder).vocabularies.values()]
+        stored = [vocabularies.Stored.from_data(kept) for kept in run_config.read(folder).vocabularies.values()]
     except ValueError:  # damaged, so the checkpoint's fingerprint has to do
         return None
     names = " and ".join(repr(vocabulary.name) for vocabulary in dict.fromkeys(stored))
     files = " and ".join(dict.fromkeys(f"{folder / vocabulary.file}" for vocabulary in stored if vocabulary.file))
     before = f"{names} ({'; '.join(map(str, fingerprints))}{f'; the copy of the run is {files}' * bool(files)})"
     features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
-    vocabularies = {task_catalog.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
-                    for feature in features.values()}
-    return before, " and ".join(f"{run.vocabulary or stored_vocabularies.name_of(vocabulary)!r} ({fingerprint})"
-                                for fingerprint, vocabulary in sorted(vocabularies.items()))
+    by_fingerprint = {task_catalog.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
+                      for feature in features.values()}
+    return before, " and ".join(f"{run.vocabulary or vocabularies.name_of(vocabulary)!r} ({fingerprint})"
+                                for fingerprint, vocabulary in sorted(by_fingerprint.items()))
 
 
 def keep_config(folder: str | pathlib.Path, model: SwitchTransformer, run: Run, activation_dtype: str | None,
@@ -287,21 +287,21 @@ def _keep_config(folder, model, run, activation_dtype, say):
         return
     if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
         activation_dtype = None
-    vocabularies: dict[str, dict] = {}
+    copies: dict[str, dict] = {}
     for feature in ("inputs", "targets"):
         vocabulary = features[feature].vocabulary
-        if vocabularies and vocabulary == features["inputs"].vocabulary:  # the two share its file
-            vocabularies[feature] = vocabularies["inputs"]
+        if copies and vocabulary == features["inputs"].vocabulary:  # the two share its file
+            copies[feature] = copies["inputs"]
             continue
         try:
-            stored = stored_vocabularies.store(vocabulary, folder, feature, run.vocabulary)
-        except stored_vocabularies.Unreadable as error:  # it was readable when the run was checked
+            stored = vocabularies.store(vocabulary, folder, feature, run.vocabulary)
+        except vocabularies.Unreadable as error:  # it was readable when the run was checked
             say(f"{error} Commands on this run will read it from there.")
-            stored = stored_vocabularies.Stored(stored_vocabularies.OTHER, vocabulary.sentencepiece_model_file,
-                                                vocabulary.vocab_size)
-        vocabularies[feature] = stored._asdict()
+            stored = vocabularies.Stored(vocabularies.OTHER, vocabulary.sentencepiece_model_file,
+                                         vocabulary.vocab_size)
+        copies[feature] = stored._asdict()
     homes = {name: policies.get(name).place for name in {config.routing_policy, config.decoder_policy}}
     run_config.write(folder, run_config.RunConfig(
         config, dtype, activation_dtype, run.mixture_or_task_name, dict(run.task_feature_lengths),
-        reading_of(run.mixture_or_task_name, run.vocabulary).as_data(), vocabularies,
+        reading_of(run.mixture_or_task_name, run.vocabulary).as_data(), copies,
         {name: place for name, place in homes.items() if not place.startswith("switch_tf.")}))

@@ -71,7 +71,6 @@ class Trainer:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
             raise Refusal("The trainer scales no loss, so its optimizer must have no loss_scale_factor, as this "
                           f"{type(optimizer).__name__} has; leave it out, and compute in bfloat16, which needs none.")
-        data.check_task(run.mixture_or_task_name)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         check_periods(run, settings)
         if run.eval_period and run.best_metric:

@@ -7,7 +7,7 @@ import pytest
 from switch_tf import SwitchConfig
 from switch_tf.checkpoints import run_config
 from switch_tf.conversion import source_vocabulary
-from switch_tf.data import stored_vocabularies
+from switch_tf.data import vocabularies
 from switch_tf.tasks import vocabularies as registered
 
 
@@ -19,7 +19,7 @@ def make_run(tmp_path):
         checkpoint = tmp_path / "checkpoints" / "step_00000001"
         checkpoint.mkdir(parents=True)
         (checkpoint / "checkpoint.json").write_text("{}")
-        stored = {feature: stored_vocabularies.store(getattr(registered, name)(), tmp_path, feature)._asdict()
+        stored = {feature: vocabularies.store(getattr(registered, name)(), tmp_path, feature)._asdict()
                   for feature, name in zip(("inputs", "targets"), names, strict=True)}
         if names[0] == names[1]:
             stored["targets"] = stored["inputs"]

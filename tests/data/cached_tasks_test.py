@@ -149,6 +149,16 @@ def test_few_source_files_are_cut_into_more_shards_and_a_held_out_split_keeps_it
     assert sum(map(len, texts_of(source(cache).get_dataset("train", shuffle=False)))) == manifest["tokens"]["targets"]
 
 
+def test_the_tokens_are_counted_although_the_first_shard_is_empty(tmp_path):
+    (tmp_path / "0.txt").write_text("")
+    (tmp_path / "1.txt").write_text("abc\n")
+    add_task("half_empty", {"train": str(tmp_path / "*.txt")})
+    shards = make("half_empty", "train", tmp_path / "cache", num_shards=2)
+    (summary,) = data.finish_cache(shards)
+    assert summary["examples"] == 1 and summary["tokens"]["targets"] == 3
+    assert [json.loads(shard.description.read_text())["examples"] for shard in shards] == [0, 1]
+
+
 def test_every_type_that_an_example_holds_comes_back(tmp_path):
     examples = {"targets": tf.ragged.constant([[5, 6, 7], [8], []], dtype=tf.int32), "name": ["a", "", "\N{SNOWMAN}"],
                 "weights": tf.constant([[0.5, 1e-8], [2.0, 3.0], [4.0, 5.0]]), "flag": [True, False, True],

@@ -1,9 +1,11 @@
 """Files of examples are read piece by piece, with a sentence for each unusable example."""
 
 import csv
+import errno
 import gzip
 import io
 import json
+import os
 
 import pytest
 
@@ -249,3 +251,17 @@ def test_files_are_found_by_paths_globs_and_lists_each_once(tmp_path):
             ([""], "FILES must be text that is not empty")):
         with pytest.raises(ValueError, match=message):
             data.find_files("FILES", wrong)
+
+
+def test_a_link_to_a_file_on_a_disk_that_fails_is_no_link_to_nothing(tmp_path, monkeypatch):
+    (tmp_path / "link.txt").symlink_to(_write(tmp_path, "a.txt", "text\n"))
+    file, status = data.TextFile(str(tmp_path / "link.txt"), ["text"]), os.stat
+
+    def stat(path, **options):
+        if str(path).endswith("link.txt"):
+            raise OSError(errno.EIO, "Input/output error")
+        return status(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(example_files.UnreachableData, match="link.txt cannot be read: Input/output error"):
+        _all(file)

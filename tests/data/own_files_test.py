@@ -4,34 +4,41 @@ import json
 
 import pytest
 
-from switch_tf.data import cache_writing
+from switch_tf.data import cache_files, cache_writing
 from switch_tf.refusals import Refusal
 from switch_tf.storage import whole_file
 from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.surgery import predictions
 
 OTHERS = (".env", ".gitignore", ".cache", ".notes.unfinished")
-REQUEST = {"task_feature_lengths": {"targets": 4}, "top_k": 2, "vocab_size": 16}
+REQUEST = {"task_feature_lengths": {"targets": 4}, "top_k": 2, "vocab_size": 16, "teacher": "a", "temperature": 1.0,
+           "teacher_capacity_factor": None, "vocabulary": ["b"], "pack": False}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_is_hidden_beside_stored_predictions_stays(tmp_path, overwrite):
     for name in (*OTHERS, ".00000.array_record.0123abcd.unfinished"):
         (tmp_path / name).write_text(name)
-    predictions.begin(tmp_path, REQUEST, overwrite)
+    predictions.PredictionWriter(tmp_path, REQUEST, overwrite)
     (tmp_path / "00007.keys").write_text("of a shard that was not finished")
-    predictions.PredictionWriter(tmp_path)
-    predictions.begin(tmp_path, REQUEST, overwrite)
+    predictions.PredictionWriter(tmp_path, REQUEST, overwrite)
     assert {file.name for file in tmp_path.iterdir()} == {*OTHERS, predictions.MANIFEST}
 
 
 def test_what_is_beside_the_shards_of_a_cache_stays(tmp_path):
     for name in (*OTHERS, "notes.txt", "00000-of-00002.json", ".00000-of-00002.array_record.0123abcd.unfinished"):
         (tmp_path / name).write_text("{}")
-    cache_writing._begin(tmp_path, {"task": "a"}, True)
+    cache_files.begin(tmp_path, "request.json", {"task": "a"}, cache_writing._OWN, True)
     assert {file.name for file in tmp_path.iterdir()} == {
         *OTHERS, "notes.txt", "request.json", ".00000-of-00002.array_record.0123abcd.unfinished"}
     assert json.loads((tmp_path / "request.json").read_text()) == {"task": "a"}
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_request_is_a_sentence(tmp_path, content):
+    (tmp_path / "request.json").write_text(content)
+    with pytest.raises(Refusal, match="is of something else: request.json is damaged. Give --overwrite to make it"):
+        cache_files.begin(tmp_path, "request.json", {"task": "a"}, cache_writing._OWN, False)
 
 
 @pytest.mark.parametrize("link", [".out.unfinished", ".out.unfinished/folder", ".out.unfinished/aside"])

@@ -188,7 +188,7 @@ def test_it_is_kept_as_data():
     assert data.Reading.from_data(kept, vocabulary, vocabulary) == reading
     for change, message in (
             ({"prefix": 3}, "The prefix must be text, not 3"), ({"prefix": "\ud800"}, "The prefix must be text, not "),
-            ({"sentinels": "x"}, "sentinels must be one of gaps, "),
+            ({"sentinels": "x"}, "sentinels must be one of 'gaps', "),
             ({"inputs_end": 1}, "inputs_end must be True or False, not 1"), ({"more": 1}, "must have the keys"),
             ({"fields": ["a"]}, "fields must be two names or numbers of columns"),
             ({"fields": ["a", -1]}, "fields must be two names"), ({"fields": "ab"}, "fields must be two names")):
@@ -196,5 +196,5 @@ def test_it_is_kept_as_data():
             data.Reading.from_data({**kept, **change}, vocabulary, vocabulary)
     with pytest.raises(ValueError, match="must have the keys"):
         data.Reading.from_data([], vocabulary, vocabulary)
-    with pytest.raises(ValueError, match="A preprocessor declares one of gaps, spelt_out, as_tokenized, not 'x'"):
+    with pytest.raises(ValueError, match="typed_sentinels of a preprocessor must be one of 'gaps', .* not 'x'"):
         data.typed_sentinels("x")

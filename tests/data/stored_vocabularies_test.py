@@ -7,42 +7,42 @@ import pytest
 import seqio
 
 from switch_tf import data
-from switch_tf.data import stored_vocabularies
-from switch_tf.data.stored_vocabularies import Stored
-from switch_tf.tasks import vocabularies
+from switch_tf.data import vocabularies
+from switch_tf.data.vocabularies import Stored
+from switch_tf.tasks import vocabularies as registered
 
 TEXT = "The router sends each token to one expert."
 
 
 def test_a_copy_gives_the_same_ids_wherever_the_folder_is(tmp_path):
-    own = vocabularies.docs_corpus()
-    stored = stored_vocabularies.store(own, tmp_path, "inputs")
+    own = registered.docs_corpus()
+    stored = vocabularies.store(own, tmp_path, "inputs")
     assert stored[:5] == ("sentencepiece", "docs_corpus", 4096, 100, "vocabulary/inputs.model")
     moved = shutil.copytree(tmp_path, tmp_path.parent / "moved")
     shutil.rmtree(tmp_path)
-    loaded = stored_vocabularies.load(Stored.from_data(stored._asdict()), moved)
+    loaded = vocabularies.load(Stored.from_data(stored._asdict()), moved)
     assert loaded.encode(TEXT) == own.encode(TEXT) and loaded.vocab_size == 4096
-    assert stored_vocabularies.load(stored, moved) is loaded
-    choice = stored_vocabularies.choice_of(stored, moved)
+    assert vocabularies.load(stored, moved) is loaded
+    choice = vocabularies.choice_of(stored, moved)
     assert data.get_vocabulary(choice).encode(TEXT) == own.encode(TEXT)
 
 
 def test_bytes_need_no_file_and_code_cannot_be_stored(tmp_path):
-    stored = stored_vocabularies.store(vocabularies.byte(), tmp_path, "inputs")
+    stored = vocabularies.store(registered.byte(), tmp_path, "inputs")
     assert stored == Stored("bytes", "bytes", 359, 100)
-    assert stored_vocabularies.load(stored, tmp_path) == vocabularies.byte()
-    assert stored_vocabularies.choice_of(stored, tmp_path) == "bytes"
-    other = stored_vocabularies.store(seqio.PassThroughVocabulary(50), tmp_path, "inputs")
+    assert vocabularies.load(stored, tmp_path) == registered.byte()
+    assert vocabularies.choice_of(stored, tmp_path) == "bytes"
+    other = vocabularies.store(seqio.PassThroughVocabulary(50), tmp_path, "inputs")
     assert other == Stored("other", "PassThroughVocabulary", 50)
-    assert stored_vocabularies.choice_of(other, tmp_path) is None
+    assert vocabularies.choice_of(other, tmp_path) is None
     with pytest.raises(ValueError, match="is made by code"):
-        stored_vocabularies.load(other, tmp_path)
+        vocabularies.load(other, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_out_of_reach_is_told(tmp_path):
-    with pytest.raises(stored_vocabularies.Unreadable, match="nowhere.model could not be copied into"):
-        stored_vocabularies.store(seqio.SentencePieceVocabulary(f"{tmp_path}/nowhere.model", 100), tmp_path, "inputs")
+    with pytest.raises(vocabularies.Unreadable, match="nowhere.model could not be copied into"):
+        vocabularies.store(seqio.SentencePieceVocabulary(f"{tmp_path}/nowhere.model", 100), tmp_path, "inputs")
 
 
 def _link_to_file(path, outside):
@@ -58,23 +58,23 @@ def _link_to_folder(path, outside):
 
 @pytest.mark.parametrize("damage, message", [
     (lambda path, outside: path.write_bytes(path.read_bytes() + b"\n"), "its SHA-256 differs"),
-    (lambda path, outside: path.unlink(), "is missing; copy it"),
-    (lambda path, outside: (path.unlink(), path.mkdir()), "is missing; copy it"),
-    (lambda path, outside: (path.unlink(), os.mkfifo(path)), "is missing; copy it"),
-    (lambda path, outside: os.truncate(path, 2**40), "more than any vocabulary"),
+    (lambda path, outside: path.unlink(), r"cannot be read \(No such file or directory\); copy it"),
+    (lambda path, outside: (path.unlink(), path.mkdir()), r"cannot be read \(it is no file\); copy it"),
+    (lambda path, outside: (path.unlink(), os.mkfifo(path)), r"cannot be read \(it is no file\); copy it"),
+    (lambda path, outside: os.truncate(path, 2**40), "larger than 268435456 bytes.; copy it"),
     (_link_to_file, "is no link"), (_link_to_folder, "is no link")])
 def test_a_copy_that_is_not_the_runs_is_one_sentence(tmp_path, damage, message):
-    stored = stored_vocabularies.store(vocabularies.docs_corpus(), tmp_path, "inputs")
+    stored = vocabularies.store(registered.docs_corpus(), tmp_path, "inputs")
     damage(tmp_path / stored.file, tmp_path.parent / f"{tmp_path.name}_outside")
     with pytest.raises(ValueError, match=message):
-        stored_vocabularies.load(stored, tmp_path)
+        vocabularies.load(stored, tmp_path)
 
 
 @pytest.mark.parametrize("file", ["../../etc/passwd", "/etc/passwd", "vocabulary/../../x", "vocabulary/..",
                                   "vocabulary", "", "checkpoints/x", "vocabulary/a\0b"])
 def test_a_path_out_of_the_run_is_refused(tmp_path, file):
     with pytest.raises(ValueError, match="must name a file in the folder 'vocabulary'|has a file and its sha256"):
-        stored_vocabularies.load(Stored.from_data(
+        vocabularies.load(Stored.from_data(
             {"kind": "sentencepiece", "name": "x", "size": 9, "file": file, "sha256": "0"}), tmp_path)
 
 
@@ -95,8 +95,8 @@ def test_what_is_no_description_is_refused(wrong):
 
 
 def test_a_file_of_another_size_is_refused(tmp_path):
-    stored = stored_vocabularies.store(vocabularies.docs_corpus(), tmp_path, "inputs")
+    stored = vocabularies.store(registered.docs_corpus(), tmp_path, "inputs")
     with pytest.raises(ValueError, match="has 3996 pieces, and config.json says 5000"):
-        stored_vocabularies.load(stored._replace(size=5100), tmp_path)
+        vocabularies.load(stored._replace(size=5100), tmp_path)
     with pytest.raises(ValueError, match="of bytes with 9 sentinels has 268 ids, and config.json in .* gives it 20"):
-        stored_vocabularies.load(Stored("bytes", "bytes", 20, 9), tmp_path)
+        vocabularies.load(Stored("bytes", "bytes", 20, 9), tmp_path)

@@ -20,9 +20,8 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
 from switch_tf.storage import places
-from switch_tf.surgery import predictions, teachers
-from switch_tf.surgery.distillation import Distillation
-from switch_tf.surgery.teachers import LiveTeacher
+from switch_tf.surgery import distillation, predictions
+from switch_tf.surgery.distillation import Distillation, LiveTeacher
 from switch_tf.training import verification
 from switch_tf.training.trainer import Trainer
 
@@ -43,12 +42,11 @@ def _run(task, folder, **changes):
 
 
 def _store(run, config, teacher, folder, top_k=None, temperature=2.0):
-    """Stores predictions as the command does; returns the result of `teachers.store`."""
+    """Stores predictions as the command does; returns the result of `distillation.store`."""
     described = Experiment(config, None, run, StepSettings(), partitioner=Partitioner())
     live, top_k = LiveTeacher(str(teacher)), top_k or config.vocab_size
     vocabulary = data.vocabulary_fingerprint(run.mixture_or_task_name)
-    predictions.begin(folder, teachers.request_of(described, live, temperature, top_k, vocabulary), False)
-    return teachers.store(described, live, folder)
+    return distillation.store(described, live, folder, temperature, top_k, vocabulary)
 
 
 def _objective(predictions=None, teacher="gone", temperature=2.0):
@@ -85,7 +83,7 @@ def live_lines(noisy_task, student_config, teacher, tmp_path_factory):
 @pytest.fixture
 def without_tracing(monkeypatch):
     """Runs the teacher operation by operation: tracing it takes seconds."""
-    monkeypatch.setattr(teachers.programs, "compile_features", lambda function, partitioner: lambda features: (
+    monkeypatch.setattr(distillation.programs, "compile_features", lambda function, partitioner: lambda features: (
         tf.nest.map_structure(np.asarray, function(tf.nest.map_structure(tf.constant, features)))))
 
 
@@ -328,7 +326,7 @@ def test_it_is_the_same_on_every_back_end(noisy_task, teacher, student_config, m
     other = tmp_path / "other"
     described = Experiment(student_config, None, run, StepSettings(), partitioner=partitioner)
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("0*"))  # the manifest alone
-    teachers.store(described, LiveTeacher(str(teacher)), other)
+    distillation.store(described, LiveTeacher(str(teacher)), other, 2.0, 4, data.vocabulary_fingerprint(noisy_task))
     added, added_other = _objective(folder).added_features(), _objective(other).added_features()
     read = next(data.get_batches(data.description_of_data(run, student_config, "train", run.seed)))
     batch, of_other = ({name: value[0] for name, value in one.added_to(read).items()} for one in (added, added_other))

@@ -19,8 +19,7 @@ from switch_tf.data.task_catalog import fingerprint_of_pieces, fingerprint_of_vo
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
-from switch_tf.surgery.distillation import Distillation
-from switch_tf.surgery.teachers import LiveTeacher
+from switch_tf.surgery.distillation import Distillation, LiveTeacher
 from tests.conversion import mesh_tensorflow_test
 from tests.conversion.t5x_checkpoints import write
 
@@ -53,7 +52,7 @@ def logits_of(folder, features):
     teacher = LiveTeacher(str(folder))
     teacher.build(Partitioner())
     teacher.restore()
-    return teacher.logits(features).numpy()
+    return teacher.shared_logits(teacher._config, features)[0].numpy()
 
 
 def features_of(case):
@@ -128,7 +127,7 @@ def test_a_teacher_with_the_same_vocabulary_may_have_other_rows(dense_config, ba
     teacher.build(Partitioner())
     teacher.restore()
     features, _, is_target = features_of("t5_1_1")
-    whole = teacher.logits(features).numpy()
+    whole = teacher.shared_logits(config, features)[0].numpy()
     shared, mass = teacher.shared_logits(fewer, features)
     np.testing.assert_array_equal(shared, whole[..., :60])
     probs = np.exp(whole) / np.exp(whole).sum(-1, keepdims=True)
