@@ -20,7 +20,7 @@ from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.metrics import Mean, RouterStats, StepMeasurements
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.reporting import names
+from switch_tf.reporting import report
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import writing
@@ -58,15 +58,15 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
     values |= {"loss": _divide(measured.loss), "gradient_norm": _divide(measured.gradient_norm), **others}
     logged = {f"train/{name}": value for name, value in values.items()}
     for layer, stats in batch.routers.items():
-        logged |= {names.router(layer, name): _divide(mean) for name, mean in stats._asdict().items()}
-        logged[names.router(layer, "dead_experts")] = logged[names.router(layer, "expert_load")].count(0)
+        logged |= {report.router(layer, name): _divide(mean) for name, mean in stats._asdict().items()}
+        logged[report.router(layer, "dead_experts")] = logged[report.router(layer, "expert_load")].count(0)
     return logged
 
 
 def shown(values: dict[str, float]) -> str:
     """Returns the values of an evaluation as a line of text."""
-    shares = names.shares(values)
-    return "  ".join(f"{name} {names.shown(value, name in shares)}" for name, value in values.items())
+    shares = report.find_shares(values)
+    return "  ".join(f"{name} {report.shown(value, name in shares)}" for name, value in values.items())
 
 
 def _utilization(share):

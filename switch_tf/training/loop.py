@@ -17,10 +17,9 @@ from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Outage, Refusal, first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
-from switch_tf.reporting.meter import Meter
 from switch_tf.storage import places
 from switch_tf.training import stopping
-from switch_tf.training.speed import Peak, Profiling
+from switch_tf.training.speed import Meter, Peak, Profiling
 from switch_tf.training.state import State
 from switch_tf.training.train_step import Divergence, compile_steps, first_bad_tensor
 from switch_tf.training.validation import Validation

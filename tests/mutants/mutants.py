@@ -330,7 +330,7 @@ MUTANTS = (
     Mutant("training/stopping.py", "if told and all(told)", "if any(told)", ("tests/training/stopping_test.py",)),
     Mutant("comparison/results.py", "of_seed.get(run.seed, references[0])) for run in runs]",
            "reference) for run, reference in zip(runs, references * len(runs))]", RESULTS),
-    Mutant("comparison/curves.py", "statistics.mean(losses[max(0, end - SMOOTHING):end])",
+    Mutant("comparison/results.py", "statistics.mean(losses[max(0, end - SMOOTHING):end])",
            "sum(losses[max(0, end - SMOOTHING):end]) / min(end, SMOOTHING)", ("tests/comparison/curves_test.py",)),
     Mutant("data/evaluator.py", "np.mean([np.mean(group) for group in groups.values()])",
            "np.mean([value for task in scores.values() for value in task.metrics.values()])", EVALUATOR),

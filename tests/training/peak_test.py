@@ -4,9 +4,8 @@ import types
 
 import pytest
 
-from switch_tf.reporting.meter import Meter
 from switch_tf.training import speed
-from switch_tf.training.speed import Peak
+from switch_tf.training.speed import Meter, Peak
 
 
 @pytest.fixture
