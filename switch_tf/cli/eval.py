@@ -18,7 +18,7 @@ from switch_tf.storage import places
 from switch_tf.training import processes
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.evaluation import checkpoint_evaluator
+    from switch_tf.evaluation import split_evaluator
 
 EXAMPLES = r"""
 switch-tf eval --run runs/first --step best
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> dict:
             **{type(part).__name__: dataclasses.asdict(part) for part in (
                 described.config, described.run, described.settings, described.partitioner.layout)},
             "--split": arguments.split, "--examples": arguments.examples, "--step": steps})
-        evaluator = closing.enter_context(contextlib.closing(checkpoint_evaluator.CheckpointEvaluator(
+        evaluator = closing.enter_context(contextlib.closing(split_evaluator.CheckpointEvaluator(
             described, arguments.split, arguments.examples, output)))
         for checkpoint in itertools.chain(checkpoints, new):
             try:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> dict:
                 print(f"{checkpoint} was removed by its run before it was read.", file=sys.stderr, flush=True)
                 continue
             if described.partitioner.is_chief:
-                print(checkpoint_evaluator.describe(results[-1]), file=arguments.stream, flush=True)
+                print(split_evaluator.describe(results[-1]), file=arguments.stream, flush=True)
     if described.partitioner.is_chief:
         print(f"Scores and predictions: {output}", file=arguments.stream)
     return {"run": str(folder), "split": arguments.split, "output": str(output), "results": results}

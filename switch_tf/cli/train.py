@@ -17,7 +17,7 @@ from switch_tf.training.stopping import Stopping, at_start
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.conversion import initial_weights
-    from switch_tf.evaluation import examples_shown
+    from switch_tf.evaluation import split_evaluator
 
 EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> dict:
                 summary = training.finish()
                 shown = ""
                 if training.run.shown_examples and not summary["interrupted"]:
-                    predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
-                    shown = examples_shown.describe(predictions)
+                    shown = split_evaluator.describe_examples(split_evaluator.predict_examples(
+                        training.state.model, training.run, training.partitioner))
     exit_status = INTERRUPTED if summary["interrupted"] else FINISHED
     if training.state.batches.is_stuck:  # TensorFlow would wait for the input
         atexit.register(outputs.end, exit_status)

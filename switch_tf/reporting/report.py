@@ -49,21 +49,22 @@ def write(folder: str | pathlib.Path) -> None:
         return
     pictures = draw(records)
     write_whole(folder / "loss.png", pictures["Loss"])
-    write_whole(folder / "report.html", _page(folder, summary_of(folder, records), pictures))
+    write_whole(folder / "report.html", _page(folder, summarize(folder, records), pictures))
 
 
-def summarize(folder: str | pathlib.Path) -> dict:
+def summarize(folder: str | pathlib.Path, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
     for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best;
     a metric without a known direction has none.
+
+    Args:
+        folder: Run folder.
+        records: Records of the file. Defaults to `read_metrics(folder)`.
     """
-    return summary_of(places.at(folder), read_metrics(folder))
-
-
-def summary_of(folder: pathlib.Path, records: list[dict]) -> dict:
-    """Returns the summary of a run with these records of its `metrics.jsonl`, see `summarize`."""
+    folder = places.at(folder)
+    records = read_metrics(folder) if records is None else records
     summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
                "report": str(folder / "report.html"), "plot": str(folder / "loss.png")}
     trained = [record for record in records if "train/loss" in record]
@@ -84,7 +85,7 @@ def summary_of(folder: pathlib.Path, records: list[dict]) -> dict:
     return summary
 
 
-def describe(value: dict, is_share: bool = False) -> str:
+def describe(value: dict, is_share: bool) -> str:
     """Returns the text of a summary entry with a first, last and best value. A share is in per cent."""
     return ", ".join(f"{word}{shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
         ("", "first"), ("", "last"), ("best ", "best")) if key in value)
@@ -196,28 +197,28 @@ def series(records: list[dict], name: str) -> tuple[list[int], list]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _new(width, height, rows=1, columns=1):
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, np.ndarray]:
+    """Returns a matplotlib figure of a size in inches, and its axes [rows, columns]."""
     return pyplot().subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
 
 
 def _loss(records):
-    figure, ((axes,),) = _new(8, 5)
-    curves, levels = [(series(records, "train/cross_entropy"), "tab:blue", None, "training")], []
-    others = iter(pyplot().get_cmap("tab10").colors[1:] * len(records))
+    figure, ((axes,),) = new_figure(8, 5)
+    curves = {"training": series(records, "train/cross_entropy")}
+    levels = []
     for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
-        task = name.split("/")[1]
-        points = series(records, name)
-        if not points[1]:
-            continue
-        if name.endswith("/unigram_loss"):
+        task, points = name.split("/")[1], series(records, name)
+        if points[1] and name.endswith("/unigram_loss"):
             levels.append(points[1][0])
             axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
-        elif name.endswith("/loss"):
-            curves.append((points, next(others), "o" if len(points[0]) < 50 else None, f"held out, {task}"))
-    for (steps, values), color, marker, label in curves:
-        axes.plot(steps, values, color=color, marker=marker, label=label)
+        elif points[1] and name.endswith("/loss"):
+            curves[f"held out, {task}"] = points
+    blue, *others = pyplot().get_cmap("tab10").colors
+    for (label, (steps, values)), color in zip(curves.items(), (blue, *others * len(curves)), strict=False):
+        axes.plot(steps, values, color=color, label=label,
+                  marker="o" if label != "training" and len(steps) < 50 else None)
     # The loss at step 0 is text, because it is twice the later values and would compress the axis.
-    points = [point for (steps, values), *_ in curves for point in zip(steps, values, strict=True)]
+    points = [point for curve in curves.values() for point in zip(*curve, strict=True)]
     learnt, start = [value for step, value in points if step], [value for step, value in points if not step]
     if learnt and start:
         high = max(learnt + levels)
@@ -233,7 +234,7 @@ def _loss(records):
 
 
 def _panels(records, panels):
-    figure, (row,) = _new(4 * len(panels), 3, 1, len(panels))
+    figure, (row,) = new_figure(4 * len(panels), 3, 1, len(panels))
     for axes, (name, title) in zip(row, panels, strict=True):
         _curve(axes, records, name, title)
         axes.set_ylim(bottom=0)
@@ -255,7 +256,7 @@ def _curve(axes, records, name, title):
 
 def _experts(records, layers):
     """Draws a row for each sparse layer: the load of its experts over the run, then its router's statistics."""
-    figure, rows = _new(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
+    figure, rows = new_figure(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
     for row, layer in zip(rows, layers, strict=True):
         steps, load = _loads(records, layer)
         num_experts = len(load)

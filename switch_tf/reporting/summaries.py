@@ -18,7 +18,7 @@ from tqdm import tqdm
 import switch_tf
 from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.metrics import Mean, RouterStats, StepMeasurements
+from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import report
 from switch_tf.storage import json_lines, places
@@ -189,17 +189,17 @@ class Progress:
     """A progress bar on a terminal, and lines of text, both on standard error.
 
     Args:
-        first_step, last_step: int.
+        last_step: int.
         is_shown: bool. Whether this process shows anything.
     """
 
-    def __init__(self, first_step: int, last_step: int, is_shown: bool = True):
+    def __init__(self, last_step: int, is_shown: bool = True):
         self._last_step = last_step
-        self._last_reported = first_step
+        self._last_reported = 0
         self._is_shown = is_shown
         self._last_line = -math.inf
-        self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=sys.stderr,
-                         disable=None if is_shown else True, dynamic_ncols=True)
+        self._bar = tqdm(total=last_step, unit="step", file=sys.stderr, disable=None if is_shown else True,
+                         dynamic_ncols=True)
 
     def resume(self, step: int) -> None:
         """Sets the step that training starts from. The bar's rate and remaining time count from here."""
@@ -230,11 +230,11 @@ class Progress:
         """Returns the time to the last step, at the speed of the last logged steps."""
         return (self._last_step - step) * seconds_per_step
 
-    def log(self, step: int, values: dict, routers: dict[str, RouterStats]) -> None:
-        """Prints the `training_values` of some steps, and the tokens that their routers dropped."""
+    def log(self, step: int, values: dict) -> None:
+        """Prints the `training_values` of some steps."""
         self._last_reported = step
         remaining = self.remaining_seconds(step, values["train/seconds_per_step"])
-        dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
+        dropped = [value for name, value in values.items() if name.endswith("/fraction_tokens_dropped")]
         mfu = values.get("train/model_flops_utilization")  # absent for a chip of an unknown type
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.1%}  "

@@ -177,7 +177,6 @@ class Stopping(_Listening):
                 outputs.end(INTERRUPTED, "\n".join(told))
 
 
-
 @contextlib.contextmanager
 def at_start() -> Iterator[None]:
     """Gives a Refusal within this scope the exit status of an outage if such an error is never the user's mistake."""
@@ -197,7 +196,9 @@ def classify(refusal: Refusal, is_running: bool = True) -> None:
     """
     if refusal.exit_status != REFUSED:
         return
-    causes = _causes(refusal)
+    causes: list[BaseException] = [refusal]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
     if is_running and any(isinstance(cause, BrokenCheckpoint) for cause in causes):  # its weights are not finite
         refusal.exit_status = DIVERGED
         return
@@ -210,13 +211,6 @@ def classify(refusal: Refusal, is_running: bool = True) -> None:
 def is_passing(error: BaseException) -> bool:
     """Returns whether an error of TensorFlow is one that a bucket or a disk raises for a time."""
     return bool(_is_outage(error, is_running=False))
-
-
-def _causes(error):
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    return causes
 
 
 def _is_outage(error, is_running):

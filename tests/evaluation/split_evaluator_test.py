@@ -11,7 +11,7 @@ from t5.evaluation import metrics
 
 from switch_tf import SwitchTransformer, context, data
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import checkpoint_evaluator, split_evaluator
+from switch_tf.evaluation import split_evaluator
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.tasks import preprocessors, vocabularies
@@ -101,13 +101,13 @@ def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metr
     plain = results["words_plain"].values
     assert set(plain) == {"loss", "accuracy"}
     assert 4 < plain["loss"] < 9  # near the logarithm of 384 words
-    perplexity = checkpoint_evaluator.with_perplexity(results["words_plain"])["perplexity"]
+    perplexity = split_evaluator.with_perplexity(results["words_plain"])["perplexity"]
     assert perplexity == pytest.approx(math.exp(plain["loss"]))
     average = split_evaluator.average(results)
     assert average == pytest.approx((results["words"].values["accuracy"]
                                      + results["words_scored"].values["likelihood"]) / 2)
     assert sum(done) == 11 + 11 + 14  # the last batch of the third is filled up
-    assert evaluator.total_examples is None
+    assert list(evaluator.batches) == ["words_plain"] and evaluator.num_examples == {"words": 11, "words_scored": 11}
 
 
 def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_config):
