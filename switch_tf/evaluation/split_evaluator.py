@@ -231,24 +231,25 @@ class CheckpointEvaluator:
             raise Refusal(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
                           f"not {run.batch_size}.")
         self.output, self._split, self._is_chief = output, split, partitioner.is_chief
-        self._closing = contextlib.ExitStack()
-        if self._is_chief:
-            self._closing.enter_context(lock.held(output))
-        self._model = described.make_model()
-        partitioner.build(self._model)
-        objective = described.make_objective().for_evaluation()
-        objective.build(partitioner)
-        objective.restore()
-        self._evaluator = SplitEvaluator(
-            self._model, data.description_of_data(run, config, split, 0), described.settings, partitioner,
-            objective, num_examples=num_examples)
-        if self._is_chief:
-            for warning in self._evaluator.warnings:
-                print(warning, file=sys.stderr, flush=True)
-            with writing(output / split):
-                (output / split).mkdir(parents=True, exist_ok=True)
-            self._events = tf.summary.create_file_writer(str(output / split))
-            self._closing.callback(self._events.close)
+        with contextlib.ExitStack() as closing:
+            if self._is_chief:
+                closing.enter_context(lock.held(output))
+            self._model = described.make_model()
+            partitioner.build(self._model)
+            objective = described.make_objective().for_evaluation()
+            objective.build(partitioner)
+            objective.restore()
+            self._evaluator = SplitEvaluator(
+                self._model, data.description_of_data(run, config, split, 0), described.settings, partitioner,
+                objective, num_examples=num_examples)
+            if self._is_chief:
+                for warning in self._evaluator.warnings:
+                    print(warning, file=sys.stderr, flush=True)
+                with writing(output / split):
+                    (output / split).mkdir(parents=True, exist_ok=True)
+                self._events = tf.summary.create_file_writer(str(output / split))
+                closing.callback(self._events.close)
+            self._closing = closing.pop_all()
 
     def close(self) -> None:
         """Closes the TensorBoard file and lets another process write."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 import keras
 import pytest
@@ -14,6 +15,8 @@ from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation import split_evaluator
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.refusals import Refusal
+from switch_tf.storage import lock
 from switch_tf.tasks import preprocessors, vocabularies
 
 LENGTHS = {"inputs": 12, "targets": 6}
@@ -125,3 +128,20 @@ def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_co
     weights = [float(results[name].measured.accuracy.weight) for name in ("all_words", "words")]
     assert weights[1] == 16 and weights[0] <= 3 * 8  # "0" to "7", and an end each
     assert evaluator.num_examples == {"words": 8, "words_scored": 8}
+
+
+def test_an_evaluator_that_is_refused_lets_another_one_write(tmp_path, monkeypatch):
+    """In a notebook the error, which keeps all of its variables, stays until the next one."""
+    monkeypatch.setattr(data, "check_task", lambda task: None)
+    monkeypatch.setattr(data, "check_vocabulary", lambda *arguments: None)
+
+    def make_model():
+        raise Refusal("no such model")
+
+    run = types.SimpleNamespace(mixture_or_task_name="words", vocabulary=None, batch_size=8)
+    described = types.SimpleNamespace(run=run, config=types.SimpleNamespace(vocab_size=384), partitioner=Partitioner(),
+                                      make_model=make_model)
+    with pytest.raises(Refusal, match="no such model") as raised:
+        split_evaluator.CheckpointEvaluator(described, "validation", None, tmp_path / "eval")
+    with lock.held(tmp_path / "eval"):
+        assert raised.value.__traceback__ is not None
