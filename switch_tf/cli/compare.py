@@ -124,6 +124,5 @@ def _trainer(comparison, bindings, arguments, name, seed, stack):
     if described.partitioner.num_processes > 1:
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
-    fairness.check_run(described.run)
     weights = stack.enter_context(initial_weights.opened(described.run, described.config))
     return experiments.make_trainer(described, weights, arguments.words)

@@ -10,9 +10,9 @@ import numpy as np
 
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import results
-from switch_tf.comparison.results import Curves, by_name, pairs, target
+from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import image, page, png, pyplot
+from switch_tf.reporting.report import image, new_figure, page, png, pyplot
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -196,7 +196,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
         curves: Runs of all variants.
         outcome: Results of `results.compare`.
     """
-    of_names, baseline = by_name(curves), outcome["baseline"]
+    of_names, baseline = results.by_name(curves), outcome["baseline"]
     colors = dict(zip(of_names, pyplot().get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[baseline] = "tab:red"
     # Up to four values that all evaluations have, without losses of tasks.
@@ -205,13 +205,13 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
     has_tasks = any(variant["tasks"] for variant in outcome["variants"])
     panels = 5 + len(others) + has_tasks
     rows = -(-panels // 3)
-    figure, grid = pyplot().subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False, layout="constrained")
+    figure, grid = new_figure(15, 4.2 * rows, rows, 3)
     axes = list(grid.flat)
     longest = max(run.seconds[-1] for run in curves)
     time_unit, size = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
-    for panel, unit, field, scale in zip(
-            axes, ("steps", f"{time_unit} of training", "FLOPs (matrix products with weights)", "tokens"),
-            ("steps", "seconds", "flops", "tokens"), (1, size, 1, 1), strict=False):
+    for panel, (unit, field, scale) in zip(axes, (
+            ("steps", "steps", 1), (f"{time_unit} of training", "seconds", size),
+            ("FLOPs (matrix products with weights)", "flops", 1), ("tokens", "tokens", 1)), strict=False):
         for name, runs in of_names.items():
             along, losses = _band(panel, [getattr(run, field) / scale for run in runs], [run.losses for run in runs],
                                   colors[name], name)
@@ -219,7 +219,20 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
             panel.plot(along[reached], losses[reached], "o", color=colors[name])
         panel.axhline(outcome["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
         panel.set(xlabel=unit, ylabel="held-out loss (nats per token)", title=f"Loss over {unit}")
-    _speedups(axes[4], of_names, colors, baseline)
+    # Median speed-ups to the losses of the baseline.
+    evaluations = max(len(run.steps) for run in of_names[baseline])
+    shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
+    for name, runs in of_names.items():
+        if name != baseline:
+            targets = [results.target(results.pairs(runs, of_names[baseline]), share) for share in shares]
+            for unit, style in (("steps", "-"), ("time", "--")):
+                factors = np.array([entry[f"speedup_{unit}"] for entry in targets], float)  # None becomes NaN
+                axes[4].plot([entry["loss"] for entry in targets], factors, style, color=colors[name])
+    axes[4].axhline(1, color=colors[baseline], linewidth=1)
+    axes[4].invert_xaxis()
+    axes[4].yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
+    axes[4].set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
+                title="Speed-up to equal loss (solid: steps, dashed: time)")
     for panel, metric in zip(axes[5:], others, strict=False):
         for name, runs in of_names.items():
             along, values = zip(*(run.values[metric] for run in runs), strict=True)
@@ -252,25 +265,6 @@ def _band(axes, along, values, color, name=None):
     if len(values) > 1:
         axes.fill_between(along, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
     return along, line
-
-
-def _speedups(axes, of_names, colors, baseline):
-    """Draws median speed-ups to the losses of the baseline, in steps (solid) and in time (dashed)."""
-    evaluations = max(len(run.steps) for run in of_names[baseline])
-    shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
-    for name, runs in of_names.items():
-        if name == baseline:
-            continue
-        targets = [target(pairs(runs, of_names[baseline]), share) for share in shares]
-        losses = [entry["loss"] for entry in targets]
-        for unit, style in (("steps", "-"), ("time", "--")):
-            factors = np.array([entry[f"speedup_{unit}"] for entry in targets], float)  # None becomes NaN
-            axes.plot(losses, factors, style, color=colors[name])
-    axes.axhline(1, color=colors[baseline], linewidth=1)
-    axes.invert_xaxis()
-    axes.yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
-    axes.set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
-             title="Speed-up to equal loss (solid: steps, dashed: time)")
 
 
 def times(speedup: float | None, form: str = ".2f") -> str:

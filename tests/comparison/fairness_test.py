@@ -17,7 +17,7 @@ def _configs(records):
 
 
 def _shares(records):
-    return fairness.work_over_baseline(_configs(records), LENGTHS)
+    return fairness.work_without_router(_configs(records), LENGTHS)[2]
 
 
 def _remarks(records):
