@@ -46,11 +46,6 @@ def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:
             "capacity_padding_share": parts["capacity_padding"] / flops}
 
 
-def baseline(configs: dict[str, Any]) -> str:
-    """Returns the name of the variant to compare with: the first one without experts, else the first one."""
-    return next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
-
-
 def check_run(run: Run) -> None:
     """Refuses a Run that does not train to its last step, or has no held-out losses."""
     if run.patience:
@@ -62,13 +57,14 @@ def check_run(run: Run) -> None:
 def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:
     """Returns the baseline, and for each configuration its FLOPs per token without its router and their excess.
 
-    The excess is that over the baseline's, as a share of these.
+    The baseline is the first variant without experts, else the first one. The excess is that over the baseline's, as a
+    share of these.
     """
     flops = {}
     for name, config in configs.items():
         cost = work(config, task_feature_lengths)
         flops[name] = cost["flops_per_token"] * (1 - cost["router_flops_share"])
-    reference = baseline(configs)
+    reference = next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
     return reference, flops, {name: value / flops[reference] - 1 for name, value in flops.items()}
 
 

@@ -251,9 +251,13 @@ class Training:
         except Refusal as failure:
             unsaved = failure
             self._say(str(unsaved))
+        def write_report():
+            if self.partitioner.is_chief and self._has_folder():
+                self._say("Writing the report ...")
+                report.write(self.folder.path)
+
         for last_action in (self._profiling.close, self._writer.close,
-                            lambda: self._write_end(error or str(unsaved or "")), self._write_report,
-                            self.folder.close):
+                            lambda: self._write_end(error or str(unsaved or "")), write_report, self.folder.close):
             self._try_last(last_action)
         self.progress.close()
         if unsaved is not None and not error:
@@ -266,11 +270,6 @@ class Training:
         except (OSError, Refusal) as failure:
             self._say(f"{str(failure).rstrip('.')}. What is saved stays, and the same command writes the rest.")
             return None
-
-    def _write_report(self):
-        if self.partitioner.is_chief and self._has_folder():
-            self._say("Writing the report ...")
-            report.write(self.folder.path)
 
     def _write_end(self, error):
         """Records in the run folder why the run ended, for `eval --follow`."""

@@ -177,20 +177,30 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     if host.has_tpu() and count > 1:
         raise Refusal("The chips of a TPU belong to one process of their host; leave out --processes.")
     devices_of_this_process(num_devices, count)
-    gpus = _gpus_of_each(count)
+    gpus = host.gpus()
+    if len(gpus) % count:
+        raise Refusal(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
+                      f"{count}; set CUDA_VISIBLE_DEVICES to fewer, or to nothing for the CPU.")
+    share = len(gpus) // count
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    children, end_with_this = [], _ends_with(os.getpid())
+    children, parent, prctl = [], os.getpid(), ctypes.CDLL(None, use_errno=True).prctl
+
+    def end_with_parent():
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # from the kernel; the child saves on it
+        if os.getppid() != parent:  # it has ended already
+            os._exit(INTERRUPTED)
+
     for index in range(count):
         environ = dict(os.environ)
         cluster.put(environ, addresses, index)
         if gpus:
-            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index])
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * share:(index + 1) * share])
         output: dict[str, Any] = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         # The last of two --processes counts.
         command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]
         # In a session of its own, because a signal to this process's group would otherwise reach it twice.
         children.append(subprocess.Popen(command, env=environ, start_new_session=True,
-                                         preexec_fn=end_with_this, **output))
+                                         preexec_fn=end_with_parent, **output))
     relays = [threading.Thread(target=_relay, args=(child.stderr, index), daemon=True)
               for index, child in enumerate(children[1:], 1)]
     for relay in relays:
@@ -205,29 +215,6 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
             relay.join(timeout=GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _gpus_of_each(count):
-    """Returns the GPUs of each process, an empty list if there are none."""
-    gpus = host.gpus()
-    if len(gpus) % count:
-        raise Refusal(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
-                      f"{count}; set CUDA_VISIBLE_DEVICES to fewer, or to nothing for the CPU.")
-    share = len(gpus) // count
-    return [gpus[index * share:(index + 1) * share] for index in range(count)] if gpus else []
-
-
-def _ends_with(parent):
-    """Returns a function for a new child that makes the kernel send it SIGTERM, on which it saves, when `parent` ends.
-    """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def set_signal():
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(INTERRUPTED)
-
-    return set_signal
 
 
 def _wait(children, signals=()):

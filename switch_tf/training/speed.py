@@ -84,18 +84,17 @@ def measuring(dtype: str) -> Callable[[], float]:
     return measure
 
 
-def compile_products(dtype: str, size: int, entry: float = 1.0) -> Callable:
+def compile_products(dtype: str, size: int) -> Callable:
     """Returns a function that computes a chain of square products in one call, so that the host waits only once.
 
     Args:
         dtype: str.
         size: int. Rows and columns.
-        entry: float. Each product multiplies all numbers by it, beginning with ones.
 
     Returns:
         Function of the number of products, an <int32> scalar, to one of the numbers.
     """
-    factor = tf.fill((size, size), tf.cast(entry / size, dtype))
+    factor = tf.fill((size, size), tf.cast(1 / size, dtype))  # maps ones to ones
 
     @tf.function(autograph=False)
     def run(count):

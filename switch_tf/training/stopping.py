@@ -158,13 +158,11 @@ class Stopping(_Listening):
         elif self._heard_at is None:
             self._heard_at = time.monotonic()
             self.stop(number.name, "; once more stops without saving")
-        elif not self._is_repeated(number):
-            outputs.end(INTERRUPTED, f"{number.name} once more: ended without saving.")
-
-    def _is_repeated(self, number):
-        limit = _ONE_REQUEST_OF_ENDED_PARENT if os.getppid() != self._parent else (
-            0 if number == signal.SIGINT else _ONE_REQUEST)
-        return time.monotonic() - self._heard_at < limit
+        else:
+            limit = _ONE_REQUEST_OF_ENDED_PARENT if os.getppid() != self._parent else (
+                0 if number == signal.SIGINT else _ONE_REQUEST)
+            if time.monotonic() - self._heard_at >= limit:  # no repetition of the one before
+                outputs.end(INTERRUPTED, f"{number.name} once more: ended without saving.")
 
     def _rescue(self):
         """Saves all runs and ends the process as soon as no run is in a training step."""

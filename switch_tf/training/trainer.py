@@ -316,36 +316,32 @@ def keep_config(folder: str | pathlib.Path, model: SwitchTransformer, run: Run, 
     try:
         if run_config.is_foreign(folder):
             raise Refusal("the one there is not a run's, and stays")
-        _keep_config(folder, model, run, activation_dtype, say)
+        features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
+        dtype, config = model.dtype_policy.name, model.config
+        if (type(model) is not SwitchTransformer or dtype not in run_config.DTYPES
+                or not features.keys() >= run_config.FEATURES):
+            whole_file.remove(places.at(folder) / run_config.FILE)
+            return
+        if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
+            activation_dtype = None
+        vocabularies: dict[str, dict] = {}
+        for feature in ("inputs", "targets"):
+            vocabulary = features[feature].vocabulary
+            if vocabularies and vocabulary == features["inputs"].vocabulary:  # the two share its file
+                vocabularies[feature] = vocabularies["inputs"]
+                continue
+            try:
+                stored = stored_vocabularies.store(vocabulary, folder, feature, run.vocabulary)
+            except stored_vocabularies.Unreadable as error:  # it was readable when the run was checked
+                say(f"{error} Commands on this run will read it from there.")
+                stored = stored_vocabularies.Stored(stored_vocabularies.OTHER, vocabulary.sentencepiece_model_file,
+                                                    vocabulary.vocab_size)
+            vocabularies[feature] = stored._asdict()
+        homes = {name: policies.get(name).place for name in {config.routing_policy, config.decoder_policy}}
+        run_config.write(folder, run_config.RunConfig(
+            config, dtype, activation_dtype, run.mixture_or_task_name, dict(run.task_feature_lengths),
+            reading_of(run.mixture_or_task_name, run.vocabulary).as_data(), vocabularies,
+            {name: place for name, place in homes.items() if not place.startswith("switch_tf.")}))
     except (OSError, Refusal) as error:
         say(f"{folder} keeps no {run_config.FILE} of the run ({first_line(error)}), so commands on this run need its "
             "gin file, its tasks and its vocabulary.")
-
-
-def _keep_config(folder, model, run, activation_dtype, say):
-    features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
-    dtype, config = model.dtype_policy.name, model.config
-    if (type(model) is not SwitchTransformer or dtype not in run_config.DTYPES
-            or not features.keys() >= run_config.FEATURES):
-        whole_file.remove(places.at(folder) / run_config.FILE)
-        return
-    if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
-        activation_dtype = None
-    vocabularies: dict[str, dict] = {}
-    for feature in ("inputs", "targets"):
-        vocabulary = features[feature].vocabulary
-        if vocabularies and vocabulary == features["inputs"].vocabulary:  # the two share its file
-            vocabularies[feature] = vocabularies["inputs"]
-            continue
-        try:
-            stored = stored_vocabularies.store(vocabulary, folder, feature, run.vocabulary)
-        except stored_vocabularies.Unreadable as error:  # it was readable when the run was checked
-            say(f"{error} Commands on this run will read it from there.")
-            stored = stored_vocabularies.Stored(stored_vocabularies.OTHER, vocabulary.sentencepiece_model_file,
-                                                vocabulary.vocab_size)
-        vocabularies[feature] = stored._asdict()
-    homes = {name: policies.get(name).place for name in {config.routing_policy, config.decoder_policy}}
-    run_config.write(folder, run_config.RunConfig(
-        config, dtype, activation_dtype, run.mixture_or_task_name, dict(run.task_feature_lengths),
-        reading_of(run.mixture_or_task_name, run.vocabulary).as_data(), vocabularies,
-        {name: place for name, place in homes.items() if not place.startswith("switch_tf.")}))

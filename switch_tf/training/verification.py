@@ -80,7 +80,8 @@ def compare(expected: Outcome, actual: Outcome) -> Verification:
     by_step = [Difference(abs(a - b) / abs(a), f"step {step + 1}") for step, (a, b) in enumerate(losses)]
     later = max(by_step, key=lambda difference: difference.value)
     gradient = _largest(np.max, expected.paths, expected.gradients, actual.gradients)
-    weight = _largest(_root_mean_square, expected.paths, expected.weights, actual.weights)
+    weight = _largest(lambda x: np.sqrt(np.mean(np.square(x, dtype=np.float64))), expected.paths, expected.weights,
+                      actual.weights)
     return Verification(by_step[0], later, gradient, weight, losses, actual.program)
 
 
@@ -157,10 +158,6 @@ def _largest(size, paths, expected, actual) -> Difference:
         value = float(size(np.abs(a - b)) / (size(np.abs(a)) or 1.0))
         differences.append(Difference(np.inf if np.isnan(value) else value, path))
     return max(differences, key=lambda difference: difference.value)
-
-
-def _root_mean_square(x):
-    return np.sqrt(np.mean(np.square(x, dtype=np.float64)))
 
 
 def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> tuple[dict, str]:
