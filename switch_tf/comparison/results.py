@@ -106,6 +106,9 @@ def read(folder: str | pathlib.Path, name: str) -> Curves:
     timed = [[entry.get(key) for key in ("step", "train/seconds_per_step", "train/tokens_per_second")]
              for entry in records]
     logged, per_step, per_second = np.array([row for row in timed if None not in row], float).reshape(-1, 3).T
+    if not len(logged):
+        raise Refusal(f"The run {str(folder)!r} has no logged speed (train/seconds_per_step in metrics.jsonl), so its "
+                      "training time is unknown; train it to its next LOG_PERIOD.")
     seconds = np.diff(logged, prepend=0) * per_step  # of training, without evaluations
     seconds, tokens = (np.interp(steps, [0, *logged], [0, *np.cumsum(values)])
                        for values in (seconds, seconds * per_second))

@@ -55,6 +55,11 @@ def test_what_is_no_trained_run_is_told(make_run, tmp_path):
         results.read(make_run("diverged", [1.0, None, 1.0]), "diverged")
     with pytest.raises(ValueError, match="diverged: its held-out loss at step 10 is no number"):
         results.read(make_run("from_the_start", [None]), "from_the_start")
+    folder = make_run("killed", [1.0])  # between its first evaluation and its first line about training
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("".join(line for line in metrics.read_text().splitlines(True) if "train/" not in line))
+    with pytest.raises(ValueError, match="killed' has no logged speed .* train it to its next LOG_PERIOD"):
+        results.read(folder, "killed")
     folder = make_run("old", [1.0])
     description = folder / "checkpoints" / "step_00000100" / "checkpoint.json"
     description.write_text(description.read_text().replace('"configuration"', '"another"'))
