@@ -13,7 +13,6 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from tqdm import tqdm
 
 from switch_tf import data, metrics, partitioning
 from switch_tf.checkpoints import folders, tensors
@@ -27,7 +26,7 @@ from switch_tf.inference.programs import compile_log_likelihoods, compile_predic
 from switch_tf.metrics import Measurements
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
-from switch_tf.reporting import summaries
+from switch_tf.reporting import progress, summaries
 from switch_tf.storage import json_lines, leftovers, lock
 from switch_tf.storage.whole_file import writing
 
@@ -115,7 +114,7 @@ class TaskResult(NamedTuple):
         if self.measured is not None:
             means = {"loss": self.measured.loss_terms["cross_entropy"],
                      "accuracy" if self.scores is None else "token_accuracy": self.measured.accuracy}
-            values = {name: float(mean.total / (mean.weight or 1.0)) for name, mean in means.items()}
+            values = {name: summaries.divide(mean) for name, mean in means.items()}
         return values if self.scores is None else values | self.scores.metrics
 
 
@@ -260,8 +259,7 @@ class CheckpointEvaluator:
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
         # A loss is computed on an unknown number of examples.
         total = None if self._evaluator.batches else sum(self._evaluator.num_examples.values())
-        with tqdm(total=total, desc=f"Step {step}", unit=" examples", file=sys.stderr, dynamic_ncols=True,
-                  disable=None) as bar:
+        with progress.bar(total, f"Step {step}", " examples") as bar:
             results = self._evaluator.run(bar.update)
         tasks = {name: with_perplexity(result) for name, result in results.items()}
         average_score = average(results)

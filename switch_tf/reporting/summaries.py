@@ -51,14 +51,14 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
         others: name -> further value, such as the speed.
     """
     batch = measured.batch
-    values = {name: _divide(term) for name, term in batch.loss_terms.items()}
-    values["accuracy"] = _divide(batch.accuracy)
+    values = {name: divide(term) for name, term in batch.loss_terms.items()}
+    values["accuracy"] = divide(batch.accuracy)
     for name in ("load_balancing_loss", "router_z_loss"):
-        values[name] = sum(_divide(getattr(stats, name)) for stats in batch.routers.values())
-    values |= {"loss": _divide(measured.loss), "gradient_norm": _divide(measured.gradient_norm), **others}
+        values[name] = sum(divide(getattr(stats, name)) for stats in batch.routers.values())
+    values |= {"loss": divide(measured.loss), "gradient_norm": divide(measured.gradient_norm), **others}
     logged = {f"train/{name}": value for name, value in values.items()}
     for layer, stats in batch.routers.items():
-        logged |= {report.router(layer, name): _divide(mean) for name, mean in stats._asdict().items()}
+        logged |= {report.router(layer, name): divide(mean) for name, mean in stats._asdict().items()}
         logged[report.router(layer, "dead_experts")] = logged[report.router(layer, "expert_load")].count(0)
     return logged
 
@@ -74,7 +74,8 @@ def _utilization(share):
     return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 
-def _divide(mean: Mean):
+def divide(mean: Mean) -> Any:
+    """Returns total / weight of a Mean on the host, or the total where the weight is 0: a float, or a list of them."""
     value = np.asarray(mean.total) / (mean.weight if mean.weight else 1.0)
     return value.tolist()
 
