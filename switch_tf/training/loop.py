@@ -251,6 +251,7 @@ class Training:
         except Refusal as failure:
             unsaved = failure
             self._say(str(unsaved))
+
         def write_report():
             if self.partitioner.is_chief and self._has_folder():
                 self._say("Writing the report ...")
