@@ -16,7 +16,7 @@ import pathlib
 
 import numpy as np
 
-from switch_tf.reporting import names, report
+from switch_tf.reporting import report
 
 
 def main():
@@ -28,18 +28,18 @@ def main():
     runs = {}
     for folder in args.runs:
         runs[folder.name] = [record for record in report.read_metrics(folder) if "train/loss" in record]
-        if not any(names.sparse_layers(record) for record in runs[folder.name]):
+        if not any(report.sparse_layers(record) for record in runs[folder.name]):
             parser.error(f"{folder} holds no metrics.jsonl of a sparse model; give folders that switch-tf train wrote.")
-    layers = names.sparse_layers(next(iter(runs.values()))[0])
+    layers = report.sparse_layers(next(iter(runs.values()))[0])
     _figure(runs, layers).savefig(args.plot, dpi=110)
     for name, records in runs.items():
         for layer in layers:
-            load = records[-1][names.router(layer, "expert_load")]
+            load = records[-1][report.router(layer, "expert_load")]
             print(json.dumps({
                 "run": name, "layer": layer, "step": records[-1]["step"], "largest_load": max(load),
                 "smallest_load": min(load),
-                "fraction_tokens_dropped": records[-1][names.router(layer, "fraction_tokens_dropped")],
-                "load_balancing_loss": records[-1][names.router(layer, "load_balancing_loss")]}))
+                "fraction_tokens_dropped": records[-1][report.router(layer, "fraction_tokens_dropped")],
+                "load_balancing_loss": records[-1][report.router(layer, "load_balancing_loss")]}))
 
 
 def _figure(runs, layers):
@@ -47,7 +47,7 @@ def _figure(runs, layers):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    largest = max(max(record[names.router(layer, "expert_load")])
+    largest = max(max(record[report.router(layer, "expert_load")])
                   for records in runs.values() for record in records for layer in layers)
     figure, rows = pyplot.subplots(2 * len(layers), len(runs), squeeze=False, layout="constrained", sharex=True,
                                    figsize=(5.5 * len(runs), 4 * len(layers)),
@@ -55,12 +55,12 @@ def _figure(runs, layers):
     for column, (name, records) in enumerate(runs.items()):
         steps = [record["step"] for record in records]
         for row, layer in enumerate(layers):
-            load = np.transpose([record[names.router(layer, "expert_load")] for record in records])
+            load = np.transpose([record[report.router(layer, "expert_load")] for record in records])
             panel, below = rows[2 * row][column], rows[2 * row + 1][column]
             image = panel.imshow(load, aspect="auto", interpolation="nearest", origin="lower", vmin=0, vmax=largest,
                                  extent=(steps[0], steps[-1], -0.5, len(load) - 0.5))
             panel.set(title=f"{name}: {layer}", ylabel="expert")
-            below.plot(steps, [record[names.router(layer, "fraction_tokens_dropped")] for record in records])
+            below.plot(steps, [record[report.router(layer, "fraction_tokens_dropped")] for record in records])
             below.set(ylabel="dropped", ylim=(0, 1), xlabel="step" if row == len(layers) - 1 else "")
             below.grid(alpha=0.3)
     figure.colorbar(image, ax=rows[:, -1], label=f"share of tokens (even: {1 / len(load):.3f})")

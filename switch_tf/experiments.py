@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from switch_tf.checkpoints import folders, run_folder, vocabulary_choice
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import initial_weights
-from switch_tf.evaluation.checkpoint_evaluator import CheckpointEvaluator
+from switch_tf.evaluation.split_evaluator import CheckpointEvaluator
 from switch_tf.inference import saved_runs
 from switch_tf.partitioning import backends
 from switch_tf.refusals import Refusal

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from switch_tf.aot import hlo
 from switch_tf.aot.hlo import SENT, WAITING, attribute
 from switch_tf.hardware.chips import Chip
-from switch_tf.reporting.figures import png, pyplot
+from switch_tf.reporting.report import png, pyplot
 
 CORE, COPIES, LINKS = "core", "copies", "links"
 _TITLES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to other chips"}

@@ -28,7 +28,7 @@ from switch_tf.training import processes, stopping
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.comparison import driver
-    from switch_tf.evaluation import checkpoint_evaluator, examples_shown
+    from switch_tf.evaluation import split_evaluator
 
 TRAIN_EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -68,8 +68,8 @@ def run_train(arguments: argparse.Namespace) -> dict:
                 summary = training.finish()
                 shown = ""
                 if training.run.shown_examples and not summary["interrupted"]:
-                    predictions = examples_shown.predict(training.state.model, training.run, training.partitioner)
-                    shown = examples_shown.describe(predictions)
+                    shown = split_evaluator.describe_examples(split_evaluator.predict_examples(
+                        training.state.model, training.run, training.partitioner))
     exit_status = INTERRUPTED if summary["interrupted"] else FINISHED
     if training.state.batches.is_stuck:  # TensorFlow would wait for the input
         atexit.register(outputs.end, exit_status)
@@ -217,7 +217,7 @@ def run_eval(arguments: argparse.Namespace) -> dict:
             **{type(part).__name__: dataclasses.asdict(part) for part in (
                 described.config, described.run, described.settings, described.partitioner.layout)},
             "--split": arguments.split, "--examples": arguments.examples, "--step": steps})
-        evaluator = closing.enter_context(contextlib.closing(checkpoint_evaluator.CheckpointEvaluator(
+        evaluator = closing.enter_context(contextlib.closing(split_evaluator.CheckpointEvaluator(
             described, arguments.split, arguments.examples, output)))
         for checkpoint in itertools.chain(checkpoints, new):
             try:
@@ -228,7 +228,7 @@ def run_eval(arguments: argparse.Namespace) -> dict:
                 outputs.say(f"{checkpoint} was removed by its run before it was read.")
                 continue
             if described.partitioner.is_chief:
-                print(checkpoint_evaluator.describe(results[-1]), flush=True)
+                print(split_evaluator.describe(results[-1]), flush=True)
     if described.partitioner.is_chief:
         print(f"Scores and predictions: {output}")
     return {"run": str(folder), "split": arguments.split, "output": str(output), "results": results}

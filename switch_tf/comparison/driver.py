@@ -6,11 +6,8 @@ So a busy machine slows all alike, and all variants train on the same batches.
 import contextlib
 import hashlib
 import pathlib
-import sys
 import time
 from collections.abc import Callable
-
-from tqdm import tqdm
 
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
@@ -39,38 +36,36 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     Returns:
         Whether all variants reached their last step.
     """
-    others = [name for name in comparison.variants if name not in comparison.trained_first]
-    with contextlib.closing(Progress()) as progress:
+    stages = [list(comparison.trained_first), [name for name in comparison.variants
+                                               if name not in comparison.trained_first]]
+    with contextlib.ExitStack() as whole:
+        progress = None
         for seed in comparison.seeds:
             records, configs = {}, {}  # of all variants, without the variables that their trainers hold
-            for names in filter(None, (list(comparison.trained_first), others)):
-                if not _train_together(comparison, names, seed, make_trainer, progress, records, configs):
-                    return False
+            for names in filter(None, stages):
+                with contextlib.ExitStack() as stack:
+                    trainers, configurations = {}, {}
+                    for name in names:
+                        with naming(name):
+                            trainers[name], configurations[name] = make_trainer(name, seed, stack)
+                        records[name], configs[name] = trainers[name].configuration, trainers[name].model.config
+                    runs = [trainer.run for trainer in trainers.values()]
+                    fairness.check_records(records, comparison.may_differ)
+                    fairness.check_work(configs, runs[0].task_feature_lengths, comparison.unequal_work)
+                    num_steps = sum(run.train_steps for run in runs)
+                    # The steps of variants that are made later are taken for as many.
+                    progress = progress or whole.enter_context(contextlib.closing(Progress(
+                        num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))))
+                    saved = [folders.steps(RunFolder.checkpoints_of(run.model_dir)) for run in runs]
+                    if all(steps and steps[-1] >= run.train_steps for steps, run in zip(saved, runs, strict=True)):
+                        progress.advance(num_steps, is_trained=False)
+                        subject = "all variants" if len(names) == len(comparison.variants) else " and ".join(names)
+                        progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")
+                    elif not take_turns(trainers, configurations, progress,
+                                        places.at(comparison.model_dir) / f"batches_{seed}.jsonl", comparison.turn,
+                                        stack.enter_context(Stopping(progress.say))):
+                        return False
     return True
-
-
-def _train_together(comparison, names, seed, make_trainer, progress, records, configs):
-    with contextlib.ExitStack() as stack:
-        trainers, configurations = {}, {}
-        for name in names:
-            with naming(name):
-                trainers[name], configurations[name] = make_trainer(name, seed, stack)
-            records[name], configs[name] = trainers[name].configuration, trainers[name].model.config
-        runs = [trainer.run for trainer in trainers.values()]
-        fairness.check_records(records, comparison.may_differ)
-        fairness.check_work(configs, runs[0].task_feature_lengths, comparison.unequal_work)
-        num_steps = sum(run.train_steps for run in runs)
-        # The steps of variants that are made later are taken for as many.
-        progress.begin(num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))
-        saved = [folders.steps(RunFolder.checkpoints_of(run.model_dir)) for run in runs]
-        if all(steps and steps[-1] >= run.train_steps for steps, run in zip(saved, runs, strict=True)):
-            progress.advance(num_steps, is_trained=False)
-            subject = "all variants" if len(names) == len(comparison.variants) else " and ".join(names)
-            progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")
-            return True
-        stopping = stack.enter_context(Stopping(progress.say))
-        batches_file = places.at(comparison.model_dir) / f"batches_{seed}.jsonl"
-        return take_turns(trainers, configurations, progress, batches_file, comparison.turn, stopping)
 
 
 def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: str | pathlib.Path,
@@ -141,38 +136,29 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
     return name, min((index + 1) * turn, train_steps[name])
 
 
-class Progress:
-    """A progress bar of all runs on standard error."""
+class Progress(summaries.Progress):
+    """A progress bar of all runs on standard error.
 
-    def __init__(self):
-        self._num_steps = None
+    Args:
+        num_steps: int. Number of steps of all runs.
+    """
+
+    def __init__(self, num_steps: int):
+        super().__init__(num_steps)
         self._done = 0
         self._trained = 0  # by this process
         self._started = time.perf_counter()
 
-    def begin(self, num_steps: int) -> None:
-        """Shows the bar, for the number of steps of all runs, unless it is shown already."""
-        if self._num_steps is None:
-            self._num_steps = num_steps
-            self._bar = tqdm(total=num_steps, unit="step", file=sys.stderr, disable=None, dynamic_ncols=True)
-
     def advance(self, steps: int, is_trained: bool = True) -> None:
         """Counts steps, of which other processes may have trained some before."""
+        super().advance(steps)
         self._done += steps
         self._trained += steps * is_trained
-        self._bar.update(steps)
 
-    def say(self, text: str) -> None:
-        tqdm.write(text, file=sys.stderr)
-
-    def remaining_seconds(self) -> float:
+    def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
         """Estimates the time until all runs are done, with evaluations and compilations."""
         elapsed = time.perf_counter() - self._started
-        return (self._num_steps - self._done) * elapsed / max(1, self._trained)
-
-    def close(self) -> None:
-        if self._num_steps is not None:
-            self._bar.close()
+        return (self._last_step - self._done) * elapsed / max(1, self._trained)
 
 
 class _OfVariant(summaries.Progress):
@@ -194,7 +180,7 @@ class _OfVariant(summaries.Progress):
         self._whole.say(f"{self._name}: {text}")
 
     def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
-        return self._whole.remaining_seconds()
+        return self._whole.remaining_seconds(step, seconds_per_step)
 
     def close(self) -> None:
         pass  # the bar belongs to the comparison

@@ -1,6 +1,6 @@
 """Whether runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from switch_tf.configs.choices import nearest
@@ -46,11 +46,6 @@ def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:
             "capacity_padding_share": parts["capacity_padding"] / flops}
 
 
-def baseline(configs: dict[str, Any]) -> str:
-    """Returns the name of the variant to compare with: the first one without experts, else the first one."""
-    return next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
-
-
 def check_run(run: Run) -> None:
     """Refuses a Run that does not train to its last step, or has no held-out losses."""
     if run.patience:
@@ -59,13 +54,18 @@ def check_run(run: Run) -> None:
         raise Refusal("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
 
 
-def _work_without_router(configs, task_feature_lengths):
-    """Returns the name of the baseline, and the FLOPs per token of each configuration without its router."""
+def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:
+    """Returns the baseline, and for each configuration its FLOPs per token without its router and their excess.
+
+    The baseline is the first variant without experts, else the first one. The excess is that over the baseline's, as a
+    share of these.
+    """
     flops = {}
     for name, config in configs.items():
         cost = work(config, task_feature_lengths)
         flops[name] = cost["flops_per_token"] * (1 - cost["router_flops_share"])
-    return baseline(configs), flops
+    reference = next((name for name, config in configs.items() if not config.num_experts), next(iter(configs)))
+    return reference, flops, {name: value / flops[reference] - 1 for name, value in flops.items()}
 
 
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work: Sequence[str] = ()) -> None:
@@ -76,19 +76,12 @@ def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         unequal_work: Names of variants that may differ.
     """
-    reference, flops = _work_without_router(configs, task_feature_lengths)
-    for name, value in flops.items():
-        share = value / flops[reference] - 1
+    reference, flops, shares = work_without_router(configs, task_feature_lengths)
+    for name, share in shares.items():
         if abs(share) > _TOLERANCE and name not in unequal_work:
-            raise Refusal(f"{name!r} does {value:,.0f} FLOPs a token without its router and {reference!r} does "
+            raise Refusal(f"{name!r} does {flops[name]:,.0f} FLOPs a token without its router and {reference!r} does "
                           f"{flops[reference]:,.0f}, {share:+.1%}; they may differ by {_TOLERANCE:.0%}. Match "
                           f"them by d_ff, or allow it with Comparison.unequal_work=[{name!r}].")
-
-
-def work_over_baseline(configs: dict[str, Any], task_feature_lengths: dict) -> dict[str, float]:
-    """Returns the work of each variant per token divided by the baseline's, minus 1, without routers."""
-    reference, flops = _work_without_router(configs, task_feature_lengths)
-    return {name: value / flops[reference] - 1 for name, value in flops.items()}
 
 
 def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> None:
@@ -98,12 +91,13 @@ def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> N
         records: dict, name of a variant -> `continuation.record` of its run.
         may_differ: Names of a record that may differ.
     """
-    wanted = next(iter(records.values()))
+    compared = _compared(records)
+    names = next(iter(compared.values()))
     for key in may_differ:
-        if key not in _compared(wanted):
-            raise Refusal(f"Comparison.may_differ names {key!r}; what may differ are "
-                          f"{', '.join(_compared(wanted))}.{nearest(key, _compared(wanted))}")
-    for key, first, value, name, other in _differences(records):
+        if key not in names:
+            raise Refusal(f"Comparison.may_differ names {key!r}; what may differ are {', '.join(names)}."
+                          f"{nearest(key, names)}")
+    for key, first, value, name, other in _differences(compared):
         if key not in may_differ:
             raise Refusal(f"{key} is {value!r} in {first!r} and {other!r} in {name!r}; a comparison needs the same, or "
                           f"Comparison.may_differ=[{key!r}].")
@@ -111,30 +105,30 @@ def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> N
 
 def check_losses(records: dict[str, dict]) -> None:
     """Refuses runs whose held-out losses are not of the same tokens."""
-    for key, first, value, name, other in _differences(records):
+    for key, first, value, name, other in _differences(_compared(records)):
         if key in _OF_LOSSES:
             raise Refusal(f"{key} is {value!r} in {first} and {other!r} in {name}, so their losses are not of the same "
                           "tokens and cannot be compared.")
 
 
-def _compared(record):
-    """Returns the names of a record that variants share."""
-    return [name for name in record if not name.startswith((*_FREE, f"{record['optimizer']}.")) and name != "optimizer"]
+def _compared(records):
+    """Returns the entries of records that variants share."""
+    return {name: {key: value for key, value in record.items() if key != "optimizer"
+                   and not key.startswith((*_FREE, f"{record['optimizer']}."))} for name, record in records.items()}
 
 
 def _differences(records):
-    """Yields the name, and both runs with their values, of each difference to the first run in what variants share."""
+    """Yields the key, and both runs with their values, of each difference to the first run, the most important first.
+
+    The model's keys come first, periods last.
+    """
     (first, wanted), *others = records.items()
+    keys = sorted(wanted, key=lambda key: next(
+        (place for place, start in enumerate(_ORDER) if key.startswith(start)), len(_ORDER)))
     for name, record in others:
-        for key in _by_importance(_compared(wanted)):
+        for key in keys:
             if key in record and record[key] != wanted[key]:
                 yield key, first, wanted[key], name, record[key]
-
-
-def _by_importance(names: Iterable[str]) -> list[str]:
-    """Sorts names of a record: the model's first, periods last."""
-    return sorted(names, key=lambda name: next(
-        (place for place, start in enumerate(_ORDER) if name.startswith(start)), len(_ORDER)))
 
 
 def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) -> list[str]:
@@ -144,32 +138,24 @@ def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) 
 
     Args:
         records: dict, name of a variant -> `continuation.record` of its run.
-        shares: From `work_over_baseline`.
+        shares: From `work_without_router`.
         reference: Name of the baseline.
     """
     lines = [f"{name} does {_amount(share)} work for a token than {reference}, without the router."
              for name, share in shares.items() if abs(share) > _TOLERANCE]
-    wanted = _with_effect(records[reference])
-    for name, record in records.items():
-        other = _with_effect(record)
-        for key in _by_importance(wanted):
-            if key not in other or other[key] == wanted[key]:
-                continue
-            if isinstance(wanted[key], dict) and key != "TASK_FEATURE_LENGTHS":
-                file, *more = [file for file in sorted({*wanted[key], *other[key]})
-                               if wanted[key].get(file) != other[key].get(file)]
-                lines.append(f"{key} differ between {reference} and {name}: {file}"
-                             + (f" and {len(more)} more." if more else "."))
-            else:
-                lines.append(f"{key} is {wanted[key]} in {reference} and {other[key]} in {name}.")
+    # Without entries without effect, and with the same name for learning rates of all optimizers.
+    with_effect = {name: {
+        key.replace(f"{record['optimizer']}.learning_rate", "learning rate"): value for key, value in record.items()
+        if key not in _WITHOUT_EFFECT and (record.get("SwitchConfig.num_experts") or key not in _OF_EXPERTS)}
+        for name, record in records.items()}
+    for key, first, value, name, other in _differences({reference: with_effect[reference], **with_effect}):
+        if isinstance(value, dict) and key != "TASK_FEATURE_LENGTHS":
+            file, *more = [file for file in sorted({*value, *other}) if value.get(file) != other.get(file)]
+            lines.append(f"{key} differ between {first} and {name}: {file}"
+                         + (f" and {len(more)} more." if more else "."))
+        else:
+            lines.append(f"{key} is {value} in {first} and {other} in {name}.")
     return lines
-
-
-def _with_effect(record):
-    """Removes entries without effect, and gives learning rates of all optimizers the same name."""
-    left_out = _WITHOUT_EFFECT | (frozenset() if record.get("SwitchConfig.num_experts") else _OF_EXPERTS)
-    return {name.replace(f"{record['optimizer']}.learning_rate", "learning rate"): value
-            for name, value in record.items() if name not in left_out}
 
 
 def _amount(share):
@@ -177,7 +163,7 @@ def _amount(share):
 
 
 def sentence_about_work(shares: dict[str, float], reference: str) -> str:
-    """Returns a sentence about the work of variants, from `work_over_baseline`."""
+    """Returns a sentence about the work of variants, from `work_without_router`."""
     unequal = [f"{name} does {_amount(share)}" for name, share in shares.items() if abs(share) > _TOLERANCE]
     if not unequal:
         return f"All variants do the same work for a token, within {_TOLERANCE:.0%} and without the router."

@@ -1,18 +1,153 @@
-"""Results of a comparison: the speed-up of each variant to the baseline's quality, and its cost."""
+"""Reads the curves of runs over steps, time, tokens and FLOPs, and compares them: speed-ups to equal loss, costs."""
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from etils import epy
 
+from switch_tf.checkpoints import continuation, folders
+from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
-from switch_tf.comparison.curves import SMOOTHING, Curves, of_tasks
+from switch_tf.configs.switch_config import SwitchConfig
+from switch_tf.refusals import Refusal, first_line
+from switch_tf.reporting import report
+from switch_tf.storage import json_lines, places
 
 with epy.lazy_imports():  # takes a second
     from scipy import stats
 
+# Required fields of a run's record, with a check of each value.
+_NEEDED = {
+    "MIXTURE_OR_TASK_NAME": lambda value: isinstance(value, str),
+    "optimizer": lambda value: isinstance(value, str),
+    "SEED": json_lines.is_step,
+    "BATCH_SIZE": lambda value: json_lines.is_step(value) and 0 < value < 2**31,
+    "TASK_FEATURE_LENGTHS": lambda value: isinstance(value, dict) and {"inputs", "targets"} <= value.keys() and all(
+        json_lines.is_step(length) and length < 2**31 for length in value.values()),
+}
+# Number of evaluations to average, because a single loss depends on the last batch.
+SMOOTHING = 3
 _ERROR_RATE = 0.05  # of all tests of a comparison together
 # Shares of the baseline's run after which its loss is a target for the others.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """The evaluations of a run.
+
+    `name`: Name of the variant.
+    `folder`: Run folder.
+    `checkpoint`: `folders.identity` of the newest checkpoint.
+    `record`: Configuration, from `continuation.record`.
+    `config`: SwitchConfig.
+    `loss_name`: Name of the loss of the mixture in metrics.jsonl.
+    `steps`: Steps of evaluations, without the one before the first step.
+    `losses`: Smoothed losses of the mixture.
+    `values`: Name of any other value of evaluations -> (steps, values), not smoothed.
+    `seconds`, `tokens`, `flops`: Training time, tokens, and FLOPs of products with weights, from the start to each of
+        `steps`. A backward pass counts twice a forward pass.
+    `step_times`: Logged step -> seconds per step before it.
+    """
+
+    name: str
+    seed: int
+    folder: pathlib.Path
+    checkpoint: str
+    record: dict[str, Any]
+    config: Any
+    loss_name: str
+    steps: np.ndarray
+    losses: np.ndarray
+    values: dict[str, tuple[list[int], list[float]]]
+    seconds: np.ndarray
+    tokens: np.ndarray
+    flops: np.ndarray
+    step_times: dict[int, float]
+
+
 Pairs = list[tuple[Curves, Curves]]  # runs of a variant, each with the run of the baseline to compare it with
+
+
+def read(folder: str | pathlib.Path, name: str) -> Curves:
+    """Reads a run folder, finished or not. Refuses one without a checkpoint or a loss, and a loss that is not finite.
+    """
+    folder = places.at(folder)
+    path, description = next(folders.described(RunFolder.checkpoints_of(folder)), (None, {}))
+    if path is None:
+        raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
+    if not (record := description["configuration"]):
+        raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "
+                      "can be compared.")
+    try:
+        config = SwitchConfig(**continuation.model_fields(record))
+        for field, is_right in _NEEDED.items():
+            if not is_right(record.get(field)):
+                raise ValueError(f"{field} is missing or damaged")
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"The configuration in {path / 'checkpoint.json'} cannot be read: {first_line(error)}. Leave "
+                      "the run out of the comparison, or copy its folder again.") from error
+    records = report.read_metrics(folder)
+    loss_name = f"eval/{record['MIXTURE_OR_TASK_NAME']}/loss"
+    after_start = [entry for entry in records if entry["step"] > 0]
+    steps, losses = map(np.array, report.series(after_start, loss_name))
+    diverged = [entry["step"] for entry in after_start if entry.get(loss_name, 0.0) is None]
+    if diverged:
+        raise Refusal(f"The run {str(folder)!r} diverged: its held-out loss at step {diverged[0]} is no number. "
+                      "Leave it out of the comparison, or train it anew.")
+    if not len(steps):
+        raise Refusal(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
+                      "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
+    names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
+    timed = [[entry.get(key) for key in ("step", "train/seconds_per_step", "train/tokens_per_second")]
+             for entry in records]
+    logged, per_step, per_second = np.array([row for row in timed if None not in row], float).reshape(-1, 3).T
+    if not len(logged):
+        raise Refusal(f"The run {str(folder)!r} has no logged speed (train/seconds_per_step in metrics.jsonl), so its "
+                      "training time is unknown; train it to its next LOG_PERIOD.")
+    seconds = np.diff(logged, prepend=0) * per_step  # of training, without evaluations
+    seconds, tokens = (np.interp(steps, [0, *logged], [0, *np.cumsum(values)])
+                       for values in (seconds, seconds * per_second))
+    lengths = record["TASK_FEATURE_LENGTHS"]
+    flops = config.flops_per_sequence(lengths["inputs"], 0 if config.is_encoder_only else lengths["targets"])
+    return Curves(name, record["SEED"], folder, folders.identity(description), record, config, loss_name, steps,
+                  smoothed(losses),
+                  {key: report.series(records, key) for key in sorted(names) if not key.endswith("/unigram_loss")},
+                  seconds, tokens, 3.0 * steps * record["BATCH_SIZE"] * flops,
+                  dict(zip(logged, per_step, strict=True)))
+
+
+def of_tasks(run: Curves) -> dict[str, Curves]:
+    """Returns a run with the losses of each task of its mixture that was evaluated by itself: task -> Curves."""
+    runs = {}
+    for name, (steps, values) in run.values.items():
+        losses = [value for step, value in zip(steps, values, strict=True) if step > 0]
+        if name.endswith("/loss") and len(losses) == len(run.steps):
+            runs[name.split("/")[1]] = dataclasses.replace(run, losses=smoothed(losses))
+    return runs
+
+
+def told_apart(runs: list[Curves]) -> list[Curves]:
+    """Returns runs with unique names: those that share a name and differ in more than the seed get their path."""
+    def is_seed(run):
+        others = [other for other in runs if other.name == run.name and other is not run]
+        return all(other.seed != run.seed and fairness.without_seed(other.record) == fairness.without_seed(run.record)
+                   for other in others)
+
+    return [run if is_seed(run) else dataclasses.replace(run, name=str(run.folder)) for run in runs]
+
+
+def smoothed(losses: Sequence[float]) -> np.ndarray:
+    """Returns the mean of each loss and the two before it. The first two have fewer to average.
+
+    Means are exact before they are rounded, so a tie between two runs stays a tie.
+    """
+    losses = [float(loss) for loss in losses]
+    return np.array([statistics.mean(losses[max(0, end - SMOOTHING):end]) for end in range(1, len(losses) + 1)])
 
 
 def compare(curves: list[Curves]) -> dict:
@@ -35,8 +170,7 @@ def compare(curves: list[Curves]) -> dict:
     fairness.check_losses({str(run.folder): run.record for run in curves})
     records = {name: runs[0].record for name, runs in of_names.items()}
     configs = {name: runs[0].config for name, runs in of_names.items()}
-    baseline, shares = fairness.baseline(configs), fairness.work_over_baseline(
-        configs, curves[0].record["TASK_FEATURE_LENGTHS"])
+    baseline, _, shares = fairness.work_without_router(configs, curves[0].record["TASK_FEATURE_LENGTHS"])
     references = of_names[baseline]
     paired = {name: pairs(runs, references) for name, runs in of_names.items()}
     tests = _tests({name: runs for name, runs in paired.items() if name != baseline})
@@ -63,10 +197,7 @@ def compare(curves: list[Curves]) -> dict:
 
 def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
     """Returns name of a variant -> its runs, in the order of `curves`."""
-    runs: dict[str, list[Curves]] = {}
-    for run in curves:
-        runs.setdefault(run.name, []).append(run)
-    return runs
+    return {run.name: [other for other in curves if other.name == run.name] for run in curves}
 
 
 def pairs(runs: list[Curves], references: list[Curves]) -> Pairs:
@@ -86,24 +217,21 @@ def target(paired: Pairs, share: float) -> dict:
         dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`. Speed-ups are medians, or None if the loss
         is not reached.
     """
-    losses = [reference.losses[max(0, round(share * len(reference.steps)) - 1)] for _, reference in paired]
-    speedups = [_speedup(run, reference, loss) for (run, reference), loss in zip(paired, losses, strict=True)]
+    losses, speedups = [], []
+    for run, reference in paired:
+        losses.append(reference.losses[max(0, round(share * len(reference.steps)) - 1)])
+        at, first = (np.flatnonzero(one.losses <= losses[-1])[:1] for one in (run, reference))
+        # Below 1 if the run is later.
+        speedups.append([float(getattr(reference, along)[first][0] / getattr(run, along)[at][0]) if len(at) else None
+                         for along in ("steps", "seconds")])
     # The lower one of two is the median, so that a seed without a speed-up counts.
     in_steps, in_time = (sorted(values, key=lambda value: value or 0.0)[(len(paired) - 1) // 2]
                          for values in zip(*speedups, strict=True))
     return {"share_of_baseline": share, "loss": _median(losses), "speedup_steps": in_steps, "speedup_time": in_time}
 
 
-def _speedup(run, reference, loss):
-    """Returns the speed-up of a run over another one, in steps and in time, to a loss of the other one.
-
-    It is below 1 if the run is later, and None if it does not reach the loss.
-    """
-    reached = np.flatnonzero(run.losses <= loss)
-    if not len(reached):
-        return None, None
-    at, first = reached[0], np.flatnonzero(reference.losses <= loss)[0]
-    return float(reference.steps[first] / run.steps[at]), float(reference.seconds[first] / run.seconds[at])
+def _at_end(paired):
+    return {name: value for name, value in target(paired, 1.0).items() if name.startswith("speedup")}
 
 
 def _variant(paired, step_time):
@@ -115,25 +243,18 @@ def _variant(paired, step_time):
               for step in run.step_times.keys() & reference.step_times.keys()]
     ratio = _median(ratios or [_median([*run.step_times.values()]) / _median([*reference.step_times.values()])
                                for run, reference in paired])
-    seeds = []
-    for run, reference in paired:
-        in_steps, in_time = _speedup(run, reference, reference.losses[-1])
-        seeds.append({
-            "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
-            "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), "speedup_steps": in_steps,
-            "speedup_time": in_time,
-            "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
-                       "flops": run.flops.tolist(), "loss": run.losses.tolist()},
-            "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
-        })
-    targets = [target(paired, share) for share in _SHARES]
+    seeds = [{
+        "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
+        "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), **_at_end([(run, reference)]),
+        "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
+                   "flops": run.flops.tolist(), "loss": run.losses.tolist()},
+        "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
+    } for run, reference in paired]
     # Each task of the mixture by itself (Figures 7 and 8 of the paper).
-    tasks, of_pairs = {}, [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
-    for name in of_pairs[0][0]:
-        if all(name in found for pair in of_pairs for found in pair):
-            at_end = target([(own[name], other[name]) for own, other in of_pairs], 1.0)
-            tasks[name] = {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
-                           "speedup_steps": at_end["speedup_steps"], "speedup_time": at_end["speedup_time"]}
+    of_pairs = [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
+    tasks = {name: {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
+                    **_at_end([(own[name], other[name]) for own, other in of_pairs])}
+             for name in of_pairs[0][0] if all(name in found for pair in of_pairs for found in pair)}
     return {
         "num_experts": config.num_experts,
         "num_parameters": config.num_parameters,
@@ -142,9 +263,8 @@ def _variant(paired, step_time):
         "step_time_over_dense": ratio,
         "final_loss": _median([run.losses[-1] for run in runs]),
         "loss_over_baseline": float(np.mean([seed["loss_over_baseline"] for seed in seeds])),
-        "speedup_steps": targets[-1]["speedup_steps"],
-        "speedup_time": targets[-1]["speedup_time"],
-        "targets": targets,
+        **_at_end(paired),
+        "targets": [target(paired, share) for share in _SHARES],
         "tasks": tasks,
         "seeds": seeds,
     }

@@ -1,4 +1,4 @@
-"""Reports on run folders: comparison.json, comparison.png, comparison.html, and a table for the terminal."""
+"""Reports on run folders: comparison.json, a page with a picture of the curves, and a table for the terminal."""
 
 import html
 import pathlib
@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from switch_tf.checkpoints.run_folder import RunFolder
-from switch_tf.comparison import curves, figures, results
-from switch_tf.comparison.curves import Curves
-from switch_tf.comparison.figures import times
+from switch_tf.comparison import results
+from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import image, page
+from switch_tf.reporting.report import image, new_figure, page, png, pyplot
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -64,13 +65,13 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
     evaluated = []
     for name, folder in runs:
         try:
-            evaluated.append(curves.read(folder, name))
+            evaluated.append(results.read(folder, name))
         except Refusal:
             if is_complete:
                 raise
     if not evaluated:
         return {}, "No run was evaluated yet, so there is no report."
-    result, folder = write(output, curves.told_apart(evaluated)), places.at(output)
+    result, folder = write(output, results.told_apart(evaluated)), places.at(output)
     return result, "\n".join([table(result), *words(result), f"Report: {folder / 'comparison.html'}",
                               f"Plot:   {folder / 'comparison.png'}"])
 
@@ -81,7 +82,7 @@ def write(folder: str | pathlib.Path, runs: list[Curves]) -> dict:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     outcome = results.compare(runs)
-    picture = figures.draw(runs, outcome)
+    picture = draw(runs, outcome)
     write_whole(folder / "comparison.json", json_lines.dumps(outcome, indent=1) + "\n")
     write_whole(folder / "comparison.png", picture)
     write_whole(folder / "comparison.html", _page(runs, outcome, picture))
@@ -182,3 +183,94 @@ def _html_table(rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table of text whose first row is the head."""
     return "<table>" + "".join("<tr>" + "".join(f"<{tag}>{html.escape(str(entry))}</{tag}>" for entry in row) + "</tr>"
                                for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)) + "</table>"
+
+
+# Speed-ups start at this share of the baseline's run, because models have hardly learnt before.
+_FROM = 0.2
+
+
+def draw(curves: list[Curves], outcome: dict) -> bytes:
+    """Returns a PNG. Of several seeds the median is a line and the range a band.
+
+    Args:
+        curves: Runs of all variants.
+        outcome: Results of `results.compare`.
+    """
+    of_names, baseline = results.by_name(curves), outcome["baseline"]
+    colors = dict(zip(of_names, pyplot().get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
+    colors[baseline] = "tab:red"
+    # Up to four values that all evaluations have, without losses of tasks.
+    shared = set.intersection(*(set(run.values) for run in curves))
+    others = sorted(name for name in shared if not name.endswith("/loss"))[:4]
+    has_tasks = any(variant["tasks"] for variant in outcome["variants"])
+    panels = 5 + len(others) + has_tasks
+    rows = -(-panels // 3)
+    figure, grid = new_figure(15, 4.2 * rows, rows, 3)
+    axes = list(grid.flat)
+    longest = max(run.seconds[-1] for run in curves)
+    time_unit, size = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
+    for panel, (unit, field, scale) in zip(axes, (
+            ("steps", "steps", 1), (f"{time_unit} of training", "seconds", size),
+            ("FLOPs (matrix products with weights)", "flops", 1), ("tokens", "tokens", 1)), strict=False):
+        for name, runs in of_names.items():
+            along, losses = _band(panel, [getattr(run, field) / scale for run in runs], [run.losses for run in runs],
+                                  colors[name], name)
+            reached = np.flatnonzero(losses <= outcome["target_loss"])[:1]
+            panel.plot(along[reached], losses[reached], "o", color=colors[name])
+        panel.axhline(outcome["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
+        panel.set(xlabel=unit, ylabel="held-out loss (nats per token)", title=f"Loss over {unit}")
+    # Median speed-ups to the losses of the baseline.
+    evaluations = max(len(run.steps) for run in of_names[baseline])
+    shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
+    for name, runs in of_names.items():
+        if name != baseline:
+            targets = [results.target(results.pairs(runs, of_names[baseline]), share) for share in shares]
+            for unit, style in (("steps", "-"), ("time", "--")):
+                factors = np.array([entry[f"speedup_{unit}"] for entry in targets], float)  # None becomes NaN
+                axes[4].plot([entry["loss"] for entry in targets], factors, style, color=colors[name])
+    axes[4].axhline(1, color=colors[baseline], linewidth=1)
+    axes[4].invert_xaxis()
+    axes[4].yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
+    axes[4].set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
+                title="Speed-up to equal loss (solid: steps, dashed: time)")
+    for panel, metric in zip(axes[5:], others, strict=False):
+        for name, runs in of_names.items():
+            along, values = zip(*(run.values[metric] for run in runs), strict=True)
+            _band(panel, along, values, colors[name])
+        panel.set(xlabel="steps", title=metric.removeprefix("eval/"))
+    if has_tasks:  # speed-ups in steps to the baseline's loss of each task, 0 if it is never reached
+        panel = axes[panels - 1]
+        for variant in outcome["variants"]:
+            if variant["name"] != baseline:
+                speedups = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
+                panel.plot(list(speedups.values()), list(speedups), "o", color=colors[variant["name"]])
+        panel.axvline(1, color=colors[baseline], linewidth=1)
+        panel.xaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
+        panel.set(xlabel=f"speed-up over {baseline} in steps", title="By task")
+    for panel in axes[:panels]:
+        panel.grid(alpha=0.3)
+    for panel in axes[panels:]:
+        panel.set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
+    return png(figure)
+
+
+def _band(axes, along, values, color, name=None):
+    """Draws the median of seeds, and their range if they are several. Returns the points of the line."""
+    shortest = min(map(len, values))
+    along = np.median([entry[:shortest] for entry in along], axis=0)
+    values = np.array([entry[:shortest] for entry in values])
+    line = np.median(values, axis=0)
+    axes.plot(along, line, color=color, label=name)
+    if len(values) > 1:
+        axes.fill_between(along, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+    return along, line
+
+
+def times(speedup: float | None, form: str = ".2f") -> str:
+    """Formats a speed-up: "1.82x", "1.27x later", "never" for None and 0, "" for an axis below."""
+    if not speedup:
+        return "never"
+    if speedup < 0:
+        return ""
+    return f"{speedup:{form}}x" if speedup >= 1 else f"{1 / speedup:{form}}x later"

@@ -1,15 +1,24 @@
-"""Evaluates a model on one split of a task or mixture; training and `switch-tf eval` both use it."""
+"""Evaluates a model on one split of a task or mixture: the weights of a run in training, and its checkpoints."""
 
+import contextlib
 import dataclasses
+import math
+import pathlib
+import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from switch_tf import data, metrics, partitioning
+from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs import directions
-from switch_tf.configs.run import StepSettings
+from switch_tf.configs.experiment import Experiment
+from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.decoding import check_decodes, log_likelihoods
 from switch_tf.evaluation.objectives import Objective, target_features
@@ -17,6 +26,9 @@ from switch_tf.inference.programs import compile_features, compile_prediction
 from switch_tf.metrics import Measurements
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
+from switch_tf.reporting import progress, summaries
+from switch_tf.storage import json_lines, leftovers, lock
+from switch_tf.storage.whole_file import writing
 
 
 def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: Partitioner | None = None,
@@ -54,12 +66,13 @@ def evaluate(step: Callable, batches: Iterable[dict], description: data.DatasetD
     return sums
 
 
-def unigram_losses(config: SwitchConfig, training_batches: Iterable[dict],
+def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, training_batches: Iterable[dict],
                    held_out: dict[str, Iterable[dict]]) -> dict[str, float]:
     """Returns the loss of a model that knows only the frequency of each token in training targets.
 
     Args:
         config: SwitchConfig.
+        description: data.DatasetDescription of the held-out batches.
         training_batches: batches with the targets to count. Every token of the vocabulary counts once more.
         held_out: name -> batches with the targets to compute the loss on.
 
@@ -73,9 +86,10 @@ def unigram_losses(config: SwitchConfig, training_batches: Iterable[dict],
             counts += np.bincount(targets, weights=weights, minlength=config.vocab_size)[:config.vocab_size]
         return counts
 
-    counts = 1 + count(training_batches)
+    with data.refusing_bad_rows(description):
+        counts = 1 + count(training_batches)
+        held_out_counts = {name: count(batches) for name, batches in held_out.items()}
     log_probs = np.log(counts / counts.sum())
-    held_out_counts = {name: count(batches) for name, batches in held_out.items()}
     return {name: float(-np.sum(counted * log_probs) / counted.sum()) for name, counted in held_out_counts.items()}
 
 
@@ -100,7 +114,7 @@ class TaskResult(NamedTuple):
         if self.measured is not None:
             means = {"loss": self.measured.loss_terms["cross_entropy"],
                      "accuracy" if self.scores is None else "token_accuracy": self.measured.accuracy}
-            values = {name: float(mean.total / (mean.weight or 1.0)) for name, mean in means.items()}
+            values = {name: summaries.divide(mean) for name, mean in means.items()}
         return values if self.scores is None else values | self.scores.metrics
 
 
@@ -109,9 +123,9 @@ class SplitEvaluator:
 
     Tasks with metrics are scored on greedy predictions as long as the description's targets, and on likelihoods. No
     expert drops a token there (`context.Context.no_drop`), so scores depend neither on the batch size nor on the
-    layout. A loss is computed with the configuration's evaluation capacity factor, so tokens may be dropped. Two
-    attributes describe the split: `num_examples`, of each task with metrics, and `warnings`, a sentence for each task
-    with targets that no prediction can match.
+    layout. A loss is computed with the configuration's evaluation capacity factor, so tokens may be dropped. Four
+    attributes describe the split: its `description`, `num_examples`, of each task with metrics, `batches`, of each task
+    and mixture with a loss, and `warnings`, a sentence for each task with targets that no prediction can match.
 
     Args:
         model: SwitchTransformer, built.
@@ -131,7 +145,7 @@ class SplitEvaluator:
         name, split = description.mixture_or_task_name, description.split
         tasks = data.names_of_tasks(name, split)
         self._names = list(dict.fromkeys([name, *tasks]))
-        self._config, self._description = model.config, description
+        self.description = description
         self._evaluator, self.num_examples, self.warnings = None, {}, []
         if data.has_metrics(name, split):
             check_decodes(model.config)
@@ -142,16 +156,11 @@ class SplitEvaluator:
             self._score = compile_features(lambda features: log_likelihoods(model, features), partitioner)
         if losses_of is None:
             losses_of = [task for task in tasks if task not in self.num_examples]
-        self._batches = {}
+        self.batches = {}
         for task in losses_of:
             batches = data.get_dataset(dataclasses.replace(description, mixture_or_task_name=task))
-            self._batches[task] = batches if num_batches is None else batches.take(num_batches).cache()
+            self.batches[task] = batches if num_batches is None else batches.take(num_batches).cache()
         self._step = compile_evaluation(model, settings, partitioner, objective)
-
-    @property
-    def total_examples(self) -> int | None:
-        """Number of examples of all tasks, or None if a loss is computed on an unknown number of them."""
-        return None if self._batches else sum(self.num_examples.values())
 
     def run(self, advance: Callable[[int], None] = lambda count: None,
             has_records: bool = True) -> dict[str, TaskResult]:
@@ -168,14 +177,9 @@ class SplitEvaluator:
         if self._evaluator:
             scores = self._evaluator.evaluate(self._predict, self._score, advance, has_records)
         measured = {name: evaluate(self._step, batches, dataclasses.replace(
-            self._description, mixture_or_task_name=name), advance) for name, batches in self._batches.items()}
+            self.description, mixture_or_task_name=name), advance) for name, batches in self.batches.items()}
         return {name: TaskResult(measured.get(name), scores.get(name)) for name in self._names
                 if name in measured or name in scores}
-
-    def unigram_losses(self, training_batches: Iterable[dict]) -> dict[str, float]:
-        """Returns the loss of a unigram model, by task or mixture; see the function of that name."""
-        with data.refusing_bad_rows(self._description):
-            return unigram_losses(self._config, training_batches, self._batches)
 
 
 def average(results: dict[str, TaskResult]) -> float | None:
@@ -202,3 +206,142 @@ def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
     if lower and all(lower.values()):
         lower["eval/average"] = True
     return {name: is_lower for name, is_lower in lower.items() if is_lower != directions.is_lower_better(name)}
+
+
+class CheckpointEvaluator:
+    """Evaluates checkpoints of one model on a split.
+
+    Each one adds a line to `output/scores.jsonl`. `output/<split>/step_<step>/<task>.jsonl` holds its predictions, and
+    `output/<split>` the scores for TensorBoard.
+
+    Args:
+        described: Experiment on this machine's devices.
+        split: str, a split of the tasks.
+        num_examples: int or None. Largest number of examples of each task with metrics.
+        output: pathlib.Path of a folder.
+    """
+
+    def __init__(self, described: Experiment, split: str, num_examples: int | None, output: pathlib.Path):
+        run, config, partitioner = described.run, described.config, described.partitioner
+        data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
+        num_pieces = partitioner.layout.num_pieces("batch")
+        if run.batch_size % num_pieces:
+            raise Refusal(f"BATCH_SIZE must be a multiple of {num_pieces}, the devices that a batch is split over, "
+                          f"not {run.batch_size}.")
+        self.output, self._split, self._is_chief = output, split, partitioner.is_chief
+        with contextlib.ExitStack() as closing:
+            if self._is_chief:
+                closing.enter_context(lock.held(output))
+            self._model = described.make_model()
+            partitioner.build(self._model)
+            objective = described.make_objective().for_evaluation()
+            objective.build(partitioner)
+            objective.restore()
+            self._evaluator = SplitEvaluator(
+                self._model, data.description_of_data(run, config, split, 0), described.settings, partitioner,
+                objective, num_examples=num_examples)
+            if self._is_chief:
+                for warning in self._evaluator.warnings:
+                    print(warning, file=sys.stderr, flush=True)
+                with writing(output / split):
+                    (output / split).mkdir(parents=True, exist_ok=True)
+                self._events = tf.summary.create_file_writer(str(output / split))
+                closing.callback(self._events.close)
+            self._closing = closing.pop_all()
+
+    def close(self) -> None:
+        """Closes the TensorBoard file and lets another process write."""
+        self._closing.close()
+
+    def evaluate(self, checkpoint: pathlib.Path) -> dict:
+        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for one checkpoint folder."""
+        step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
+        # A loss is computed on an unknown number of examples.
+        total = None if self._evaluator.batches else sum(self._evaluator.num_examples.values())
+        with progress.bar(total, f"Step {step}", " examples") as bar:
+            results = self._evaluator.run(bar.update)
+        tasks = {name: with_perplexity(result) for name, result in results.items()}
+        average_score = average(results)
+        if self._is_chief:
+            folder, values = self.output / self._split, named(tasks, average_score)
+            predictions = folders.path_of(folder, step)
+            leftovers.remove_unfinished(predictions)
+            for task, result in results.items():
+                if result.scores is not None:
+                    data.write_records(predictions / f"{task}.jsonl", result.scores.records)
+            json_lines.append(self.output / "scores.jsonl", [{"step": step, "split": self._split, **values}])
+            with summaries.writing_events(folder), self._events.as_default(step=step):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
+                self._events.flush()
+        return {"step": step, "tasks": tasks, "average": average_score}
+
+
+def with_perplexity(result: TaskResult) -> dict[str, float]:
+    """Returns the values of a result; of one without metrics with the perplexity."""
+    values = result.values
+    return {**values, "perplexity": math.exp(min(values["loss"], 700.0))} if result.scores is None else values
+
+
+def describe(result: dict) -> str:
+    """Returns a table of a result of `CheckpointEvaluator.evaluate`, with a row for each task."""
+    width = max(len("average"), *map(len, result["tasks"]))
+    lines = [f"Step {result['step']}:"]
+    for task, scores in result["tasks"].items():
+        lines.append(f"  {task:<{width}}  " + "  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    if result["average"] is not None:
+        lines.append(f"  {'average':<{width}}  {result['average']:.4f}")
+    return "\n".join(lines)
+
+
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+_MOST_GAPS = 3  # in an example; the rest is left out
+_MOST_WORDS = 60  # in inputs without gaps
+
+
+def predict_examples(model: keras.Model, run: Run, partitioner: Partitioner) -> list[tuple[str, str, str]]:
+    """Returns greedy predictions for the first `run.shown_examples` held-out examples, at most a batch.
+
+    Returns:
+        (inputs, target, prediction) of each example of the validation split, as text.
+    """
+    description = data.description_of_data(run, model.config, "validation", 0)
+    examples = data.examples(description, min(run.shown_examples, run.batch_size))
+    vocabulary = data.target_vocabulary(run.mixture_or_task_name, run.vocabulary)
+    tokens = np.zeros((run.batch_size, run.task_feature_lengths["inputs"]), "int32")
+    for row, example in zip(tokens, examples, strict=False):
+        ids = example["inputs"]["ids"][:tokens.shape[1]]
+        row[:len(ids)] = ids
+    program = compile_prediction(model, run.task_feature_lengths["targets"], partitioner, vocabulary.eos_id)
+    predictions = program({"encoder_input_tokens": tokens})
+    return [(example["inputs"]["text"], example["targets"]["text"],
+             data.spell(vocabulary, np.trim_zeros(ids, "b").tolist()))
+            for example, ids in zip(examples, predictions, strict=False)]
+
+
+def describe_examples(shown: list[tuple[str, str, str]]) -> str:
+    """Returns paragraphs to print: gaps as [prediction | target], or inputs, prediction and target in turn."""
+    paragraphs = ["Held-out text and what the model fills in: [model | truth]"
+                  if any(_SENTINEL.search(inputs) for inputs, *_ in shown) else "Held-out examples:"]
+    for number, example in enumerate(shown, 1):
+        inputs, target, prediction = (text.replace("</s>", "").strip() for text in example)
+        text, *rest = _SENTINEL.split(inputs)
+        if rest:
+            guesses, truths = _by_gap(prediction), _by_gap(target)
+            for gap, following in list(zip(rest[::2], rest[1::2], strict=True))[:_MOST_GAPS]:
+                text += f"[{guesses.get(gap, '')} | {truths.get(gap, '')}]{following}"
+            text += "..." if len(rest) > 2 * _MOST_GAPS else ""
+        else:
+            words = inputs.split()
+            text = " ".join(words[:_MOST_WORDS]) + ("..." if len(words) > _MOST_WORDS else "")
+            text += f"\nmodel: {prediction}\ntruth: {target}"
+        lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 110)]
+        paragraphs.append(f"{number}. " + "\n   ".join(lines))
+    return "\n".join(paragraphs)
+
+
+def _by_gap(text):
+    """Returns the number of each sentinel -> the text after its first occurrence."""
+    _, *rest = _SENTINEL.split(text)
+    gaps = list(zip(rest[::2], rest[1::2], strict=True))
+    return {number: following.strip() for number, following in reversed(gaps)}

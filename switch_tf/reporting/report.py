@@ -1,9 +1,13 @@
-"""Summarises a finished or interrupted run, and writes `report.html` with curves, explanations and configuration."""
+"""Summarises a run by the names of its `metrics.jsonl`, and writes `report.html` with curves and configuration."""
 
 import base64
 import html
+import io
 import pathlib
+import re
 import sys
+import types
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +15,6 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
-from switch_tf.reporting import figures, names
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
 
@@ -44,33 +47,34 @@ def write(folder: str | pathlib.Path) -> None:
     records = read_metrics(folder)
     if not records:
         return
-    pictures = figures.draw(records)
+    pictures = draw(records)
     write_whole(folder / "loss.png", pictures["Loss"])
-    write_whole(folder / "report.html", _page(folder, summary_of(folder, records), pictures))
+    write_whole(folder / "report.html", _page(folder, summarize(folder, records), pictures))
 
 
-def summarize(folder: str | pathlib.Path) -> dict:
+def summarize(folder: str | pathlib.Path, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
     for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best;
     a metric without a known direction has none.
+
+    Args:
+        folder: Run folder.
+        records: Records of the file. Defaults to `read_metrics(folder)`.
     """
-    return summary_of(places.at(folder), read_metrics(folder))
-
-
-def summary_of(folder: pathlib.Path, records: list[dict]) -> dict:
-    """Returns the summary of a run with these records of its `metrics.jsonl`, see `summarize`."""
+    folder = places.at(folder)
+    records = read_metrics(folder) if records is None else records
     summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
                "report": str(folder / "report.html"), "plot": str(folder / "loss.png")}
     trained = [record for record in records if "train/loss" in record]
     if trained:
         summary["train/loss"] = trained[-1]["train/loss"]
-        if speeds := figures.series(trained, "train/tokens_per_second")[1]:
+        if speeds := series(trained, "train/tokens_per_second")[1]:
             summary["train/tokens_per_second"] = float(np.median(speeds))
     declared = directions.declared_in(records)
     for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
-        steps, values = figures.series(records, name)
+        steps, values = series(records, name)
         if values and name.endswith("/unigram_loss"):
             summary[name] = values[0]
         elif values:
@@ -81,9 +85,9 @@ def summary_of(folder: pathlib.Path, records: list[dict]) -> dict:
     return summary
 
 
-def describe(value: dict, is_share: bool = False) -> str:
+def describe(value: dict, is_share: bool) -> str:
     """Returns the text of a summary entry with a first, last and best value. A share is in per cent."""
-    return ", ".join(f"{word}{names.shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
+    return ", ".join(f"{word}{shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
         ("", "first"), ("", "last"), ("best ", "best")) if key in value)
 
 
@@ -111,7 +115,7 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict]:
 
 
 def _page(folder, summary, pictures):
-    rows, shares = [], names.shares(summary)
+    rows, shares = [], find_shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
             value = describe(value, name in shares)
@@ -129,7 +133,7 @@ def _page(folder, summary, pictures):
 
 def describe_summary(summary: dict) -> str:
     """Returns a few lines on the end of a run, from its summary with `step`, `report` and `plot`."""
-    lines, shares = [f"Step {summary['step']}."], names.shares(summary)
+    lines, shares = [f"Step {summary['step']}."], find_shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
             share = f" (the last {value['last'] / value['first']:.0%} of the first)" if name.endswith("/loss") else ""
@@ -156,3 +160,166 @@ def page(title: str, body: str) -> str:
 def image(text: str, png: bytes) -> str:
     """Returns the HTML of an embedded PNG image with an alternative text."""
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+# Panels of a figure: the name of a value, and a title.
+_TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
+_SPEED = (("train/tokens_per_second", "tokens per second"),
+          ("train/model_flops_utilization", "model FLOP utilisation"),
+          ("train/input_wait_fraction", "time spent waiting for input"))
+# Suffixes of shares, which are drawn in per cent.
+_SHARES = ("utilization", "wait_fraction", "tokens_dropped")
+_EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
+            ("load_balancing_loss", "load-balancing loss (1 = even)"))
+
+
+def draw(records: list[dict]) -> dict[str, bytes]:
+    """Returns title -> PNG image: "Loss", "Training", "Speed" and, for a sparse model, "Experts"."""
+    figures = {"Loss": _loss(records), "Training": _panels(records, _TRAINING), "Speed": _panels(records, _SPEED)}
+    layers = sparse_layers(name for record in records for name, value in record.items() if value is not None)
+    if layers:
+        figures["Experts"] = _experts(records, layers)
+    return {title: png(figure) for title, figure in figures.items()}
+
+
+def pyplot() -> types.ModuleType:
+    """Returns matplotlib.pyplot for a machine without a display, imported when a figure is drawn: it takes a second."""
+    import matplotlib  # here, because the back end is chosen before pyplot is imported
+    matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # names of metrics and runs may hold dollar signs
+    from matplotlib import pyplot
+    return pyplot
+
+
+def series(records: list[dict], name: str) -> tuple[list[int], list]:
+    """Returns the steps and values of one name, without those that are missing or not finite."""
+    points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, np.ndarray]:
+    """Returns a matplotlib figure of a size in inches, and its axes [rows, columns]."""
+    return pyplot().subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+
+
+def _loss(records):
+    figure, ((axes,),) = new_figure(8, 5)
+    curves = {"training": series(records, "train/cross_entropy")}
+    levels = []
+    for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
+        task, points = name.split("/")[1], series(records, name)
+        if points[1] and name.endswith("/unigram_loss"):
+            levels.append(points[1][0])
+            axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
+        elif points[1] and name.endswith("/loss"):
+            curves[f"held out, {task}"] = points
+    blue, *others = pyplot().get_cmap("tab10").colors
+    for (label, (steps, values)), color in zip(curves.items(), (blue, *others * len(curves)), strict=False):
+        axes.plot(steps, values, color=color, label=label,
+                  marker="o" if label != "training" and len(steps) < 50 else None)
+    # The loss at step 0 is text, because it is twice the later values and would compress the axis.
+    points = [point for curve in curves.values() for point in zip(*curve, strict=True)]
+    learnt, start = [value for step, value in points if step], [value for step, value in points if not step]
+    if learnt and start:
+        high = max(learnt + levels)
+        top = high + 0.08 * (high - min(learnt))
+        if max(start) > top:
+            axes.set_ylim(top=top)
+            axes.annotate(f"step 0: {max(start):.2f}", (0, 1), xycoords=("data", "axes fraction"), xytext=(6, -14),
+                          textcoords="offset points", color="tab:orange")
+    axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2)  # beside the axes, where it hides no curve
+    return figure
+
+
+def _panels(records, panels):
+    figure, (row,) = new_figure(4 * len(panels), 3, 1, len(panels))
+    for axes, (name, title) in zip(row, panels, strict=True):
+        _curve(axes, records, name, title)
+        axes.set_ylim(bottom=0)
+    return figure
+
+
+def _curve(axes, records, name, title):
+    """Draws the values of a name: shares in per cent, and rates as whole numbers with commas."""
+    axes.plot(*series(records, name), color="tab:blue")
+    axes.set(xlabel="step", title=title)
+    axes.grid(alpha=0.3)
+    if name.endswith(_SHARES):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    elif name.endswith("per_second"):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def _experts(records, layers):
+    """Draws a row for each sparse layer: the load of its experts over the run, then its router's statistics."""
+    figure, rows = new_figure(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
+    for row, layer in zip(rows, layers, strict=True):
+        steps, load = _loads(records, layer)
+        num_experts = len(load)
+        image = row[0].imshow(load, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0,
+                              vmax=max(2 / num_experts, float(np.nanmax(load))), origin="lower",
+                              extent=(steps[0], steps[-1] or 1, -0.5, num_experts - 0.5) if len(steps) > 1 else None)
+        even = f"even: {100 / num_experts:.3g}%"
+        row[0].set(title=f"{layer}: share of tokens\n({even})", xlabel="step", ylabel="expert")
+        figure.colorbar(image, ax=row[0], format=lambda value, _: f"{100 * value:.3g}%")
+        for axes, (name, title) in zip(row[1:], _EXPERTS, strict=True):
+            _curve(axes, records, router(layer, name), title)
+    return figure
+
+
+def _loads(records, layer):
+    """Returns the steps, and the shares of tokens <float>[experts, steps], with the final number of experts."""
+    steps, loads = series(records, router(layer, "expert_load"))
+    kept = [(step, load) for step, load in zip(steps, loads, strict=True) if len(load) == len(loads[-1])]
+    return [step for step, _ in kept], np.transpose(np.asarray([load for _, load in kept], float))
+
+
+def png(figure: Any) -> bytes:
+    """Returns a matplotlib figure as a PNG image, and closes it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot().close(figure)
+    return buffer.getvalue()
+
+
+_LAYER = re.compile(r"(encoder|decoder)/[^/]*_[0-9]{1,9}(/.+)?")
+
+
+def router(layer: str, name: str) -> str:
+    """Returns the logged name of a statistic of a sparse layer's router."""
+    return f"router/{layer}/{name}"
+
+
+def sparse_layers(names: Iterable[str]) -> list[str]:
+    """Returns the layers in logged names, in the order of the model.
+
+    Encoder before decoder, then by number, then queries, keys and values, feed-forward. Ignores names of another form,
+    which occur in damaged files.
+    """
+
+    def position(layer):
+        stack, number, *sublayer = layer.split("/")
+        return stack == "decoder", int(number.rpartition("_")[2]), not sublayer, sublayer == ["attention", "key_value"]
+
+    parts = [name.partition("/")[2].rpartition("/") for name in names if name.startswith("router/")]
+    return sorted({layer for layer, _, name in parts if name == "expert_load" and _LAYER.fullmatch(layer)},
+                  key=position)
+
+
+def find_shares(names: Iterable[str]) -> set[str]:
+    """Returns the names with values from 0 to 1, which are shown in per cent.
+
+    An "accuracy" beside a "token_accuracy" is a task's own metric, from 0 to 100 like seqio's.
+    """
+    names = set(names)
+    return {name for name in names if name.endswith(("token_accuracy", "_utilization", "_wait_fraction")) or (
+        name.rpartition("/")[2] == "accuracy" and name.removesuffix("accuracy") + "token_accuracy" not in names)}
+
+
+def shown(value: float, is_share: bool) -> str:
+    """Returns the text of a value: four digits, or per cent for a share."""
+    return f"{value:.1%}" if is_share else f"{value:.4f}"

@@ -18,9 +18,9 @@ from tqdm import tqdm
 import switch_tf
 from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.metrics import Mean, RouterStats, StepMeasurements
+from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.reporting import names
+from switch_tf.reporting import report
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import writing
@@ -51,22 +51,22 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
         others: name -> further value, such as the speed.
     """
     batch = measured.batch
-    values = {name: _divide(term) for name, term in batch.loss_terms.items()}
-    values["accuracy"] = _divide(batch.accuracy)
+    values = {name: divide(term) for name, term in batch.loss_terms.items()}
+    values["accuracy"] = divide(batch.accuracy)
     for name in ("load_balancing_loss", "router_z_loss"):
-        values[name] = sum(_divide(getattr(stats, name)) for stats in batch.routers.values())
-    values |= {"loss": _divide(measured.loss), "gradient_norm": _divide(measured.gradient_norm), **others}
+        values[name] = sum(divide(getattr(stats, name)) for stats in batch.routers.values())
+    values |= {"loss": divide(measured.loss), "gradient_norm": divide(measured.gradient_norm), **others}
     logged = {f"train/{name}": value for name, value in values.items()}
     for layer, stats in batch.routers.items():
-        logged |= {names.router(layer, name): _divide(mean) for name, mean in stats._asdict().items()}
-        logged[names.router(layer, "dead_experts")] = logged[names.router(layer, "expert_load")].count(0)
+        logged |= {report.router(layer, name): divide(mean) for name, mean in stats._asdict().items()}
+        logged[report.router(layer, "dead_experts")] = logged[report.router(layer, "expert_load")].count(0)
     return logged
 
 
 def shown(values: dict[str, float]) -> str:
     """Returns the values of an evaluation as a line of text."""
-    shares = names.shares(values)
-    return "  ".join(f"{name} {names.shown(value, name in shares)}" for name, value in values.items())
+    shares = report.find_shares(values)
+    return "  ".join(f"{name} {report.shown(value, name in shares)}" for name, value in values.items())
 
 
 def _utilization(share):
@@ -74,7 +74,8 @@ def _utilization(share):
     return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 
-def _divide(mean: Mean):
+def divide(mean: Mean) -> Any:
+    """Returns total / weight of a Mean on the host, or the total where the weight is 0: a float, or a list of them."""
     value = np.asarray(mean.total) / (mean.weight if mean.weight else 1.0)
     return value.tolist()
 
@@ -189,17 +190,17 @@ class Progress:
     """A progress bar on a terminal, and lines of text, both on standard error.
 
     Args:
-        first_step, last_step: int.
+        last_step: int.
         is_shown: bool. Whether this process shows anything.
     """
 
-    def __init__(self, first_step: int, last_step: int, is_shown: bool = True):
+    def __init__(self, last_step: int, is_shown: bool = True):
         self._last_step = last_step
-        self._last_reported = first_step
+        self._last_reported = 0
         self._is_shown = is_shown
         self._last_line = -math.inf
-        self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=sys.stderr,
-                         disable=None if is_shown else True, dynamic_ncols=True)
+        self._bar = tqdm(total=last_step, unit="step", file=sys.stderr, disable=None if is_shown else True,
+                         dynamic_ncols=True)
 
     def resume(self, step: int) -> None:
         """Sets the step that training starts from. The bar's rate and remaining time count from here."""
@@ -230,11 +231,11 @@ class Progress:
         """Returns the time to the last step, at the speed of the last logged steps."""
         return (self._last_step - step) * seconds_per_step
 
-    def log(self, step: int, values: dict, routers: dict[str, RouterStats]) -> None:
-        """Prints the `training_values` of some steps, and the tokens that their routers dropped."""
+    def log(self, step: int, values: dict) -> None:
+        """Prints the `training_values` of some steps."""
         self._last_reported = step
         remaining = self.remaining_seconds(step, values["train/seconds_per_step"])
-        dropped = [_divide(stats.fraction_tokens_dropped) for stats in routers.values()]
+        dropped = [value for name, value in values.items() if name.endswith("/fraction_tokens_dropped")]
         mfu = values.get("train/model_flops_utilization")  # absent for a chip of an unknown type
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.1%}  "

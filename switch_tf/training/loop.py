@@ -1,34 +1,57 @@
-"""The training loop: steps, and between them logging, evaluation and checkpoints."""
+"""The state of a run, and the training loop: steps, and between them logging, evaluation and checkpoints."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from switch_tf import data, metrics
 from switch_tf.checkpoints import folders
-from switch_tf.checkpoints.checkpointer import FailedSave
+from switch_tf.checkpoints.best import Best
+from switch_tf.checkpoints.checkpointer import Checkpointer, FailedSave
 from switch_tf.checkpoints.run_folder import LEFT_OUT, RunFolder
 from switch_tf.configs import accounting
 from switch_tf.configs.run import Run, StepSettings
+from switch_tf.evaluation import split_evaluator
 from switch_tf.evaluation.objectives import Objective
+from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Outage, Refusal, first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
-from switch_tf.reporting.meter import Meter
 from switch_tf.storage import places
 from switch_tf.training import stopping
-from switch_tf.training.speed import Peak, Profiling
-from switch_tf.training.state import State
+from switch_tf.training.speed import Meter, Peak, Profiling
 from switch_tf.training.train_step import Divergence, compile_steps, first_bad_tensor
-from switch_tf.training.validation import Validation
 
 _PATIENCE = 20  # seconds to wait for one batch before a message is printed
 _GRACE = 5  # seconds to wait for one batch after a signal before the run ends without it
 _WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
             "examples of every task, for which small data are read over and over.")
+
+
+@dataclasses.dataclass
+class State:
+    """Everything that a run needs to continue.
+
+    Args:
+        model: SwitchTransformer, built.
+        optimizer: Keras optimizer, built.
+        batches: data.Batches with the next training batches.
+        checkpointer: Checkpointer of the run.
+        step: int, training steps taken.
+        sums: StepMeasurements on the host, summed since the last logged step; None if there are none.
+    """
+
+    model: SwitchTransformer
+    optimizer: keras.optimizers.Optimizer
+    batches: data.Batches
+    checkpointer: Checkpointer
+    step: int = 0
+    sums: metrics.StepMeasurements | None = None
 
 
 class _Stopped(Exception):
@@ -60,7 +83,7 @@ class Training:
         self.objective = objective
         self.partitioner = partitioner
         self.folder = folder
-        self.progress = progress
+        self.progress, self._say = progress, progress.say
         config = state.model.config
         lengths = run.task_feature_lengths
         self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
@@ -69,11 +92,15 @@ class Training:
         self._profiling = Profiling(run.profile_steps // settings.steps_per_call if partitioner.is_chief else 0,
                                     folder.path, partitioner, progress.say)
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
-        self._validation = Validation(state, run, settings, objective, partitioner, folder, self._writer, progress)
+        # Made for the first evaluation, because it reads examples.
+        self._evaluator: split_evaluator.SplitEvaluator | None = None
+        self._best = Best(run, folder)
+        self._best.take_up(state.step, partitioner.is_chief)
         self._changing = threading.RLock()  # held while the state changes, and while it is saved
         self._first_step, self._started = state.step, time.monotonic()
         self._is_save_requested = threading.Event()
         self._is_begun = False
+        self._stop_reason: Callable[[], str | None] = lambda: None
         self._stopped_by: str | None = None
         self._patience_reason = None  # set if PATIENCE ended the run
         self._is_finished = False
@@ -111,12 +138,13 @@ class Training:
             Divergence: a loss or gradient is not finite; the last good checkpoint stays.
             Refusal: a checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
-        self._begin(stop_reason)
+        self._stop_reason = stop_reason
+        self._begin()
         timed_from = self.state.step + num_untimed_steps
         self._meter.restart()
-        while self.state.step < step and not (self._is_out_of_patience() or self._is_stopped(stop_reason())):
+        while self.state.step < step and not (self._is_out_of_patience() or self._is_stopped()):
             with self._changing:
-                if not self._take_steps(self.state.step >= timed_from, look_at, stop_reason):
+                if not self._take_steps(self.state.step >= timed_from, look_at):
                     continue
                 with self._meter.paused():
                     if self._is_due(self.run.log_period):
@@ -126,7 +154,7 @@ class Training:
                         self._save()
             if self._is_due(self.run.eval_period):
                 with self._meter.paused():
-                    self._evaluate(stop_reason)
+                    self._evaluate()
         with self._changing:
             try:
                 self.state.checkpointer.wait()  # runs that train in turns would write in the turns of others
@@ -194,13 +222,13 @@ class Training:
             self._writer.flush()
             self._is_finished = True
             if self._stopped_by:
-                self.progress.say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is "
+                self._say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is "
                                   f"saved in {self.folder.path}; the same command goes on from there.")
             self.close()
         summary = self._try_last(lambda: report.summarize(self.folder.path))
-        summary = summary or report.summary_of(self.folder.path, [])
-        if best := self._validation.best.current:
-            self.progress.say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
+        summary = summary or report.summarize(self.folder.path, [])
+        if best := self._best.current:
+            self._say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
                               f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
         return {"interrupted": bool(self._stopped_by), **summary, "step": self.state.step}
 
@@ -222,10 +250,15 @@ class Training:
             self.state.checkpointer.close()
         except Refusal as failure:
             unsaved = failure
-            self.progress.say(str(unsaved))
+            self._say(str(unsaved))
+
+        def write_report():
+            if self.partitioner.is_chief and self._has_folder():
+                self._say("Writing the report ...")
+                report.write(self.folder.path)
+
         for last_action in (self._profiling.close, self._writer.close,
-                            lambda: self._write_end(error or str(unsaved or "")), self._write_report,
-                            self.folder.close):
+                            lambda: self._write_end(error or str(unsaved or "")), write_report, self.folder.close):
             self._try_last(last_action)
         self.progress.close()
         if unsaved is not None and not error:
@@ -236,13 +269,8 @@ class Training:
         try:
             return action()
         except (OSError, Refusal) as failure:
-            self.progress.say(f"{str(failure).rstrip('.')}. What is saved stays, and the same command writes the rest.")
+            self._say(f"{str(failure).rstrip('.')}. What is saved stays, and the same command writes the rest.")
             return None
-
-    def _write_report(self):
-        if self.partitioner.is_chief and self._has_folder():
-            self.progress.say("Writing the report ...")
-            report.write(self.folder.path)
 
     def _write_end(self, error):
         """Records in the run folder why the run ended, for `eval --follow`."""
@@ -267,23 +295,23 @@ class Training:
             return False
         return True
 
-    def _begin(self, stop_reason):
+    def _begin(self):
         """Evaluates the model, unless that was done before the last stop, and traces the step, once."""
         if self._is_begun:
             return
         self._is_begun = True
         if self._is_due(self.run.eval_period) and self.partitioner.any_process(
                 not self.folder.has_evaluation(self.state.step)):
-            self._evaluate(stop_reason)
-        if self._is_stopped(stop_reason()):
+            self._evaluate()
+        if self._is_stopped():
             self._is_begun = False
         elif self.state.step < self.run.train_steps:
             self.state.batches.read_ahead()
             started = time.perf_counter()
             later = " The first step also optimises the graph." if self.partitioner.compiles_later else ""
-            self.progress.say("Tracing the training step ..." if later else "Compiling the training step ...")
+            self._say("Tracing the training step ..." if later else "Compiling the training step ...")
             self.partitioner.trace(self._step, self.state.batches.element_spec)
-            self.progress.say(f"... {time.perf_counter() - started:.0f} s.{later}")
+            self._say(f"... {time.perf_counter() - started:.0f} s.{later}")
 
     def _is_due(self, period):
         """Returns whether an action with a period is due at this step. A period of 0 is never due."""
@@ -299,32 +327,32 @@ class Training:
 
     def _is_out_of_patience(self):
         """Returns whether PATIENCE ends the run. All processes compute the same answer."""
-        if reason := self._validation.best.reason_to_stop(self.state.step):
-            self.progress.say(f"Ended at step {self.state.step} by {reason}.")
+        if reason := self._best.reason_to_stop(self.state.step):
+            self._say(f"Ended at step {self.state.step} by {reason}.")
         self._patience_reason = reason
         return reason is not None
 
-    def _is_stopped(self, reason):
-        hours = self.run.max_hours
+    def _is_stopped(self):
+        reason, hours = self._stop_reason(), self.run.max_hours
         if hours is not None and time.monotonic() - self._started > 3600 * hours:
             reason = reason or f"Run.max_hours ({hours:g})"
         is_stopped = self.partitioner.any_process(bool(reason))
         self._stopped_by = (reason or "a signal or notice to another process") if is_stopped else None
         return is_stopped
 
-    def _take_steps(self, is_timed, look_at, stop_reason):
+    def _take_steps(self, is_timed, look_at):
         """Runs the next call of the step. Returns False if a signal came and no batch did."""
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
         try:
-            batches = state.batches.wait(self._impatience(stop_reason))
+            batches = state.batches.wait(self._impatience())
         except tf.errors.OpError as error:
             description = data.description_of_data(self.run, state.model.config, "train", self.run.seed)
             reason = (sentence_about_data(error) or data.bad_row(description, error) or first_line(error)).rstrip(".")
             raise Refusal(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
                           f"{self._settled_checkpoint()}.") from error
         if batches is None:
-            self.progress.say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
+            self._say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
                               "the run ends without it.")
             self._meter.restart()  # the wait belongs to no step
             return False
@@ -334,7 +362,15 @@ class Training:
         with self._profiling.step(state.step):
             measured, bad_step = self._step(self.partitioner.place(batches))
             if (bad_step := int(bad_step)) >= 0:
-                raise Divergence(self._divergence(batches, bad_step))
+                step = state.step + bad_step
+                tensor = first_bad_tensor(
+                    state.model, {name: value[bad_step] for name, value in batches.items()}, self.run.seed, step,
+                    self.settings, self.partitioner, self.objective)
+                raise Divergence(
+                    f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {tensor}. "
+                    "Nothing was updated by that step, and the last good checkpoint is "
+                    f"{self._settled_checkpoint()}. A lower learning rate, clip_norm or router_dtype='float32' usually "
+                    "help.")
             measured = metrics.to_host(measured)
         state.sums = metrics.merge(state.sums, measured)
         state.step += num_steps
@@ -344,7 +380,7 @@ class Training:
             self.progress.glance(state.step, float(measured.loss.total) / float(measured.loss.weight))
         return True
 
-    def _impatience(self, stop_reason):
+    def _impatience(self):
         """Returns a function that decides, while a batch is awaited, whether to give up: some seconds after a signal.
 
         One of several processes never gives up alone, because the others wait for it in the next collective.
@@ -356,8 +392,8 @@ class Training:
             now = time.monotonic()
             if not is_announced and now - asked > _PATIENCE:
                 is_announced = True
-                self.progress.say(_WAITING.format(self.state.step, _PATIENCE))
-            if heard is None and self.partitioner.num_processes == 1 and stop_reason():
+                self._say(_WAITING.format(self.state.step, _PATIENCE))
+            if heard is None and self.partitioner.num_processes == 1 and self._stop_reason():
                 heard = now
             return heard is not None and now - heard > _GRACE
 
@@ -372,27 +408,27 @@ class Training:
         speeds = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
         values = summaries.training_values(state.sums, speeds)
         self._writer.write(state.step, values)
-        self.progress.log(state.step, values, state.sums.batch.routers)
+        self.progress.log(state.step, values)
         if state.step % self.run.log_period == 0:
             state.sums = None
 
-    def _evaluate(self, stop_reason):
+    def _evaluate(self):
         def go_on(num_examples):
-            if self._is_stopped(stop_reason()):
+            if self._is_stopped():
                 raise _Stopped
 
         self.folder.check_is_there()
         try:
             go_on(0)
-            if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._validation.compiles:
+            if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._evaluator is None:
                 self._save()  # because no process can leave a compilation alone
-            self._validation.run(self._keep_best, go_on)
+            self._validate(go_on)
         except _Stopped:
             if (self.run.best_metric or self.state.step == self.run.train_steps
                     or self.state.step > self._first_step):
-                self.progress.say(f"The evaluation of step {self.state.step} is made at the next start.")
+                self._say(f"The evaluation of step {self.state.step} is made at the next start.")
             else:  # stopped twice. A machine that is often taken away would train no further.
-                self.progress.say(f"The evaluation of step {self.state.step} is left out.")
+                self._say(f"The evaluation of step {self.state.step} is left out.")
                 self._writer.write(self.state.step, {LEFT_OUT: 1})
         except FailedSave as failure:
             self._go_on_after(failure)
@@ -402,17 +438,49 @@ class Training:
             raise Outage(f"The evaluation of step {self.state.step} failed ({first_line(error).rstrip('.')}); the same "
                          f"command goes on from {self._last_checkpoint()}.") from error
 
-    def _keep_best(self, values):
-        with self._changing:
-            self._save()
-            self.state.checkpointer.keep_best(self._validation.best, self.state.step, values)
+    def _validate(self, go_on):
+        """Evaluates the current step, logs the results, and keeps its checkpoint if it is better than all before it."""
+        run, step = self.run, self.state.step
+        self._evaluator = self._evaluator or self._make_evaluator()
+        results = self._evaluator.run(go_on, has_records=False)
+        values = split_evaluator.named({name: result.values for name, result in results.items()},
+                                       split_evaluator.average(results))
+        if step == 0 and run.unigram_batches:
+            description = data.description_of_data(run, self.state.model.config, "train", run.seed + 1)
+            losses = split_evaluator.unigram_losses(
+                self.state.model.config, self._evaluator.description,
+                data.get_dataset(description).take(run.unigram_batches), self._evaluator.batches)
+            values |= {f"eval/{name}/unigram_loss": loss for name, loss in losses.items()}
+        declared = split_evaluator.declared_directions(results)
+        self._writer.write(step, values, declared)
+        self._say(f"step {step}/{run.train_steps}  {summaries.shown(values)}")
+        if not np.isfinite(values.get(run.best_metric, 0.0)):
+            self._say(f"{run.best_metric} is not finite at step {step}, so this evaluation is no better than any "
+                      "other.")
+        if self._best.is_improved(values, declared):
+            with self._changing:
+                self._save()
+                self.state.checkpointer.keep_best(self._best, step, values)
+
+    def _make_evaluator(self):
+        run, task, config = self.run, self.run.mixture_or_task_name, self.state.model.config
+        tasks = data.names_of_tasks(task, "validation") if run.eval_each_task else []
+        if data.has_metrics(task, "validation"):
+            self._say("Tracing predictions, for the metrics of the task ...")
+        evaluator = split_evaluator.SplitEvaluator(
+            self.state.model, data.description_of_data(run, config, "validation", 0), self.settings, self.partitioner,
+            self.objective.for_evaluation(), [task, *tasks], run.eval_batches, run.eval_batches * run.batch_size)
+        for warning in evaluator.warnings:
+            self._say(warning)
+        return evaluator
 
     def _save(self, is_last=False):
+        state = self.state
         self.folder.check_is_there()
         try:
-            self.state.save(self._writer.flush)
+            state.checkpointer.save(state.step, state.sums and metrics.to_json(state.sums), self._writer.flush)
         except FailedSave as failure:
-            is_earlier = failure.step < self.state.step  # this one waited for it, and has not begun
+            is_earlier = failure.step < state.step  # this one waited for it, and has not begun
             if is_last and not is_earlier:
                 raise
             self._go_on_after(failure)
@@ -423,18 +491,9 @@ class Training:
         """Raises the error of a save, unless the run is to go on after one."""
         if self.run.on_failed_save == "stop":
             raise failure
-        self.progress.say(f"{failure.sentence} Training goes on, since Run.on_failed_save is 'continue'.")
+        self._say(f"{failure.sentence} Training goes on, since Run.on_failed_save is 'continue'.")
 
     # Messages of a run that ends early.
-
-    def _divergence(self, batches, bad_step):
-        step = self.state.step + bad_step
-        features = {name: value[bad_step] for name, value in batches.items()}
-        tensor = first_bad_tensor(self.state.model, features, self.run.seed, step, self.settings, self.partitioner,
-                                  self.objective)
-        return (f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {tensor}. Nothing "
-                f"was updated by that step, and the last good checkpoint is {self._settled_checkpoint()}. A lower "
-                "learning rate, clip_norm or router_dtype='float32' usually help.")
 
     def lost_process(self, cause: str) -> str:
         """Returns the message for a run that has lost one of its other processes.

@@ -34,13 +34,19 @@ _MOST = 64
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def devices_of_this_process(num_devices: int | None) -> int | None:
-    """Returns the share of `--devices` of this process.
+def devices_of_this_process(num_devices: int | None, count: int | None = None) -> int | None:
+    """Returns the share of `--devices` of this process, one of `count` or of those that TF_CONFIG names.
 
     Raises:
         Refusal: The number of processes does not divide the devices, or TF_CONFIG cannot be read.
     """
-    return _share(num_devices, len(cluster.members().addresses))
+    count = count or len(cluster.members().addresses)
+    if num_devices is None:
+        return None
+    if num_devices < 1 or num_devices % count:
+        raise Refusal(f"--devices must be a positive multiple of the {count} process{'es' * (count > 1)}, not "
+                      f"{num_devices}.")
+    return num_devices // count
 
 
 def say_who_is_awaited() -> None:
@@ -118,7 +124,8 @@ class CommonEnd:
 
     def __init__(self, partitioner: "Partitioner", command: str):
         self._partitioner, self._command = partitioner, command
-        self._watching = partitioner.watching(lambda: self._text(self._gone()))
+        self._gone = f"Another of the {partitioner.num_processes} processes is gone"
+        self._watching = partitioner.watching(lambda: self._text(self._gone))
         self.message: Callable[[str], str] = lambda cause: (
             f"{cause}; start all processes again with the same command.")
 
@@ -129,12 +136,12 @@ class CommonEnd:
     def __exit__(self, kind, error, traceback):
         if error is not None and self._partitioner.is_lost_process(error):
             # Exit handlers would wait for it.
-            outputs.end(OUTAGE, self._text(f"{self._gone()} ({_reason(str(error))})"))
+            outputs.end(OUTAGE, self._text(f"{self._gone} ({_reason(str(error))})"))
         self._watching.__exit__(kind, error, traceback)
         if isinstance(error, Refusal):
             stopping.classify(error, is_running=False)
         if error is None:
-            self._partitioner.end_together(f"switch-tf {self._command}: {self._gone()}, after this one had finished; "
+            self._partitioner.end_together(f"switch-tf {self._command}: {self._gone}, after this one had finished; "
                                            "start all processes again with the same command.")
         else:
             self._partitioner.end_soon(error.exit_status if isinstance(error, Refusal) else
@@ -143,23 +150,12 @@ class CommonEnd:
     def _text(self, cause):
         return f"switch-tf {self._command}: {self.message(cause)}"
 
-    def _gone(self):
-        return f"Another of the {self._partitioner.num_processes} processes is gone"
 
 def _reason(error):
     """Returns the part of a back end's error that names the cause."""
     match = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
                       r"failed to connect[^\n]*)", error)
     return match[1] if match else error.strip().partition("\n")[0]
-
-
-def _share(num_devices, count):
-    if num_devices is None:
-        return None
-    if num_devices < 1 or num_devices % count:
-        raise Refusal(f"--devices must be a positive multiple of the {count} process{'es' * (count > 1)}, not "
-                      f"{num_devices}.")
-    return num_devices // count
 
 
 def run(words: list[str], count: int, num_devices: int | None = None) -> int:
@@ -180,21 +176,31 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
                       "TF_CONFIG.")
     if host.has_tpu() and count > 1:
         raise Refusal("The chips of a TPU belong to one process of their host; leave out --processes.")
-    _share(num_devices, count)
-    gpus = _gpus_of_each(count)
+    devices_of_this_process(num_devices, count)
+    gpus = host.gpus()
+    if len(gpus) % count:
+        raise Refusal(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
+                      f"{count}; set CUDA_VISIBLE_DEVICES to fewer, or to nothing for the CPU.")
+    share = len(gpus) // count
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    children, end_with_this = [], _ends_with(os.getpid())
+    children, parent, prctl = [], os.getpid(), ctypes.CDLL(None, use_errno=True).prctl
+
+    def end_with_parent():
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # from the kernel; the child saves on it
+        if os.getppid() != parent:  # it has ended already
+            os._exit(INTERRUPTED)
+
     for index in range(count):
         environ = dict(os.environ)
         cluster.put(environ, addresses, index)
         if gpus:
-            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index])
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * share:(index + 1) * share])
         output: dict[str, Any] = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         # The last of two --processes counts.
         command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]
         # In a session of its own, because a signal to this process's group would otherwise reach it twice.
         children.append(subprocess.Popen(command, env=environ, start_new_session=True,
-                                         preexec_fn=end_with_this, **output))
+                                         preexec_fn=end_with_parent, **output))
     relays = [threading.Thread(target=_relay, args=(child.stderr, index), daemon=True)
               for index, child in enumerate(children[1:], 1)]
     for relay in relays:
@@ -209,29 +215,6 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
             relay.join(timeout=GRACE_SECONDS)
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _gpus_of_each(count):
-    """Returns the GPUs of each process, an empty list if there are none."""
-    gpus = host.gpus()
-    if len(gpus) % count:
-        raise Refusal(f"--processes must divide the {len(gpus)} GPU{'s' * (len(gpus) > 1)} of this machine, not "
-                      f"{count}; set CUDA_VISIBLE_DEVICES to fewer, or to nothing for the CPU.")
-    share = len(gpus) // count
-    return [gpus[index * share:(index + 1) * share] for index in range(count)] if gpus else []
-
-
-def _ends_with(parent):
-    """Returns a function for a new child that makes the kernel send it SIGTERM, on which it saves, when `parent` ends.
-    """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def set_signal():
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(INTERRUPTED)
-
-    return set_signal
 
 
 def _wait(children, signals=()):
@@ -262,14 +245,9 @@ def _wait(children, signals=()):
                 killed.add(child)
                 child.kill()
         time.sleep(0.1)
-    return of_all([_status(child.returncode) for child in children if child not in killed])
-
-
-def _status(code):
-    """Returns the exit status of a child from its return code, which is negative after a signal."""
-    if -code in SIGNALS:
-        return INTERRUPTED
-    return OUTAGE if code == -signal.SIGKILL else BUG if code < 0 else code  # the kernel kills where memory is short
+    # A return code is negative after a signal. The kernel kills where memory is short.
+    return of_all([INTERRUPTED if -code in SIGNALS else OUTAGE if code == -signal.SIGKILL else BUG if code < 0 else code
+                   for code in (child.returncode for child in children if child not in killed)])
 
 
 def _describe(status):
@@ -293,11 +271,6 @@ def _relay(stream, index):
 
 def free_ports(count: int) -> list[int]:
     """Returns different ports that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for bound in sockets:  # all stay open, so that the ports differ
-            bound.bind(("127.0.0.1", 0))
+    with contextlib.ExitStack() as stack:  # all stay open, so that the ports differ
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [bound.getsockname()[1] for bound in sockets]
-    finally:
-        for bound in sockets:
-            bound.close()

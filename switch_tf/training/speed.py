@@ -1,11 +1,13 @@
-"""Measures the peak FLOPs per second of the devices, and records profiles of training steps."""
+"""Measures the speed of training and the peak FLOPs per second of the devices, and records profiles of steps."""
 
 import contextlib
 import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from switch_tf.hardware.devices import are_jax, device_type, nominal_flops
@@ -36,7 +38,7 @@ class Peak:
         is_out_of_reach = device_type() == "TPU" or device_type() == "GPU" and are_jax()
         self._is_unknown = self._nominal is None and is_out_of_reach
         if self._nominal is None and not self._is_unknown:
-            self._products = _Products(dtype)
+            self._rate_of_products = measuring(dtype)
             self._fastest = 0.0
             self._measure()
 
@@ -60,34 +62,47 @@ class Peak:
         return self._fastest * self._count
 
     def _measure(self):
-        self._fastest = max(self._fastest, self._products.measure())
+        self._fastest = max(self._fastest, self._rate_of_products())
         self._measured_at = time.monotonic()
 
 
-class _Products:
-    """A chain of large matrix products in one call, so that the host waits only once."""
+def measuring(dtype: str) -> Callable[[], float]:
+    """Returns a function that measures the FLOPs per second of large products, for about a quarter of a second."""
+    size = _SIZES.get(device_type(), _LARGE)
+    run = compile_products(dtype, size)
 
-    def __init__(self, dtype):
-        self._size = _SIZES.get(device_type(), _LARGE)
-        self._factor = tf.fill((self._size, self._size), tf.cast(1 / self._size, dtype))  # maps ones to ones
-        self._run = tf.function(self._multiply, autograph=False)
+    def timed(count):
+        started = time.perf_counter()
+        float(run(tf.constant(count)))
+        return time.perf_counter() - started
 
-    def _multiply(self, count):
-        _, product = tf.while_loop(lambda index, _: index < count,
-                                   lambda index, x: (index + 1, tf.matmul(x, self._factor)),
-                                   (tf.constant(0), tf.ones_like(self._factor)))
+    def measure():
+        timed(1)  # traces the function
+        count = math.ceil(0.25 / timed(1))
+        return 2 * size**3 * count / timed(count)
+
+    return measure
+
+
+def compile_products(dtype: str, size: int) -> Callable:
+    """Returns a function that computes a chain of square products in one call, so that the host waits only once.
+
+    Args:
+        dtype: str.
+        size: int. Rows and columns.
+
+    Returns:
+        Function of the number of products, an <int32> scalar, to one of the numbers.
+    """
+    factor = tf.fill((size, size), tf.cast(1 / size, dtype))  # maps ones to ones
+
+    @tf.function(autograph=False)
+    def run(count):
+        _, product = tf.while_loop(lambda index, _: index < count, lambda index, x: (index + 1, tf.matmul(x, factor)),
+                                   (tf.constant(0), tf.ones_like(factor)))
         return tf.cast(product[0, 0], tf.float32)
 
-    def measure(self, seconds=0.25):
-        """Returns FLOPs per second, measured for about `seconds`."""
-        self._timed(1)  # traces the function
-        count = math.ceil(seconds / self._timed(1))
-        return 2 * self._size**3 * count / self._timed(count)
-
-    def _timed(self, count):
-        started = time.perf_counter()
-        float(self._run(tf.constant(count)))
-        return time.perf_counter() - started
+    return run
 
 
 class Profiling:
@@ -119,19 +134,14 @@ class Profiling:
         Args:
             number: Steps taken before.
         """
-        if not self.is_recording:
+        if self.is_recording and self._annotate is None:
+            folder = self._recording.enter_context(places.uploaded(self._folder))
+            self._annotate = self._recording.enter_context(self._partitioner.profile(folder))
+        with self._annotate(number) if self._annotate else contextlib.nullcontext():
             yield
-        else:
-            self._annotate = self._annotate or self._begin()
-            with self._annotate(number):
-                yield
         self._call += 1
         if self._call == self._calls.stop:
             self.close()
-
-    def _begin(self):
-        folder = self._recording.enter_context(places.uploaded(self._folder))
-        return self._recording.enter_context(self._partitioner.profile(folder))
 
     def close(self) -> None:
         """Writes what was recorded."""
@@ -144,3 +154,69 @@ class Profiling:
             self._say(f"The run ended before call {self._calls.start + 1} of the step, the first that PROFILE_STEPS "
                       "records.")
         self._annotate, self._calls = None, range(0)
+
+
+class Meter:
+    """Counts steps, tokens and the time spent training.
+
+    Args:
+        flops_per_step: float, FLOPs of the model itself.
+        peak: Peak, the rate that utilisation is relative to.
+    """
+
+    def __init__(self, flops_per_step: float, peak: Any):
+        self._flops_per_step = flops_per_step
+        self._peak = peak
+        self._resumed = time.perf_counter()
+        self._start_over()
+
+    def _start_over(self):
+        # Untimed and timed steps: seconds, number, tokens, seconds of waiting for input.
+        self._sums = np.zeros((2, 4))
+        self._is_timed = True
+
+    def restart(self) -> None:
+        """Starts the clock now."""
+        self._resumed = time.perf_counter()
+
+    def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed: bool = True) -> None:
+        """Counts steps that end now.
+
+        Args:
+            num_steps: int.
+            num_tokens: float, real tokens in these steps.
+            input_wait: float, seconds spent waiting for input.
+            is_timed: bool. Untimed steps count only if there are no timed ones.
+        """
+        self._is_timed = is_timed
+        self._sums[int(is_timed), 1:] += num_steps, num_tokens, input_wait
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock within this scope."""
+        self._sums[int(self._is_timed), 0] += time.perf_counter() - self._resumed
+        try:
+            yield
+        finally:
+            self._resumed = time.perf_counter()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any step was counted since the last reading."""
+        return bool(self._sums[:, 1].any())
+
+    def read(self) -> dict[str, float]:
+        """Returns the speeds since the last reading, and starts over. Called within `paused`.
+
+        Without "model_flops_utilization" for a chip of an unknown type.
+        """
+        seconds, steps, tokens, input_wait = self._sums[int(self._sums[1, 1] > 0)].tolist()
+        self._start_over()
+        used = self._flops_per_step * steps / seconds
+        peak = self._peak.flops(used)
+        return {
+            "tokens_per_second": tokens / seconds,
+            "seconds_per_step": seconds / steps,
+            **({} if peak is None else {"model_flops_utilization": used / peak}),
+            "input_wait_fraction": input_wait / seconds,
+        }

@@ -158,13 +158,11 @@ class Stopping(_Listening):
         elif self._heard_at is None:
             self._heard_at = time.monotonic()
             self.stop(number.name, "; once more stops without saving")
-        elif not self._is_repeated(number):
-            outputs.end(INTERRUPTED, f"{number.name} once more: ended without saving.")
-
-    def _is_repeated(self, number):
-        limit = _ONE_REQUEST_OF_ENDED_PARENT if os.getppid() != self._parent else (
-            0 if number == signal.SIGINT else _ONE_REQUEST)
-        return time.monotonic() - self._heard_at < limit
+        else:
+            limit = _ONE_REQUEST_OF_ENDED_PARENT if os.getppid() != self._parent else (
+                0 if number == signal.SIGINT else _ONE_REQUEST)
+            if time.monotonic() - self._heard_at >= limit:  # no repetition of the one before
+                outputs.end(INTERRUPTED, f"{number.name} once more: ended without saving.")
 
     def _rescue(self):
         """Saves all runs and ends the process as soon as no run is in a training step."""
@@ -175,7 +173,6 @@ class Stopping(_Listening):
                 outputs.end(refusal.exit_status, str(refusal))
             if told and all(told):
                 outputs.end(INTERRUPTED, "\n".join(told))
-
 
 
 @contextlib.contextmanager
@@ -197,7 +194,9 @@ def classify(refusal: Refusal, is_running: bool = True) -> None:
     """
     if refusal.exit_status != REFUSED:
         return
-    causes = _causes(refusal)
+    causes: list[BaseException] = [refusal]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
     if is_running and any(isinstance(cause, BrokenCheckpoint) for cause in causes):  # its weights are not finite
         refusal.exit_status = DIVERGED
         return
@@ -210,13 +209,6 @@ def classify(refusal: Refusal, is_running: bool = True) -> None:
 def is_passing(error: BaseException) -> bool:
     """Returns whether an error of TensorFlow is one that a bucket or a disk raises for a time."""
     return bool(_is_outage(error, is_running=False))
-
-
-def _causes(error):
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    return causes
 
 
 def _is_outage(error, is_running):

@@ -5,14 +5,14 @@ finite in one.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from switch_tf import checks, context, metrics, partitioning, statuses
-from switch_tf.configs.choices import TRAINABLE, check_choice
+from switch_tf import context, metrics, partitioning, statuses
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective
@@ -79,25 +79,16 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
         sums = part(0)
     else:
         with in_part(0) as rows:
-            zeros = _zeros_measured(model, rows, settings, objective)
-        sums = _sum_parts(part, count, [tf.zeros_like(variable) for variable in variables],
-                          (zeros, tf.zeros([], dtype)))
+            zeros = _zeros_measured(model, rows, settings, objective), tf.zeros([], dtype)
+        # One part at a time, to hold the activations of one only.
+        _, *sums = tf.while_loop(
+            lambda index, *_: index < count,
+            lambda index, *sums: (index + 1, *metrics.merge(sums, part(index))),
+            (tf.constant(0), [tf.zeros_like(variable) for variable in variables], zeros), parallel_iterations=1)
     gradients, (measured, loss) = partitioner.sum_over_parts(sums)
     norm = tf.linalg.global_norm([tf.cast(gradient, dtype) for gradient in gradients])
     return gradients, StepMeasurements(measured, *(Mean(total, tf.ones([], dtype))
                                                    for total in (weights.tokens, norm, loss)))
-
-
-def _sum_parts(part, count, gradients, sums):
-    """Adds the gradients and measurements of all parts to zeros, one part at a time to hold one's activations only."""
-
-    def add_part(index, gradients, sums):
-        more_gradients, more = part(index)
-        return index + 1, [a + b for a, b in zip(gradients, more_gradients, strict=True)], metrics.merge(sums, more)
-
-    _, gradients, sums = tf.while_loop(lambda index, *_: index < count, add_part, (tf.constant(0), gradients, sums),
-                                       parallel_iterations=1)
-    return gradients, sums
 
 
 def _zeros_measured(model, features, settings, objective):
@@ -206,7 +197,6 @@ def check_trainable(trainable: str, config: SwitchConfig) -> None:
         trainable: str, see `freeze`.
         config: SwitchConfig.
     """
-    check_choice("TRAINABLE", trainable, TRAINABLE)
     is_missing = (trainable == "decoder" and config.is_encoder_only) or (
         trainable in ("experts", "router") and not config.sparse_layer_names) or (
         trainable == "router" and config.routing_policy == config.decoder_policy == "hash")
@@ -238,7 +228,6 @@ def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_f
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         num_microbatches: int.
     """
-    checks.lengths("TASK_FEATURE_LENGTHS", task_feature_lengths)
     if layout.is_one_program and config.dispatch in ("index", "ragged"):
         raise Refusal(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
                       "layout splits them over several; use dispatch='einsum' or 'auto'.")
@@ -307,19 +296,7 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
 @contextlib.contextmanager
 def _checked_outputs(model):
     """Makes every layer check its floating-point outputs within this scope."""
-    layers = model._flatten_layers(include_self=False)
-    originals = [(layer, layer.call) for layer in layers]
-    for layer, call in originals:
-        object.__setattr__(layer, "call", _checked(layer, call))
-    try:
-        yield
-    finally:
-        for layer, _ in originals:
-            object.__delattr__(layer, "call")
-
-
-def _checked(layer, call):
-    def checked_call(*args, **kwargs):
+    def call_and_check(layer, call, *args, **kwargs):
         outputs = call(*args, **kwargs)
         is_traced = not tf.executing_eagerly()  # to find the structure of its results; there are no values yet
         if not is_traced and not all(
@@ -327,7 +304,14 @@ def _checked(layer, call):
             raise _Found(_short(layer.path))
         return outputs
 
-    return checked_call
+    layers = list(model._flatten_layers(include_self=False))
+    for layer in layers:
+        object.__setattr__(layer, "call", functools.partial(call_and_check, layer, layer.call))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "call")
 
 
 def _is_finite(tensor) -> bool:

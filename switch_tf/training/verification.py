@@ -4,9 +4,10 @@ The comparison needs float64. There the order of a sum changes only the sixteent
 edge of its ReLU and no token moves to another expert, as happens in float32. A wrong layout differs far more.
 """
 
+import functools
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -18,20 +19,14 @@ from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning import axes_of, collectives, with_axes
-from switch_tf.partitioning.collectives import Collective
-from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.training import train_step
-from switch_tf.training.train_step import compile_steps
 
 # Relative differences up to here may come from the order of float64 sums; 140 correct steps reached 1e-14.
 LIMIT = 1e-9
 # Differences are judged in this dtype alone. In any other, the order of a sum can decide where a token goes.
 JUDGED_DTYPE = "float64"
-
-MakeModel = Callable[[], keras.Model]
-MakeOptimizer = Callable[[], keras.optimizers.Optimizer]
 
 
 class Difference(NamedTuple):
@@ -79,45 +74,32 @@ class Outcome(NamedTuple):
     program: str = ""
 
 
-def train(make_model: MakeModel, make_optimizer: MakeOptimizer, partitioner: Partitioner, batches: list[dict],
-          seed: int, settings: StepSettings, say: Callable[[str], None] = lambda text: None,
-          make_objective: Callable[[], Objective] = Objective) -> Outcome:
-    """Takes a training step with each batch.
-
-    Args:
-        make_model: function that returns a SwitchTransformer, not built.
-        make_optimizer: function that returns a Keras optimizer, not built.
-        partitioner: Partitioner.
-        batches: list of dicts of <int32>[batch, length], one for each step.
-        seed: int, for initial weights, dropout and jitter.
-        settings: StepSettings with steps_per_call 1.
-        say: function that prints a line of text.
-        make_objective: function that returns an Objective, not built.
-
-    Raises:
-        Refusal: a loss or gradient is not finite.
-    """
-    devices = f"{partitioner.layout.num_devices} device{'s' * (partitioner.layout.num_devices > 1)}"
-    say(f"Building the model on {devices} ...")
-    return Twin(make_model, make_optimizer, partitioner, seed, settings, make_objective).train(
-        batches, lambda step, loss: say(f"step {step}/{len(batches)} on {devices}: loss {loss:.7f}"))
-
-
 def compare(expected: Outcome, actual: Outcome) -> Verification:
     """Returns the largest differences between the outcome on one device and another outcome."""
     losses = list(zip(expected.losses, actual.losses, strict=True))
     by_step = [Difference(abs(a - b) / abs(a), f"step {step + 1}") for step, (a, b) in enumerate(losses)]
     later = max(by_step, key=lambda difference: difference.value)
     gradient = _largest(np.max, expected.paths, expected.gradients, actual.gradients)
-    weight = _largest(_root_mean_square, expected.paths, expected.weights, actual.weights)
+    weight = _largest(lambda x: np.sqrt(np.mean(np.square(x, dtype=np.float64))), expected.paths, expected.weights,
+                      actual.weights)
     return Verification(by_step[0], later, gradient, weight, losses, actual.program)
 
 
 class Twin:
-    """A model and its optimizer under a partitioner, with their compiled step. Arguments as in `train`."""
+    """A model and its optimizer under a partitioner, with their compiled step.
 
-    def __init__(self, make_model: MakeModel, make_optimizer: MakeOptimizer, partitioner: Partitioner, seed: int,
-                 settings: StepSettings, make_objective: Callable[[], Objective] = Objective):
+    Args:
+        make_model: function that returns a SwitchTransformer, not built.
+        make_optimizer: function that returns a Keras optimizer, not built.
+        partitioner: Partitioner.
+        seed: int, for initial weights, dropout and jitter.
+        settings: StepSettings with steps_per_call 1.
+        make_objective: function that returns an Objective, not built.
+    """
+
+    def __init__(self, make_model: Callable[[], keras.Model], make_optimizer: Callable[[], keras.optimizers.Optimizer],
+                 partitioner: Partitioner, seed: int, settings: StepSettings,
+                 make_objective: Callable[[], Objective] = Objective):
         keras.utils.set_random_seed(seed)
         self.model, self.optimizer = make_model(), make_optimizer()
         self.partitioner = partitioner
@@ -125,50 +107,48 @@ class Twin:
         objective = make_objective()
         objective.build(partitioner)
         objective.restore()
-        self._recorded = []
-        self._record_gradients()
-        self._step = compile_steps(self.model, self.optimizer, seed, settings, partitioner, objective)
-        self._variables = partitioner.compile(partitioner.results(lambda _: [
-            [tf.convert_to_tensor(variable.value) for variable in variables]
-            for variables in (self.model.trainable_variables, self._recorded)]))
-
-    def _record_gradients(self):
-        """Makes the optimizer store its gradients, because computing them separately would compile everything twice."""
-        with self.partitioner.creates_variables():
-            for variable in self.model.trainable_variables:
-                self._recorded.append(with_axes(
-                    axes_of(variable), keras.Variable, np.zeros(variable.shape, variable.dtype), trainable=False,
-                    dtype=variable.dtype, aggregation="only_first_replica"))
+        # The optimizer stores its gradients, because computing them separately would compile everything twice.
+        with partitioner.creates_variables():
+            stored = [with_axes(axes_of(variable), keras.Variable, np.zeros(variable.shape, variable.dtype),
+                                trainable=False, dtype=variable.dtype, aggregation="only_first_replica")
+                      for variable in self.model.trainable_variables]
         apply = self.optimizer.apply
 
-        def record_and_apply(gradients, variables):
-            for recorded, gradient in zip(self._recorded, gradients, strict=True):
-                recorded.assign(gradient)
+        def store_and_apply(gradients, variables):
+            for variable, gradient in zip(stored, gradients, strict=True):
+                variable.assign(gradient)
             apply(gradients, variables)
 
-        object.__setattr__(self.optimizer, "apply", record_and_apply)
+        object.__setattr__(self.optimizer, "apply", store_and_apply)
+        self._step = train_step.compile_steps(self.model, self.optimizer, seed, settings, partitioner, objective)
+        self._variables = partitioner.compile(partitioner.results(lambda _: [
+            [tf.convert_to_tensor(variable.value) for variable in variables]
+            for variables in (self.model.trainable_variables, stored)]))
 
     def train(self, batches: list[dict], on_step: Callable[[int, float], None] = lambda step, loss: None) -> Outcome:
-        """Takes a step with each batch, from the current values, and calls `on_step` with its number and loss."""
+        """Takes a step with each batch, from the current values.
+
+        Args:
+            batches: list of dicts of <int32>[batch, length].
+            on_step: function called after each step with its number and loss.
+
+        Raises:
+            Refusal: a loss or gradient is not finite.
+        """
         losses, gradients = [], None
         for features in batches:
             placed = self.partitioner.place({name: value[None] for name, value in features.items()})
-            losses.append(self._take_step(placed))
-            if gradients is None:
-                gradients = self._read(placed)[1]
+            measured, bad_step = self._step(placed)
+            if int(bad_step) >= 0:
+                raise Refusal("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
+                              "learning rate or other initial weights.")
+            losses.append(float(measured.loss.total))
+            if len(losses) in (1, len(batches)):
+                weights, stored = tf.nest.map_structure(np.asarray, self._variables(placed))
+                gradients = gradients or stored
             on_step(len(losses), losses[-1])
         paths = [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
-        return Outcome(losses, gradients, self._read(placed)[0], paths, self.partitioner.program_text(self._step))
-
-    def _take_step(self, placed):
-        measured, bad_step = self._step(placed)
-        if int(bad_step) >= 0:
-            raise Refusal("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
-                          "learning rate or other initial weights.")
-        return float(measured.loss.total)
-
-    def _read(self, placed):
-        return tf.nest.map_structure(np.asarray, self._variables(placed))
+        return Outcome(losses, gradients, weights, paths, self.partitioner.program_text(self._step))
 
 
 def _largest(size, paths, expected, actual) -> Difference:
@@ -178,10 +158,6 @@ def _largest(size, paths, expected, actual) -> Difference:
         value = float(size(np.abs(a - b)) / (size(np.abs(a)) or 1.0))
         differences.append(Difference(np.inf if np.isnan(value) else value, path))
     return max(differences, key=lambda difference: difference.value)
-
-
-def _root_mean_square(x):
-    return np.sqrt(np.mean(np.square(x, dtype=np.float64)))
 
 
 def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> tuple[dict, str]:
@@ -209,51 +185,42 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
         batches = list(data.get_dataset(description).take(num_steps))
     if added := described.make_objective().added_features():
         batches = [added.added_to(batch) for batch in batches]
-    differences = compare(*(
-        train(described.make_model, described.make_optimizer, partitioner, batches, run.seed, settings,
-              lambda text: print(text, file=sys.stderr, flush=True), described.make_objective)
-        for partitioner in (Partitioner(), described.partitioner)))
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    outcomes = []
+    for partitioner in (Partitioner(), described.partitioner):
+        devices = f"{partitioner.layout.num_devices} device{'s' * (partitioner.layout.num_devices > 1)}"
+        say(f"Building the model on {devices} ...")
+
+        def show(step, loss, devices=devices):
+            say(f"step {step}/{len(batches)} on {devices}: loss {loss:.7f}")
+
+        # Nothing else may hold the first model when the second one is built.
+        outcomes.append(Twin(described.make_model, described.make_optimizer, partitioner, run.seed, settings,
+                             described.make_objective).train(batches, show))
+    differences = compare(*outcomes)
     sent = [
         *(collective for function in ("computed", "applied") for collective in collectives.read(dumps, function)),
         *collectives.read_xla(differences.program)]
-    dtype = described.make_model().compute_dtype
-    result = as_json(differences, described.layout, dtype, sent)
-    return result, describe(differences, result, dtype)
-
-
-def as_json(differences: Verification, layout: Layout, dtype: str, sent: Sequence[Collective]) -> dict:
-    """Returns the JSON object, with `exit_status` 1 if the differences are too large or an all-to-all is unsafe.
-
-    Args:
-        differences: Differences between the layout and one device.
-        layout: Layout with its mesh.
-        dtype: Compute dtype of the model.
-        sent: Collectives of a step.
-    """
+    dtype, mesh = described.make_model().compute_dtype, described.layout.mesh
     num_unsafe = sum(collective.is_unsafe for collective in sent)
-    return {
+    result = {
         "loss_relative_difference": differences.loss.value,
         "gradient_relative_difference": differences.gradient.value,
         "weight_difference": differences.weight.value,
         "later_loss_relative_difference": differences.later_loss.value,
         "losses": differences.losses,
-        "mesh": layout.mesh,
+        "mesh": mesh,
         "collectives": collectives.summarize(sent),
         "unsafe_all_to_alls": num_unsafe,
         "exit_status": int(num_unsafe > 0 or (dtype == JUDGED_DTYPE and not differences.is_equal)),
     }
-
-
-def describe(differences: Verification, result: dict, dtype: str) -> str:
-    """Returns the differences, the collectives and the verdict as text. `result` is from `as_json`."""
     steps = len(differences.losses)
     rows = {"loss, first step": differences.loss, "gradients, first step": differences.gradient,
             f"loss, {steps} steps": differences.later_loss, f"weights after {steps} steps": differences.weight}
-    mesh = ", ".join(f"{axis}={size}" for axis, size in result["mesh"].items())
-    lines = [f"Mesh {mesh} against one device, {dtype}.",
+    lines = [f"Mesh {', '.join(f'{axis}={size}' for axis, size in mesh.items())} against one device, {dtype}.",
              f"Largest relative differences, where rounding explains {LIMIT:.0e}:"]
     lines += [f"  {name:<24} {row.value:.1e}  {row.where}" for name, row in rows.items()]
-    if result["collectives"]:
+    if sent:
         combined = "as XLA combined them" if differences.program else "before TensorFlow combines any"
         lines.append(f"Collectives of a step, {combined}, and their bytes on each device:")
         lines += [f"  {kind:<16} {entry['count']:>5} {entry['bytes']:>14,}"
@@ -261,8 +228,8 @@ def describe(differences: Verification, result: dict, dtype: str) -> str:
     else:
         lines.append("No collectives were seen." if differences.program else
                      "No collectives were seen: tf.distribute sums gradients outside of the program.")
-    if result["unsafe_all_to_alls"]:
-        lines.append(f"{result['unsafe_all_to_alls']} all-to-alls between two dimensions that are both not the first: "
+    if num_unsafe:
+        lines.append(f"{num_unsafe} all-to-alls between two dimensions that are both not the first: "
                      "TensorFlow permutes their data.")
     if result["exit_status"]:
         lines.append("This layout computes something else.")
@@ -271,4 +238,4 @@ def describe(differences: Verification, result: dict, dtype: str) -> str:
     else:
         lines.append(f"Not judged in {dtype}, where the order of a sum can decide where a token goes: leave "
                      "ACTIVATION_DTYPE out.")
-    return "\n".join(lines)
+    return result, "\n".join(lines)

@@ -73,6 +73,6 @@ def test_a_bucket_that_fails_is_one_sentence_and_an_outage(number, status, bucke
 
 def test_scores_grow_in_a_bucket(bucket):
     file = places.at(bucket.new_folder()) / "scores.jsonl"
-    json_lines.append(file, {"step": 1})
-    json_lines.append(file, {"step": 2})
+    json_lines.append(file, [{"step": 1}])
+    json_lines.append(file, [{"step": 2}])
     assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2]

@@ -65,12 +65,12 @@ def _write_run(folder, configuration, steps=(7,), has_record=False):
 @pytest.fixture(scope="module")
 def kept_run(run_folder, tmp_path_factory):
     """A copy of it that keeps itself as data, as `train` leaves one."""
-    from switch_tf.training import state
+    from switch_tf.training import trainer
 
     folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("kept") / "run")
     described = Experiment.from_run(folder)
     model, run = SwitchTransformer(described.config), described.run
-    state.keep_config(folder, model, run, "auto", print)
+    trainer.keep_config(folder, model, run, "auto", print)
     return folder
 
 

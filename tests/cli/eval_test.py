@@ -11,7 +11,7 @@ from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import select
 from switch_tf.cli import main, options
 from switch_tf.configs.run import Run, StepSettings
-from switch_tf.evaluation import checkpoint_evaluator
+from switch_tf.evaluation import split_evaluator
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.partitioner import Partitioner
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
         config=SwitchConfig(), run=Run("run", "task", {"inputs": 8, "targets": 8}, 20, 2), settings=StepSettings(),
         partitioner=Partitioner()))
     monkeypatch.setattr(folders, "check_size", lambda config, checkpoint: None)
-    monkeypatch.setattr(checkpoint_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
+    monkeypatch.setattr(split_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=evaluate))
     assert main.main(["eval", f"--run={run_folder}", "--step=all"]) == (0 if is_removed else 2)
     out, err = capsys.readouterr()

@@ -159,7 +159,7 @@ def faked(monkeypatch, tmp_path):
     from switch_tf import data
     from switch_tf.aot import answers, estimate, search
     from switch_tf.comparison import driver
-    from switch_tf.evaluation import checkpoint_evaluator
+    from switch_tf.evaluation import split_evaluator
     from switch_tf.partitioning.partitioner import Partitioner
     from switch_tf.training import verification
     from switch_tf.training.trainer import Trainer
@@ -196,7 +196,7 @@ def faked(monkeypatch, tmp_path):
     (tmp_path / "ran" / "text.txt").write_text("the text of a vocabulary\n")
     (tmp_path / "ran" / "operative_config.gin").write_text(
         "".join(f"include '{file}'\n" for file in TINY) + "MODEL_DIR = 'ran'\n")
-    monkeypatch.setattr(checkpoint_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
+    monkeypatch.setattr(split_evaluator, "CheckpointEvaluator", lambda *arguments: types.SimpleNamespace(
         output="output", close=lambda: None, evaluate=lambda path: {"step": 1, "tasks": {"x": {}}, "average": None}))
     monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices=None: None)
     # Reading data takes a second each time; tests/data/examples_test.py is about it.
@@ -210,7 +210,7 @@ def faked(monkeypatch, tmp_path):
                         lambda *arguments, **options: types.SimpleNamespace(stderr=[], poll=lambda: 0))
     best = search.Choice("data=1", 1, 1, 1.0)
     same = verification.Difference(0.0, "nowhere")
-    monkeypatch.setattr(verification, "train", lambda *arguments: None)
+    monkeypatch.setattr(verification, "Twin", lambda *arguments: types.SimpleNamespace(train=lambda *arguments: None))
     monkeypatch.setattr(verification, "compare", lambda *arguments: verification.Verification(
         same, same, same, same, [(1.0, 1.0)]))
     monkeypatch.setattr(estimate, "answer", lambda *arguments: ({"fits": True}, {}))

@@ -74,7 +74,7 @@ class Stub:
 
 
 def train(tmp_path, **stubs):
-    return driver.take_turns(stubs, dict.fromkeys(stubs, "text"), Progress(), tmp_path / "batches.jsonl", 4,
+    return driver.take_turns(stubs, dict.fromkeys(stubs, "text"), Progress(100), tmp_path / "batches.jsonl", 4,
                              Stopping(print))
 
 

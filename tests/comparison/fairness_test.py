@@ -17,11 +17,12 @@ def _configs(records):
 
 
 def _shares(records):
-    return fairness.work_over_baseline(_configs(records), LENGTHS)
+    return fairness.work_without_router(_configs(records), LENGTHS)[2]
 
 
 def _remarks(records):
-    return fairness.remarks(records, _shares(records), fairness.baseline(_configs(records)))
+    reference, _, shares = fairness.work_without_router(_configs(records), LENGTHS)
+    return fairness.remarks(records, shares, reference)
 
 
 def test_work_of_a_token_by_hand():
@@ -40,8 +41,8 @@ def test_work_of_a_token_by_hand():
 
 
 def test_the_baseline_is_the_first_dense_one_or_the_first():
-    assert fairness.baseline({"a": config(num_experts=4), "b": config(), "c": config()}) == "b"
-    assert fairness.baseline({"a": config(num_experts=4), "b": config(num_experts=8)}) == "a"
+    assert fairness.work_without_router({"a": config(num_experts=4), "b": config(), "c": config()}, LENGTHS)[0] == "b"
+    assert fairness.work_without_router({"a": config(num_experts=4), "b": config(num_experts=8)}, LENGTHS)[0] == "a"
 
 
 def test_a_router_may_cost_what_it_costs_and_anything_else_two_per_cent():

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from switch_tf.comparison import curves, results, run_folders
+from switch_tf.comparison import results, run_folders
 
 FALLING = np.linspace(4.0, 1.0, 31)  # 4.0 at step 10, 0.1 lower at each evaluation
 
 
 @pytest.fixture
 def read(make_run):
-    return lambda name, losses, **options: curves.read(make_run(name, list(losses), **options), name.split("/")[0])
+    return lambda name, losses, **options: results.read(make_run(name, list(losses), **options), name.split("/")[0])
 
 
 def test_twice_as_steep_is_twice_as_soon(read):
@@ -151,7 +151,7 @@ def test_step_times_are_compared_in_pairs(make_run):
         changed = [line.replace('"train/seconds_per_step": 0.5', f'"train/seconds_per_step": {factor * slow}')
                    for line, slow in zip(lines, [1.0] * 30 + [5.0] * 33, strict=True)]
         (folder / "metrics.jsonl").write_text("\n".join(changed) + "\n")
-        runs.append(curves.read(folder, name))
+        runs.append(results.read(folder, name))
     one, two = results.compare(runs)["variants"]
     assert two["step_time_over_dense"] == pytest.approx(1.1)
     assert two["seconds_per_step"] == pytest.approx(1.1 * one["seconds_per_step"])
@@ -171,7 +171,7 @@ def test_tasks_of_a_mixture_are_compared_by_their_own_losses(make_run):
         with open(folder / "metrics.jsonl", "a") as lines:
             for number, (one, two) in enumerate(zip(*losses, strict=True), 1):
                 lines.write(json.dumps({"step": 10 * number, "eval/one/loss": one, "eval/two/loss": two}) + "\n")
-        runs.append(curves.read(folder, name))
+        runs.append(results.read(folder, name))
     tasks = results.compare(runs)["variants"][1]["tasks"]
     assert list(tasks) == ["one", "two"]
     assert tasks["one"]["speedup_steps"] == pytest.approx(310 / 170) and tasks["one"]["final_loss"] == 1.0
@@ -183,12 +183,12 @@ def _distilled(make_run, ends, students_teacher="teacher"):
     runs = []
     for seed in range(len(ends)):
         teacher = make_run(f"teacher/seed_{seed}", [ends[seed][1]] * 3, num_experts=4, seed=seed, files=f"{seed}")
-        identity = curves.read(teacher, "teacher").checkpoint
+        identity = results.read(teacher, "teacher").checkpoint
         known = {"objective": "Distillation", "Distillation.teacher": identity if students_teacher else "step 1, 0"}
         for name, loss, changes in (("dense", ends[seed][0], {}), ("student", ends[seed][2], known)):
-            runs.append(curves.read(make_run(f"{name}/seed_{seed}", [loss] * 3, seed=seed, changes=changes), name))
-        runs.append(curves.read(teacher, "teacher"))
-    outcome = results.compare(curves.told_apart(runs))
+            runs.append(results.read(make_run(f"{name}/seed_{seed}", [loss] * 3, seed=seed, changes=changes), name))
+        runs.append(results.read(teacher, "teacher"))
+    outcome = results.compare(results.told_apart(runs))
     return {variant["name"]: variant["distilled"] for variant in outcome["variants"]}, run_folders.words(outcome)
 
 

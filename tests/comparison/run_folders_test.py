@@ -3,14 +3,14 @@ import json
 import numpy as np
 import pytest
 
-from switch_tf.comparison import curves, figures, run_folders
+from switch_tf.comparison import results, run_folders
 
 FALLING = np.linspace(4.0, 1.0, 31)
 
 
 def some_runs(make_run):
     fast = np.concatenate([FALLING[::2], np.full(15, 1.0)])
-    return [curves.read(make_run(f"{name}/seed_{seed}", list(losses + 0.01 * seed), num_experts, seed), name)
+    return [results.read(make_run(f"{name}/seed_{seed}", list(losses + 0.01 * seed), num_experts, seed), name)
             for name, losses, num_experts in (("dense", FALLING, 0), ("experts<4>", fast, 4), ("slow", FALLING + 1, 8))
             for seed in (0, 1)]
 
@@ -32,7 +32,7 @@ def test_files_table_and_words(make_run, tmp_path):
 
 
 def test_what_chance_may_do_is_not_taken_for_a_difference(make_run, tmp_path):
-    runs = [curves.read(make_run(f"{name}/seed_{seed}", list(FALLING + loss), experts, seed), name)
+    runs = [results.read(make_run(f"{name}/seed_{seed}", list(FALLING + loss), experts, seed), name)
             for seed, more in enumerate((0.3, -0.2, -0.3))
             for name, loss, experts in (("dense", 0, 0), ("sparse", more, 4))]
     said = "\n".join(run_folders.words(run_folders.write(tmp_path / "three", runs)))
@@ -54,7 +54,7 @@ def test_the_page_needs_no_other_file_and_names_are_text(make_run, tmp_path):
 
 
 def test_what_is_not_equal_is_told(make_run, tmp_path):
-    runs = [curves.read(make_run(name, list(FALLING), changes=changes), name)
+    runs = [results.read(make_run(name, list(FALLING), changes=changes), name)
             for name, changes in (("a", {}), ("b", {"BATCH_SIZE": 8}))]
     assert "Not equal: BATCH_SIZE is 16 in a and 8 in b." in run_folders.words(run_folders.write(tmp_path, runs))
 
@@ -62,7 +62,7 @@ def test_what_is_not_equal_is_told(make_run, tmp_path):
 def test_a_variant_that_is_slower_is_later_and_never_so_many_times_sooner(make_run, tmp_path):
     """Three evaluations at 1.0 are the target: the dense run has them at step 180, the others at step 330."""
     fast, slow = np.concatenate([FALLING[::2], np.full(17, 1.0)]), np.concatenate([FALLING, [1.0, 1.0]])
-    runs = [curves.read(make_run(name, list(losses), experts, seconds_per_step=seconds), name)
+    runs = [results.read(make_run(name, list(losses), experts, seconds_per_step=seconds), name)
             for name, losses, experts, seconds in (("dense", fast, 0, 1.0), ("late", slow, 4, 1.0),
                                                    ("cheap", slow, 8, 0.25))]
     found = run_folders.write(tmp_path / "out", runs)
@@ -75,11 +75,11 @@ def test_a_variant_that_is_slower_is_later_and_never_so_many_times_sooner(make_r
     page = (tmp_path / "out" / "comparison.html").read_text()
     assert "times sooner" not in page.replace(f"{4 * late:.2f} times sooner", "")
     assert f"{1 / late:.2f}x later" in page and f"{late:.2f}x" not in page
-    assert [figures.times(value) for value in (1.0, 0.5, None)] == ["1.00x", "2.00x later", "never"]
+    assert [run_folders.times(value) for value in (1.0, 0.5, None)] == ["1.00x", "2.00x later", "never"]
 
 
 def test_the_page_says_who_does_other_work(make_run, tmp_path):
-    runs = [curves.read(make_run(name, list(FALLING), d_ff=d_ff), name)
+    runs = [results.read(make_run(name, list(FALLING), d_ff=d_ff), name)
             for name, d_ff in (("dense", 32), ("wide", 40), ("same", 32))]
     found = run_folders.write(tmp_path / "out", runs)
     page = (tmp_path / "out" / "comparison.html").read_text()
@@ -90,5 +90,5 @@ def test_the_page_says_who_does_other_work(make_run, tmp_path):
 
 
 def test_axes_of_speed_ups_have_no_number_below_one():
-    assert [figures.times(value, ".3g") for value in (0.5, 0.75, 1.0, 2.5, 0.0, -1.0)] == [
+    assert [run_folders.times(value, ".3g") for value in (0.5, 0.75, 1.0, 2.5, 0.0, -1.0)] == [
         "2x later", "1.33x later", "1x", "2.5x", "never", ""]

@@ -107,10 +107,10 @@ def test_a_parameter_that_leads_back_to_itself_is_refused():
 
 @pytest.mark.parametrize("planted", [ValueError, TypeError, RuntimeError, RecursionError])
 def test_a_bug_of_the_trainer_is_no_mistake_of_the_user(planted, monkeypatch, tmp_path):
-    def fail(self):
+    def fail(*arguments):
         raise planted("planted")
 
-    monkeypatch.setattr(trainer.Trainer, "_check", fail)
+    monkeypatch.setattr(trainer, "check_trainable", fail)
     described = experiments.on_this_machine(_from(tmp_path, "", files=LOCAL))
     with pytest.raises(planted, match="planted") as caught, experiments.trainer_of(described):
         pass

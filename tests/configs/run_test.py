@@ -46,8 +46,10 @@ def test_what_divides_fits(tiny_config):
 
 @pytest.mark.parametrize("lengths", [128, {}, {"inputs": 12}, {"targets": 6},
                                      {"inputs": 12, "targets": 6, "more": 1}])
-def test_lengths_are_tokens_of_inputs_and_targets(tiny_config, lengths):
-    assert refusal(tiny_config, lengths=lengths) == (
+def test_lengths_are_tokens_of_inputs_and_targets(lengths):
+    with pytest.raises(ValueError) as raised:
+        dataclasses.replace(RUN, task_feature_lengths=lengths)
+    assert str(raised.value) == (
         'TASK_FEATURE_LENGTHS must give the tokens of "inputs" and "targets", such as '
         f"{{'inputs': 128, 'targets': 29}}, not {lengths!r}.")
 

@@ -20,7 +20,7 @@ from switch_tf.cli import main
 from switch_tf.conversion import model_gin, weight_source
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
-from switch_tf.reporting import figures
+from switch_tf.reporting import report
 from tests.conversion import mesh_tensorflow_checkpoints, numpy_reader, t5x_checkpoints
 from tests.conversion.t5x_orbax_test import write_orbax
 
@@ -225,7 +225,7 @@ def test_bits_and_logits_are_those_of_the_checkpoint(journey):
                                                   pytest.mark.slow) for name in CASES], indirect=True)
 def test_a_fine_tuned_model_is_read_by_others(journey, monkeypatch, capsys):
     monkeypatch.setattr("switch_tf.data.check_examples", lambda description: None)  # which takes seconds
-    monkeypatch.setattr(figures, "png", lambda figure: figures.pyplot().close(figure) or b"")
+    monkeypatch.setattr(report, "png", lambda figure: report.pyplot().close(figure) or b"")
     command("train", "--gin_file=model.gin", *TRAIN, "--gin.INITIAL_CHECKPOINT='there'", "--gin.MODEL_DIR='tuned'")
     losses = evaluations("tuned")
     assert losses.keys() == {0, STEPS} and losses[STEPS] < losses[0]

@@ -23,7 +23,8 @@ def test_unigram_loss_by_hand(tiny_config):
     # counts with one more each: token 0 -> 1, 1 -> 4, 2 -> 2, 3 -> 1, of 8
     held_out = [_targets([[1, 2, 3, 0]])]
     expected = -(math.log(4 / 8) + math.log(2 / 8) + math.log(1 / 8)) / 3
-    assert split_evaluator.unigram_losses(config, train, {"task": held_out}) == {"task": pytest.approx(expected)}
+    assert split_evaluator.unigram_losses(config, DESCRIPTION, train, {"task": held_out}) == {
+        "task": pytest.approx(expected)}
 
 
 def test_evaluation_weighs_batches_by_their_targets_and_ignores_rows_of_padding(shallow_config, batch):

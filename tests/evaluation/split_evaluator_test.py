@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 import keras
 import pytest
@@ -11,9 +12,11 @@ from t5.evaluation import metrics
 
 from switch_tf import SwitchTransformer, context, data
 from switch_tf.configs.run import StepSettings
-from switch_tf.evaluation import checkpoint_evaluator, split_evaluator
+from switch_tf.evaluation import split_evaluator
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.refusals import Refusal
+from switch_tf.storage import lock
 from switch_tf.tasks import preprocessors, vocabularies
 
 LENGTHS = {"inputs": 12, "targets": 6}
@@ -101,13 +104,13 @@ def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metr
     plain = results["words_plain"].values
     assert set(plain) == {"loss", "accuracy"}
     assert 4 < plain["loss"] < 9  # near the logarithm of 384 words
-    perplexity = checkpoint_evaluator.with_perplexity(results["words_plain"])["perplexity"]
+    perplexity = split_evaluator.with_perplexity(results["words_plain"])["perplexity"]
     assert perplexity == pytest.approx(math.exp(plain["loss"]))
     average = split_evaluator.average(results)
     assert average == pytest.approx((results["words"].values["accuracy"]
                                      + results["words_scored"].values["likelihood"]) / 2)
     assert sum(done) == 11 + 11 + 14  # the last batch of the third is filled up
-    assert evaluator.total_examples is None
+    assert list(evaluator.batches) == ["words_plain"] and evaluator.num_examples == {"words": 11, "words_scored": 11}
 
 
 def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_config):
@@ -125,3 +128,20 @@ def test_losses_of_a_mixture_and_its_tasks_stand_beside_their_metrics(shallow_co
     weights = [float(results[name].measured.accuracy.weight) for name in ("all_words", "words")]
     assert weights[1] == 16 and weights[0] <= 3 * 8  # "0" to "7", and an end each
     assert evaluator.num_examples == {"words": 8, "words_scored": 8}
+
+
+def test_an_evaluator_that_is_refused_lets_another_one_write(tmp_path, monkeypatch):
+    """In a notebook the error, which keeps all of its variables, stays until the next one."""
+    monkeypatch.setattr(data, "check_task", lambda task: None)
+    monkeypatch.setattr(data, "check_vocabulary", lambda *arguments: None)
+
+    def make_model():
+        raise Refusal("no such model")
+
+    run = types.SimpleNamespace(mixture_or_task_name="words", vocabulary=None, batch_size=8)
+    described = types.SimpleNamespace(run=run, config=types.SimpleNamespace(vocab_size=384), partitioner=Partitioner(),
+                                      make_model=make_model)
+    with pytest.raises(Refusal, match="no such model") as raised:
+        split_evaluator.CheckpointEvaluator(described, "validation", None, tmp_path / "eval")
+    with lock.held(tmp_path / "eval"):
+        assert raised.value.__traceback__ is not None

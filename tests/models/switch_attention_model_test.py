@@ -12,7 +12,7 @@ from switch_tf import SwitchConfig, SwitchTransformer, metrics
 from switch_tf.configs.run import StepSettings
 from switch_tf.layers import FeedForward, MultiHeadAttention, SwitchFeedForward, SwitchSelfAttention
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.reporting import names
+from switch_tf.reporting import report
 from switch_tf.training import train_step
 from tests.models.conftest import check_causal
 
@@ -62,7 +62,7 @@ def test_the_names_of_the_routers_are_in_the_order_of_the_statistics(fresh_model
 def test_the_report_lists_routers_in_the_order_of_the_model():
     config = SwitchConfig(num_experts=2, num_encoder_layers=12, num_decoder_layers=2, encoder_sparse_step=6, **BOTH)
     records = [{f"router/{name}/expert_load": [0.5, 0.5]} for name in sorted(config.sparse_layer_names)]
-    assert names.sparse_layers(name for record in records for name in record) == list(config.sparse_layer_names)
+    assert report.sparse_layers(name for record in records for name in record) == list(config.sparse_layer_names)
 
 
 def test_the_configuration_reaches_both_layers_of_experts():

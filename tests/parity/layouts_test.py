@@ -62,8 +62,8 @@ def test_in_bfloat16_pieces_of_weights_do_not_decide_how_activations_are_laid_ou
     # They would split the bits of dropout, too, and DTensor cannot move unsigned integers between devices. GEGLU, as a
     # rounding of bfloat16 brings hidden units over the edge of a ReLU.
     config = small_config(num_decoder_layers=0, d_model=32, activation="geglu")
-    one, other = (verification.train(lambda: SwitchTransformer(config, dtype="mixed_bfloat16"),
-                                     OPTIMIZERS["adafactor"], partitioner, batches(config, 4), 8, PLAIN)
+    one, other = (verification.Twin(lambda: SwitchTransformer(config, dtype="mixed_bfloat16"), OPTIMIZERS["adafactor"],
+                                    partitioner, 8, PLAIN).train(batches(config, 4))
                   for partitioner in (Partitioner(), make_partitioner("fully_sharded")))
     found = verification.compare(one, other)
     assert found.loss.value <= 1e-3

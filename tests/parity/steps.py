@@ -98,8 +98,9 @@ def _on_one_device(config, optimizer, settings, precision, make_batches):
 
 
 def _train(partitioner, config, optimizer, settings, precision, make_batches):
-    return verification.train(lambda: SwitchTransformer(config, dtype=precision.dtype), OPTIMIZERS[optimizer],
-                              partitioner, make_batches(config, precision.steps), 7, settings)
+    twin = verification.Twin(lambda: SwitchTransformer(config, dtype=precision.dtype), OPTIMIZERS[optimizer],
+                             partitioner, 7, settings)
+    return twin.train(make_batches(config, precision.steps))
 
 
 def assert_same(precision, partitioner, config, optimizer="adafactor", settings=PLAIN, make_batches=batches):

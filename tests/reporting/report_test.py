@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 
-from switch_tf.reporting import figures, names, report
+from switch_tf.reporting import report
 
 
 def _write_metrics(folder, with_experts=True):
@@ -48,7 +48,7 @@ def test_pictures_are_written_for_sparse_and_dense_runs(tmp_path):
 
 
 def test_the_page_holds_the_configuration_as_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "draw", lambda records: {"Loss": b""})
+    monkeypatch.setattr(report, "draw", lambda records: {"Loss": b""})
     _write_metrics(tmp_path)
     (tmp_path / "operative_config.gin").write_text("# switch-tf train <here>\nSEED = 1\n")
     report.write(tmp_path)
@@ -74,8 +74,8 @@ def test_odd_names_and_numbers_of_experts_cost_no_picture(tmp_path):
              {"step": 5, "router/encoder/layers_2/expert_load": None}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = report.read_metrics(tmp_path)
-    assert names.sparse_layers(records[3]) == ["encoder/layers_1"]
-    steps, shares = figures._loads(records, "encoder/layers_1")
+    assert report.sparse_layers(records[3]) == ["encoder/layers_1"]
+    steps, shares = report._loads(records, "encoder/layers_1")
     assert steps == [1, 4] and np.allclose(shares, [[0.5, 0.2], [0.5, 0.8]])
     report.write(tmp_path)
     assert (tmp_path / "report.html").is_file()
@@ -97,13 +97,13 @@ def test_of_a_long_run_arrays_are_thinned_and_nothing_else(tmp_path, monkeypatch
         for step in range(11)))
     records = report.read_metrics(tmp_path)
     assert [record["step"] for record in records] == [*range(11)] and all("train/loss" in one for one in records)
-    steps, loads = figures.series(records, "router/x/expert_load")
+    steps, loads = report.series(records, "router/x/expert_load")
     assert steps == [0, 4, 8]  # each second one was dropped at the fifth, the fourth of what was left at the ninth
     assert [load[0] for load in loads] == steps and all(np.isnan(load[1]) for load in loads)
 
 
 def test_tokens_are_whole_numbers_and_losses_have_four_digits(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "draw", lambda records: {"Loss": b""})
+    monkeypatch.setattr(report, "draw", lambda records: {"Loss": b""})
     line = {"step": 1, "train/loss": 2.00006, "train/tokens_per_second": 8002.1471}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     report.write(tmp_path)

@@ -43,8 +43,8 @@ def test_routers_are_named_by_layer_and_their_dead_experts_counted(tiny_config):
 def test_a_logged_line_tells_loss_drops_and_what_remains(tiny_config, capfd):
     measured = _measured(tiny_config)
     speeds = {**SPEEDS, "model_flops_utilization": 0.5, "input_wait_fraction": 0.0}
-    progress = summaries.Progress(0, 100)
-    progress.log(90, summaries.training_values(measured, speeds), measured.batch.routers)
+    progress = summaries.Progress(100)
+    progress.log(90, summaries.training_values(measured, speeds))
     progress.close()
     assert ("step 90/100  loss 3.1340  cross-entropy 3.0000  accuracy 25.0%  learning rate 0.01  balance 3.000  "
             "dropped 10.0%  30 tokens/s  1.000 s/step  MFU 50%  input wait 0%  ETA 00:10\n") in capfd.readouterr().err
@@ -53,7 +53,7 @@ def test_a_logged_line_tells_loss_drops_and_what_remains(tiny_config, capfd):
 def test_a_short_line_is_printed_when_none_was_for_a_while(monkeypatch, capfd):
     now = 100.0
     monkeypatch.setattr(summaries.time, "monotonic", lambda: now)
-    progress = summaries.Progress(0, 60)
+    progress = summaries.Progress(60)
     for step, now in ((1, 100.0), (2, 105.0), (3, 116.0), (4, 120.0)):  # noqa: B007  read by `monotonic`
         progress.glance(step, 2.5)
     progress.close()
@@ -63,20 +63,20 @@ def test_a_short_line_is_printed_when_none_was_for_a_while(monkeypatch, capfd):
 
 def test_a_short_run_whose_log_period_is_longer_shows_its_loss_ten_times(tiny_config, capfd):
     measured = _measured(tiny_config)
-    progress = summaries.Progress(0, 60)
+    progress = summaries.Progress(60)
     progress.resume(20)
     progress.say("Tracing the training step ...")
     for step in range(21, 60):
         progress.glance(step, 2.5)
         if step == 40:
-            progress.log(step, summaries.training_values(measured, {**SPEEDS, "input_wait_fraction": 0.0}), {})
+            progress.log(step, summaries.training_values(measured, {**SPEEDS, "input_wait_fraction": 0.0}))
     progress.close()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("step")]
     assert [line.split("/")[0] for line in lines] == [f"step {step}" for step in (26, 32, 38, 40, 46, 52, 58)]
 
 
 def test_the_bar_of_a_resumed_run_counts_its_rate_from_there():
-    progress = summaries.Progress(0, 100)
+    progress = summaries.Progress(100)
     progress._bar = summaries.tqdm(total=100, file=io.StringIO())
     progress.resume(40)
     progress.advance(10)

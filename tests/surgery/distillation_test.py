@@ -190,8 +190,8 @@ def test_a_stranger_distils_a_run_and_keeps_the_student_when_the_teacher_is_gone
     ("data_model", "data=2,model=2", "pjrt")])
 def test_it_is_the_same_on_every_back_end(teacher, student_config, batch, make_partitioner, layout, mesh, backend):
     found = verification.compare(*(
-        verification.train(lambda: SwitchTransformer(student_config, dtype="float64"), lambda: Adafactor(0.01),
-                           partitioner, [batch], 3, StepSettings(),
-                           make_objective=lambda: Distillation(str(teacher), dtype="float64"))
+        verification.Twin(lambda: SwitchTransformer(student_config, dtype="float64"), lambda: Adafactor(0.01),
+                          partitioner, 3, StepSettings(),
+                          lambda: Distillation(str(teacher), dtype="float64")).train([batch])
         for partitioner in (Partitioner(), make_partitioner(layout, mesh_shape=mesh, backend=backend))))
     assert found.is_equal

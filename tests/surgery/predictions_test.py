@@ -334,8 +334,8 @@ def test_it_is_the_same_on_every_back_end(noisy_task, teacher, student_config, m
         name = f"teacher_{name}"
         np.testing.assert_allclose(*(one[name].numpy().view("float32") for one in (batch, of_other)), atol=tolerance)
     found = verification.compare(*(
-        verification.train(lambda: SwitchTransformer(student_config, dtype="float64"), lambda: Adafactor(0.01), one,
-                           [batch], 3, StepSettings(), make_objective=lambda: _objective(folder))
+        verification.Twin(lambda: SwitchTransformer(student_config, dtype="float64"), lambda: Adafactor(0.01), one, 3,
+                          StepSettings(), lambda: _objective(folder)).train([batch])
         for one in (Partitioner(), partitioner)))
     assert found.is_equal
 

@@ -3,10 +3,10 @@
 import types
 
 import pytest
+import tensorflow as tf
 
-from switch_tf.reporting.meter import Meter
 from switch_tf.training import speed
-from switch_tf.training.speed import Peak
+from switch_tf.training.speed import Meter, Peak
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def clock(monkeypatch):
 def _measures(monkeypatch, *rates):
     """Has the products run at these rates, one after the other; returns those that are left."""
     left = list(rates)
-    monkeypatch.setattr(speed._Products, "measure", lambda self: left.pop(0))
+    monkeypatch.setattr(speed, "measuring", lambda dtype: lambda: left.pop(0))
     return left
 
 
@@ -68,16 +68,24 @@ def test_no_run_uses_more_than_all_of_a_measured_rate(monkeypatch, clock):
     assert found.flops(used=50.0) == 50.0 and found.flops(used=40.0) == 50.0
 
 
-def test_products_run_in_one_call_for_about_as_long_as_is_asked(monkeypatch):
-    products, calls = speed._Products("float32"), []
-    monkeypatch.setattr(products, "_timed", lambda count: calls.append(count) or 0.02 * count)
+def test_products_run_in_one_call_for_about_a_quarter_of_a_second(monkeypatch):
+    clock, calls = types.SimpleNamespace(now=0.0), []
+
+    def run(count):
+        calls.append(int(count))
+        clock.now += 0.02 * int(count)
+        return 0.0
+
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(speed, "compile_products", lambda dtype, size: run)
     # 13 products take 0.26 s, each 2 * 1024^3 FLOPs
-    assert products.measure(seconds=0.25) == pytest.approx(2 * 1024**3 / 0.02)
+    assert speed.measuring("float32")() == pytest.approx(2 * 1024**3 / 0.02)
     assert calls == [1, 1, 13]
 
 
 def test_every_product_of_a_call_is_computed(monkeypatch):
-    monkeypatch.setitem(speed._SIZES, "CPU", 8)
-    products = speed._Products("float32")
-    products._factor = 2 * products._factor
-    assert float(products._run(3)) == 2**3
+    fill = tf.fill
+    monkeypatch.setattr(tf, "fill", lambda shape, value: fill(shape, 2 * value))
+    products = speed.compile_products("float32", 8)
+    monkeypatch.undo()
+    assert float(products(3)) == 2**3

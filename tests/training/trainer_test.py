@@ -20,7 +20,7 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Outage, Refusal
 from switch_tf.reporting import report
 from switch_tf.storage import places
-from switch_tf.training import loop, state, train_step
+from switch_tf.training import loop, train_step, trainer
 from switch_tf.training.trainer import Trainer
 
 
@@ -174,8 +174,8 @@ def test_a_reason_to_stop_ends_an_evaluation_after_the_save(tiny_config, run, st
     checkpoints = os.path.join(run.model_dir, "checkpoints")
     for start, stopped_at in ((0, 3), (3, 3), (3, 6)):
         with _start(tiny_config, run) as training:
-            evaluator = training._validation._make_evaluator()
-            training._validation._evaluator, measure, reasons = evaluator, evaluator.run, []
+            evaluator = training._make_evaluator()
+            training._evaluator, measure, reasons = evaluator, evaluator.run, []
 
             def stop_at(advance, has_records, training=training, measure=measure, reasons=reasons, step=stopped_at,
                         is_saved=stopped_at in (start, 6)):
@@ -208,7 +208,7 @@ def test_a_thread_saves_a_run_that_evaluates_but_not_one_in_a_step(tiny_config, 
         rescuing.start()
         rescuing.join()
 
-    def evaluate(keep, advance):
+    def evaluate(go_on):
         rescue()
         training._changing = threading.RLock()  # the other one is held until the process ends
 
@@ -218,7 +218,7 @@ def test_a_thread_saves_a_run_that_evaluates_but_not_one_in_a_step(tiny_config, 
         training.advance(2)
         assert told == [None]
         monkeypatch.undo()
-        monkeypatch.setattr(training._validation, "run", evaluate)
+        monkeypatch.setattr(training, "_validate", evaluate)
         training.advance(3)
     assert "at step 3, in an evaluation or compilation that did not end in time. Everything up to it is saved" in (
         told[1])
@@ -357,7 +357,7 @@ def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_
     losses = {line["step"]: line["eval/sentences/loss"] for line in map(json.loads, lines)
               if "eval/sentences/loss" in line}
     with _start(tiny_config, run) as training:
-        assert training._validation.best.current == {"step": 6, "metric": "eval/sentences/loss", "value": losses[6]}
+        assert training._best.current == {"step": 6, "metric": "eval/sentences/loss", "value": losses[6]}
         assert run_folder.end_of(folder) is None
     assert folders.best(folder / "checkpoints")["step"] == 6
     assert (folder / "checkpoints" / "step_00000099").read_text() == "mine"
@@ -529,7 +529,7 @@ def test_a_run_keeps_itself_as_data_and_one_of_an_older_version_does_when_it_goe
 def test_what_lies_in_the_way_of_the_data_stops_no_start(tiny_config, run, tmp_path):
     (tmp_path / "run" / "config.json").mkdir(parents=True)
     lines = []
-    state.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+    trainer.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
     assert len(lines) == 1 and "keeps no config.json of the run (" in lines[0]
 
 
@@ -538,12 +538,13 @@ def test_a_run_in_a_hugging_face_folder_leaves_its_config_json_alone(tiny_config
     (path.parent / "checkpoints").mkdir(parents=True)
     for theirs in ('{"model_type": "t5"}', '{"learning_rate": 0.1}', "[]"):
         path.write_text(theirs)
-        state.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
-        state.keep_config(run.model_dir, SwitchTransformer(tiny_config, dtype="mixed_float16"), run, None, lines.append)
+        trainer.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+        model = SwitchTransformer(tiny_config, dtype="mixed_float16")
+        trainer.keep_config(run.model_dir, model, run, None, lines.append)
         assert path.read_text() == theirs and not run_config.is_in(run.model_dir)
     assert len(lines) == 6 and all("the one there is not a run's, and stays" in line for line in lines)
     path.write_text("{")  # damaged, so it may have been a run's
-    state.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+    trainer.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
     assert run_config.read(run.model_dir).model == tiny_config and len(lines) == 6
 
 

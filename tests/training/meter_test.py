@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from switch_tf.reporting.meter import Meter
+from switch_tf.training.speed import Meter
 
 
 def test_speeds_are_over_the_time_that_is_not_paused_and_start_over():
