@@ -80,9 +80,8 @@ def make_trainer(described: Experiment, initial_weights: Any = None,
 def train(described: Experiment) -> dict:
     """Trains an experiment on this machine's devices; see `Experiment.train`."""
     described = on_this_machine(described)
-    with initial_weights.opened(described.run, described.config) as weights:
-        trainer, configuration = make_trainer(described, weights)
-        return trainer.train(configuration)
+    trainer, configuration = make_trainer(described, initial_weights.opened(described.run, described.config))
+    return trainer.train(configuration)
 
 
 def evaluate(described: Experiment, step: str, split: str, num_examples: int | None) -> dict:

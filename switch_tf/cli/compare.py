@@ -116,8 +116,8 @@ def _check_variants(comparison, bindings, search_paths):
         fairness.check_work(configs, lengths, comparison.unequal_work)
 
 
-def _trainer(comparison, bindings, arguments, name, seed, stack):
-    """Returns the trainer of a run and the text of its configuration; `stack` holds its weights until it starts."""
+def _trainer(comparison, bindings, arguments, name, seed):
+    """Returns the trainer of a run and the text of its configuration."""
     files, variant_bindings = comparison.words(name, seed, bindings)
     described = Experiment.from_gin(files, variant_bindings, arguments.gin_search_paths)
     described = experiments.on_this_machine(described)
@@ -125,5 +125,5 @@ def _trainer(comparison, bindings, arguments, name, seed, stack):
         raise Refusal("variants take turns in one process; train each by itself where there are several, and compare "
                       "the run folders with --runs.")
     fairness.check_run(described.run)
-    weights = stack.enter_context(initial_weights.opened(described.run, described.config))
+    weights = initial_weights.opened(described.run, described.config)
     return experiments.make_trainer(described, weights, arguments.words)

@@ -6,8 +6,8 @@ from switch_tf import checks
 from switch_tf.cli import gin_files
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
-from switch_tf.conversion.converting import convert, default_target, locate
-from switch_tf.conversion.formats import WRITABLE
+from switch_tf.conversion.converting import convert, default_target
+from switch_tf.conversion.formats import WRITABLE, locate
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict:
     """Writes the output folder; returns what was converted."""
     source, output = places.at(arguments.input), places.at(arguments.output)
-    source, source_format = locate(source)
+    source, source_format = locate(source, "--input")
     name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
     to = WRITABLE[name]

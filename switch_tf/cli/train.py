@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> dict:
         described = gin_files.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
         described = experiments.on_this_machine(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
-            with initial_weights.opened(described.run, described.config) as weights:
-                trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
-                training = trainer.start(configuration)
+            weights = initial_weights.opened(described.run, described.config)
+            trainer, configuration = experiments.make_trainer(described, weights, arguments.words)
+            training = trainer.start(configuration)
             common_end.message = training.lost_process
             with training, Stopping(training.progress.say) as stopping:
                 stopping.watch([training])

@@ -6,8 +6,8 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.cli import gin_files
-from switch_tf.conversion.converting import check_optimizer, locate
-from switch_tf.conversion.formats import SWITCH_TF
+from switch_tf.conversion.converting import check_optimizer
+from switch_tf.conversion.formats import SWITCH_TF, locate
 from switch_tf.installation import quiet
 from switch_tf.storage import lock, places
 from switch_tf.surgery import sources

@@ -34,8 +34,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
 
     Args:
         comparison: Variants and seeds.
-        make_trainer: Function of (variant, seed, stack) to (Trainer, text of its configuration). It enters the
-            contexts that the trainer needs until it starts into `stack`, a `contextlib.ExitStack`.
+        make_trainer: Function of (variant, seed) to (Trainer, text of its configuration).
 
     Returns:
         Whether all variants reached their last step.
@@ -55,7 +54,7 @@ def _train_together(comparison, names, seed, make_trainer, progress, records, co
         trainers, configurations = {}, {}
         for name in names:
             with naming(name):
-                trainers[name], configurations[name] = make_trainer(name, seed, stack)
+                trainers[name], configurations[name] = make_trainer(name, seed)
             records[name], configs[name] = trainers[name].configuration, trainers[name].model.config
         runs = [trainer.run for trainer in trainers.values()]
         fairness.check_records(records, comparison.may_differ)

@@ -14,19 +14,28 @@ import os
 import pathlib
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from switch_tf import checks
 from switch_tf.conversion import pytorch_bin
-from switch_tf.conversion.untrusted_files import DTYPES, Tensor, check_regular, is_plain_name, parse_object, read_object
+from switch_tf.conversion.untrusted_files import (
+    DTYPES,
+    Tensor,
+    bytes_at,
+    check_regular,
+    is_plain_name,
+    parse_object,
+    read_object,
+    values_at,
+)
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
-from switch_tf.storage.whole_file import reading
 
 WRITTEN_DTYPES = ("float32", "bfloat16")
 MAX_SHARD_BYTES = 5 * 10**9
-_CODES = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
+_CODES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_HEADER_BYTES = 32 * 2**20
 _MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
 _MAX_NAME = 300  # characters of a tensor's name; T5's have about 60
@@ -37,38 +46,30 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 
     Names and dtypes are checked before any values are read.
     """
-    for file_name, open_file in (("model.safetensors", open_safetensors),
-                                 ("pytorch_model.bin", pytorch_bin.open_tensors)):
-        path, index = folder / file_name, folder / f"{file_name}.index.json"
-        if _is_there(path):
-            check_regular(path)
-            tensors = open_file(path)
-        elif _is_there(index):
-            tensors = _open_shards(index, open_file)
-        else:
-            continue
-        for name, tensor in tensors.items():
-            if len(name) > _MAX_NAME:
-                raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
-                              f"{checks.shown(name)}; no model has such names.")
-            if tensor.dtype not in (_CODES if open_file is open_safetensors else DTYPES):
-                raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
-                              f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
-                              "original of a quantised one.")
-        return tensors
-    names = sorted(path.name for path in folder.iterdir())
-    raise Refusal(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their shards), "
-                  f"but {checks.shown(names)}; download one of them into it.")
+    path = find_file(folder)
+    if path is None:
+        names = sorted(path.name for path in folder.iterdir())
+        raise Refusal(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their "
+                      f"shards), but {checks.shown(names)}; download one of them into it.")
+    open_file = open_safetensors if path.name.startswith("model") else pytorch_bin.open_tensors
+    check_regular(path)
+    tensors = _open_shards(path, open_file) if path.suffix == ".json" else open_file(path)
+    for name, tensor in tensors.items():
+        if len(name) > _MAX_NAME:
+            raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, {checks.shown(name)}; "
+                          "no model has such names.")
+        if tensor.dtype not in DTYPES:
+            raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
+                          f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
+                          "original of a quantised one.")
+    return tensors
 
 
-def _is_there(path):
-    return path.exists() or places.is_link(path)  # a broken link is refused, not passed over
-
-
-def has_tensors(folder: pathlib.Path) -> bool:
-    """Returns whether a folder holds a file that `open_folder` opens, or the index of its shards."""
-    return any(_is_there(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
-               for end in ("", ".index.json"))
+def find_file(folder: Any) -> Any | None:
+    """Returns the path of the tensors of a folder or of the index of their shards, None if it has neither."""
+    names = (name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))
+    # A broken link is refused, not passed over.
+    return next((path for path in map(folder.joinpath, names) if path.exists() or places.is_link(path)), None)
 
 
 def _open_shards(index, open_file):
@@ -94,15 +95,13 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     def damaged(reason):
         return Refusal(f"{path} is truncated or no safetensors file: {reason}; download it again.")
 
-    with reading(path), path.open("rb") as file:
-        num_bytes = path.stat().st_size
-        length = int.from_bytes(file.read(8), "little")
-        if num_bytes < 8 or length > num_bytes - 8:
-            raise damaged(f"its header of {length} bytes does not fit into {num_bytes}")
-        if length > _MAX_HEADER_BYTES:
-            raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read; save "
-                          "the checkpoint in shards.")
-        header = parse_object(file.read(length), path)
+    num_bytes, length = places.size(path), int.from_bytes(bytes_at(path, 0, 8), "little")
+    if num_bytes < 8 or length > num_bytes - 8:
+        raise damaged(f"its header of {length} bytes does not fit into {num_bytes}")
+    if length > _MAX_HEADER_BYTES:
+        raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read; save the "
+                      "checkpoint in shards.")
+    header = parse_object(bytes_at(path, 8, length), path)
     header.pop("__metadata__", None)
     start = 8 + length
     num_bytes -= start
@@ -120,11 +119,12 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
         shape = tuple(shape)
         if end > num_bytes:
             raise damaged(f"{checks.shown(name)} ends at byte {end} of the {num_bytes} that follow the header")
-        if dtype in _CODES and math.prod(shape) * _CODES[dtype].itemsize != end - begin:
+        known = DTYPES.get(_CODES.get(dtype))
+        if known is not None and math.prod(shape) * known.itemsize != end - begin:
             raise damaged(f"{checks.shown(name)} of shape {shape} in {dtype} has {end - begin} bytes")
         ranges.append((begin, end, name))
-        load = functools.partial(np.memmap, path, _CODES.get(dtype), "r", start + begin, shape)
-        tensors[name] = Tensor(shape, load, dtype=dtype)
+        load = functools.partial(values_at, path, known, start + begin, shape)
+        tensors[name] = Tensor(shape, load, dtype=_CODES.get(dtype, dtype))
     # Tensors follow one another without gaps or overlaps.
     last = 0
     for begin, end, name in sorted(ranges):
@@ -137,18 +137,18 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     return tensors
 
 
-def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:
+def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
     """Returns the beginning of a safetensors file, up to the values.
 
     Args:
         shapes: Name -> shape of the tensors of this file, in the order of their values.
-        dtype: float32, float16 or bfloat16.
+        dtype: "float32", "float16" or "bfloat16".
     """
     (code,) = (code for code, known in _CODES.items() if known == dtype)
     entries: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
         entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -170,12 +170,12 @@ class Shards:
 
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
                  num_bytes: int = 0):
-        self._folder, self._dtype, self.num_bytes = folder, DTYPES[dtype], num_bytes
+        self._folder, self._dtype, self.num_bytes = folder, dtype, num_bytes
         self._unsynced: set[pathlib.Path] = set()
         shards: list[dict] = [{}]
         sizes = [0]
         for name, shape in shapes.items():
-            size = math.prod(shape) * self._dtype.itemsize
+            size = math.prod(shape) * DTYPES[dtype].itemsize
             if shards[-1] and sizes[-1] + size > MAX_SHARD_BYTES:
                 shards.append({})
                 sizes.append(0)
@@ -187,19 +187,20 @@ class Shards:
         self._starts = [0, *itertools.accumulate(sizes)]
         for (name, shard), size, start in zip(self._shards.items(), sizes, self._starts, strict=False):
             if num_bytes > start:
-                os.truncate(folder / name, len(header_of(shard, self._dtype)) + min(size, num_bytes - start))
+                os.truncate(folder / name, len(header_of(shard, dtype)) + min(size, num_bytes - start))
             else:
                 (folder / name).unlink(missing_ok=True)
 
     def append(self, values: np.ndarray) -> None:
         """Writes the next tensor, or its next rows, rounded to the dtype on disk."""
+        values = np.ascontiguousarray(values, DTYPES[self._dtype]).view(np.uint8)
         index = bisect.bisect_right(self._starts, self.num_bytes) - 1
         name, shard = list(self._shards.items())[index]
         with (self._folder / name).open("ab") as file:
             if self.num_bytes == self._starts[index]:
                 file.write(header_of(shard, self._dtype))
-            file.write(np.ascontiguousarray(values, self._dtype).view(np.uint8).data)
-        self.num_bytes += values.size * self._dtype.itemsize
+            file.write(values.data)
+        self.num_bytes += values.nbytes
         self._unsynced.add(self._folder / name)
 
     def sync(self) -> None:

@@ -61,21 +61,28 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
     return optimizer
 
 
-def factored(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mapping[str, tuple[str, Collection[int]]],
-             software: str) -> dict[str, Tensor]:
-    """Returns factored slots with size 1 for averaged dimensions.
+def used_slots(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mapping[str, tuple[str, Collection[int]]],
+               software: str) -> dict[str, Tensor]:
+    """Returns the slots of a weight as `read_adafactor` takes them.
 
     Args:
         name, shape: Name and shape of the weight.
-        slots: Means of its squared gradients.
+        slots: Means of its squared gradients, by their names. An array of shape (1,) is not used.
         averaged: "v_row" and "v_col" -> (name of the slot in their checkpoint, dimensions that the slot averages over).
         software: Name of the software that keeps them so, for messages.
     """
+    if "m" in slots and slots["m"].shape != (1,):
+        raise Refusal(f"The checkpoint's optimizer keeps momentum of {name!r}, and this package's Adafactor has none; "
+                      "convert the weights alone, without --with_optimizer.")
+    if "v" in slots and slots["v"].shape == shape:
+        return {"v": slots["v"]}
     used = {}
     for ours, (theirs, dims) in averaged.items():
         kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
-        if not dims or slots[theirs].shape != kept:
-            raise unlike(name, shape, slots, software)
+        if not dims or theirs not in slots or slots[theirs].shape != kept:
+            raise Refusal(f"The checkpoint's optimizer keeps {_listed(slots)} of {name!r} of shape {shape}, and "
+                          f"{software}'s Adafactor keeps a slot of that shape, or means over its two largest "
+                          "dimensions or by its logical axes; convert the weights alone, without --with_optimizer.")
         used[ours] = _reshaped(slots[theirs], _with_ones(shape, dims))
     return used
 
@@ -86,19 +93,6 @@ def _reshaped(slot, shape):
 
 def _with_ones(shape, dims):
     return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
-
-
-def unlike(name: str, shape: tuple[int, ...], slots: Slots, software: str) -> Refusal:
-    """Returns the Refusal to read slots that no Adafactor of a software has for a weight of this shape."""
-    return Refusal(f"The checkpoint's optimizer keeps {_listed(slots)} of {name!r} of shape {shape}, and {software}'s "
-                   "Adafactor keeps a slot of that shape, or means over its two largest dimensions or by its logical "
-                   "axes; convert the weights alone, without --with_optimizer.")
-
-
-def with_momentum(name: str) -> Refusal:
-    """Returns the Refusal to read slots of a weight that include momentum."""
-    return Refusal(f"The checkpoint's optimizer keeps momentum of {name!r}, and this package's Adafactor has none; "
-                   "convert the weights alone, without --with_optimizer.")
 
 
 def _as_ours(link: Link, axes, slots: Slots) -> dict[str, np.ndarray]:

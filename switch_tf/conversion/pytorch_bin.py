@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from switch_tf import checks
-from switch_tf.conversion.untrusted_files import Tensor
+from switch_tf.conversion.untrusted_files import Tensor, bytes_at, values_at
 from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import reading
 
@@ -45,7 +45,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
         raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6; download "
                       "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             # torch.save chooses the name of the folder: "archive/data.pkl", "archive/data/0".
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
             if "data.pkl" not in members or any(member.compress_type for member in members.values()):
@@ -57,9 +57,8 @@ def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
             UnicodeError) as error:
         raise Refusal(f"{path} is damaged ({error}); download it again.") from None
-    with reading(path), path.open("rb") as file:
-        return {name: _locate(name, description, path, members, file)
-                for name, description in _interpret(program, path).items()}
+    return {name: _locate(name, description, path, members)
+            for name, description in _interpret(program, path).items()}
 
 
 def _content(archive, member) -> bytes:
@@ -70,7 +69,7 @@ def _content(archive, member) -> bytes:
     return archive.read(member)
 
 
-def _locate(name, description, path, members, file) -> Tensor:
+def _locate(name, description, path, members) -> Tensor:
     """Finds the values of a described tensor in the archive and checks that they are complete."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
@@ -86,8 +85,7 @@ def _locate(name, description, path, members, file) -> Tensor:
                       "of tensors (model.state_dict()) are read.") from None
     # Values follow the member's local header, whose length stands in the file alone.
     start = max(member.header_offset, 0) + _ZIP_HEADER_BYTES
-    file.seek(start - _ZIP_HEADER_BYTES)
-    header = file.read(_ZIP_HEADER_BYTES)
+    header = bytes_at(path, start - _ZIP_HEADER_BYTES, _ZIP_HEADER_BYTES)
     if len(header) == _ZIP_HEADER_BYTES:
         start += sum(struct.unpack("<26x2H", header))
     num_bytes = min(member.file_size, path.stat().st_size - start)
@@ -96,7 +94,7 @@ def _locate(name, description, path, members, file) -> Tensor:
                       f"the {max(num_bytes, 0)} bytes that are stored for it; download it again.")
 
     def load():
-        storage = np.memmap(path, dtype, "r", start, (extent,))
+        storage = values_at(path, dtype, start, (extent,))
         return np.lib.stride_tricks.as_strided(
             storage[offset:], shape, [stride * dtype.itemsize for stride in strides], writeable=False)
 

@@ -12,10 +12,11 @@ from switch_tf import checks
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion.rules import Rules
-from switch_tf.conversion.untrusted_files import Tensor
+from switch_tf.conversion.untrusted_files import Tensor, keeping_last
 from switch_tf.hardware import host
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning import axes_of
+from switch_tf.partitioning.variables import PjrtVariable, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
@@ -84,12 +85,18 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     links = rules.link(weights)
     rules.check(links, tensors, way_out)
     places = {name: place for place, name in enumerate(tensors)}
+    load = keeping_last(lambda name: tensors[name].load())
     # In the order of the files, so that an array of scanned layers is read once.
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
+    def read_part(name, index):
+        if index and tensors[name].load_part is None:
+            return np.asarray(load(name)[index], np.float32)
+        return tensors[name].read(index)
+
     def read(name, rows):
         link = links[name]
-        values = link.to_ours(lambda tensor, index: tensors[tensor].read(index), rows)
+        values = link.to_ours(read_part, rows)
         if not np.isfinite(values).all():
             raise Refusal(f"{link.theirs[0]!r} in {folder} is not finite, and so would be all that the model computes; "
                           "read a checkpoint from before its training went wrong.")
@@ -123,13 +130,29 @@ def read_model(source: WeightSource) -> SwitchTransformer:
                       f"{memory / 1e9:,.1f} GB of memory; read it on a larger one.")
     model = SwitchTransformer(source.config)
     model.build()
-    variables = variables_of(model)
-    with progress.bar(num_bytes, "reading") as bar:
-        for name in source.weights:
-            values = source.read(name, slice(None))
-            variables[name].assign(values)
-            bar.update(4 * values.size)
+    fill(source, variables_of(model))
     return model
+
+
+def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
+    """Reads variables in any layout, by the names of their weights, one at a time in the order of reading.
+
+    Raises:
+        Refusal: A weight cannot be read, or is not finite.
+    """
+    sizes = {name: 4 * math.prod(variables[name].shape) for name in source.weights if name in variables}
+    with progress.bar(sum(sizes.values()), "reading weights") as bar:
+        for name, num_bytes in sizes.items():
+            variable = variables[name]
+            held = stored(variable)
+            if isinstance(held, PjrtVariable) and variable.shape and not unfolding_of(variable).first:
+                def piece(index, name=name, length=variable.shape[0]):
+                    return source.read(name, slice(*index[0].indices(length)))[(slice(None), *index[1:])]
+
+                held.load(piece)
+            else:
+                assign(variable, source.read(name, slice(None)))
+            bar.update(num_bytes)
 
 
 class Portion(NamedTuple):

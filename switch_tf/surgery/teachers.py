@@ -61,10 +61,7 @@ class LiveTeacher:
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
         """The checkpoint or the folder, the same one for as long as this object exists, and its format."""
-        path, found = formats.locate(self._folder)
-        if found is None:
-            raise Refusal(f"{self._argument} must be a run folder with checkpoints, one checkpoint, or weights of "
-                          f"Hugging Face, T5X or Mesh TensorFlow; {self._folder} is none of these.")
+        path, found = formats.locate(self._folder, self._argument)
         return found.resolve(path), found
 
     @functools.cached_property
@@ -91,8 +88,8 @@ class LiveTeacher:
         if found is SWITCH_TF:
             return folders.identity(self._description)
         start = str(path)
-        files = [name.removeprefix(start) for name, _, _ in converting.state(path)]
-        files = [file for file in files if all(map(found.is_needed, places.at(file).parts))]
+        files = [name.removeprefix(start) for name, _, _ in converting.state(path)
+                 if "/state." not in name.removeprefix(start)]  # the optimizer's, of T5X
         content = [(file, places.sample(start + file, _BUDGET // len(files))) for file in files]
         return f"{found.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
 
@@ -164,8 +161,7 @@ class LiveTeacher:
         if found is SWITCH_TF:
             tensors.restore(path, variables)
             return
-        with found.at_hand(path) as local:
-            tensors.start(Opened(found.module.open_weights(local, self._config), path), variables)
+        tensors.start(Opened(found.module.open_weights(path, self._config), path), variables)
 
     @property
     def variables(self) -> list:

@@ -35,7 +35,7 @@ def test_mistakes_are_sentences(tmp_path, capsys, sparse_run):
         capsys, teacher, output, *STUDENT, "--gin_file=gin/runs/pretrain.gin", *SMALL)
     assert "--top_k must be at most the vocab_size of 4096, not 5000" in refused(
         capsys, teacher, output, *DISTILL, *SMALL, "--top_k=5000")
-    assert "--teacher must be a run folder with checkpoints, one checkpoint, or weights" in refused(
+    assert "--teacher must be a folder: Hugging Face's, which holds config.json" in refused(
         capsys, "--teacher=nowhere", output, *DISTILL, *SMALL)
     assert "A teacher needs the student's vocab_size, 512" in refused(
         capsys, teacher, output, *DISTILL, *SMALL, "--gin.SwitchConfig.vocab_size=512",

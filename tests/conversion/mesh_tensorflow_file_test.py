@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, conversion
-from switch_tf.conversion import converting, formats, mesh_tensorflow_file
+from switch_tf.conversion import formats, mesh_tensorflow_file
 from switch_tf.conversion.formats import MESH_TENSORFLOW, T5X
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
@@ -148,4 +148,4 @@ def test_what_is_no_checkpoint(tmp_path):
         with pytest.raises(Refusal, match="must be a folder with a checkpoint of Mesh TensorFlow, such as"):
             conversion.from_mesh_tensorflow(path, SwitchConfig())
     with pytest.raises(Refusal, match="Mesh TensorFlow's, which holds model.ckpt-N.index, a run folder with"):
-        converting.locate(tmp_path)
+        formats.locate(tmp_path, "--input")

@@ -204,13 +204,11 @@ def test_factored_slots_of_a_weight_that_this_package_keeps_whole_are_refused(tm
 
 
 @pytest.mark.slow
-def test_a_checkpoint_in_a_bucket_is_copied_with_its_slots(small, bucket, monkeypatch, tmp_path):
+def test_a_checkpoint_in_a_bucket_is_read_with_its_slots(small, bucket, monkeypatch, tmp_path):
     arrays, slots = small
     whole = np.arange(8 * 12, dtype="float32").reshape(8, 12)
     source = write(tmp_path / "in", arrays, slots=slots | {WI: slots[WI] | {"v": whole}}, step=9)
-    copied = from_bucket.convert(source, bucket, monkeypatch, "switch_tf.conversion.t5x.open_weights", tmp_path / "out",
-                                 SMALL, with_optimizer=True)
-    assert f"state.param_states.{WI.replace('/', '.')}.v" in copied
+    from_bucket.convert(source, bucket, monkeypatch, tmp_path / "out", SMALL, with_optimizer=True)
     assert folders.describe(tmp_path / "out")["step"] == 9
 
 

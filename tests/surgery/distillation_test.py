@@ -138,7 +138,7 @@ def test_wrong_arguments_and_teachers_are_refused(tmp_path, student_config):
                                 ({"teacher_capacity_factor": -1.0}, "capacity_factor must be a number above 0")]:
         with pytest.raises(Refusal, match=sentence):
             Distillation("teacher", **arguments)
-    with pytest.raises(Refusal, match="TEACHER must be a run folder with checkpoints, one checkpoint, or weights of"):
+    with pytest.raises(Refusal, match="TEACHER must be a folder: Hugging Face's, which holds config.json"):
         Distillation(str(tmp_path)).check(student_config, {"vocabulary": []})
 
 
@@ -179,7 +179,7 @@ def test_a_stranger_distils_a_run_and_keeps_the_student_when_the_teacher_is_gone
     shutil.move(tmp_path / "teacher", tmp_path / "moved")
     assert main.main(["eval", "--run", "student", "--output", "scores"]) == 0
     assert _train(*student, "TRAIN_STEPS=4", "TEACHER='teacher'") == 2
-    assert "TEACHER must be a run folder with checkpoints" in capfd.readouterr().err
+    assert "TEACHER must be a folder: Hugging Face's, which holds config.json" in capfd.readouterr().err
     assert _train(*student, "TRAIN_STEPS=4", "TEACHER='moved'") == 0
     assert "Going on from step 2" in capfd.readouterr().err
 
