@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import converting, formats, initial_weights, pytorch_bin
+from switch_tf.conversion import checkpoint_files, converting, formats, initial_weights
 from switch_tf.conversion.formats import HUGGING_FACE, MESH_TENSORFLOW, SWITCH_TF, T5X
 from switch_tf.storage import places
 from tests.conversion import from_bucket
@@ -60,7 +60,7 @@ def test_weights_of_hugging_face_in_a_bucket_are_read_there(case, bucket, tmp_pa
 def test_a_file_of_pytorch_in_a_bucket_is_read_there(bucket):
     place = places.at(bucket.new_folder()) / "pytorch_model.bin"
     places.copy(GOLDEN / "tensors.bin", place)
-    tensors, expected = pytorch_bin.open_tensors(place), np.load(GOLDEN / "tensors.npz")
+    tensors, expected = checkpoint_files.open_pytorch(place), np.load(GOLDEN / "tensors.npz")
     for name in expected.files:
         np.testing.assert_array_equal(tensors[name].load().astype("float32"), expected[name])
 
