@@ -17,9 +17,15 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import mesh_tensorflow_file
-from switch_tf.conversion.optimizer_slots import read_adafactor, used_slots
 from switch_tf.conversion.rules import KERNELS, MERGES, Rule, Rules
-from switch_tf.conversion.weight_source import WeightSource, open_linked, read_model, without_config
+from switch_tf.conversion.weight_source import (
+    WeightSource,
+    open_linked,
+    read_adafactor,
+    read_model,
+    used_slots,
+    without_config,
+)
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal

@@ -14,7 +14,7 @@ import pytest
 from switch_tf import SwitchConfig, conversion
 from switch_tf.checkpoints import folders, tensors
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, converting, formats, optimizer_slots, t5x, weight_source
+from switch_tf.conversion import checkpoint_files, converting, formats, t5x, weight_source
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from tests.conversion import from_bucket
@@ -199,7 +199,7 @@ def test_factored_slots_of_a_weight_that_this_package_keeps_whole_are_refused(tm
     theirs = {link.theirs[0]: {"v": checkpoint_files.Tensor(link.their_shape, functools.partial(
         np.ones, link.their_shape))} for link in t5x.RULES.link(variables)}
     with pytest.raises(ValueError, match=r"keeps v_col \(1, 40\), v_row \(40, 1\) of 'target/encoder/relpos_bias"):
-        optimizer_slots.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias}, 3,
+        weight_source.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias}, 3,
                                        tmp_path)
 
 
