@@ -38,7 +38,6 @@ from switch_tf.conversion.untrusted_files import (
 )
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
-from switch_tf.storage.whole_file import reading
 
 WRITTEN_DTYPES = ("float32", "bfloat16")
 MAX_SHARD_BYTES = 5 * 10**9
@@ -254,11 +253,6 @@ _MAX_NESTING = 16
 
 def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
     """Opens a file written by `torch.save` of PyTorch 1.6 or later. Returns name -> tensor."""
-    with reading(path), path.open("rb") as file:
-        is_zip = zipfile.is_zipfile(file)
-    if not is_zip:
-        raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6; download "
-                      "it again, take the model.safetensors of the same model, or save it anew with PyTorch.")
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             # torch.save chooses the name of the folder: "archive/data.pkl", "archive/data/0".
@@ -269,8 +263,14 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
             if "byteorder" in members and _content(archive, members["byteorder"]) != b"little":
                 raise Refusal(f"{path} was saved on a big-endian machine; save it anew on a little-endian one.")
             program = _content(archive, members["data.pkl"])
+    except places.BucketError:
+        raise
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
             UnicodeError) as error:
+        if str(error) == "File is not a zip file":
+            raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6; download "
+                          "it again, take the model.safetensors of the same model, or save it anew with PyTorch."
+                          ) from None
         raise Refusal(f"{path} is damaged ({error}); download it again.") from None
     return {name: _locate(name, description, path, members)
             for name, description in _interpret(program, path).items()}

@@ -224,20 +224,22 @@ def read_leaves(folder: Any, part: str) -> dict[str, Tensor | Reference | int]:
     def damaged(reason):
         return Refusal(f"{path} is truncated or no checkpoint of T5X: {reason}; download it again.")
 
-    with reading(path), path.open("rb") as file:
-        if not (size := places.size(path)):
-            raise damaged("it is empty")
-        is_local = places.is_local(path)
-        with mmap.mmap(file.fileno() if is_local else -1, size, access=mmap.ACCESS_READ if is_local else 0) as data:
-            if not is_local:
-                data[:] = path.read_bytes(slice(0, size))
-            unpacker = msgpack.Unpacker(data, max_buffer_size=0)  # reads `data` piece by piece
-            try:
-                tree = _read_node(path, unpacker, data, 0, skipped=_PARTS.keys() - {part})
-            except (ValueError, IndexError, struct.error, msgpack.exceptions.UnpackException) as error:
-                raise damaged(str(error).rstrip(".") or "it ends too early") from None
-            if unpacker.tell() != len(data):
-                raise damaged(f"its map ends at byte {unpacker.tell()} of {len(data)}")
+    if not (size := places.size(path)):
+        raise damaged("it is empty")
+    if places.is_local(path):
+        with reading(path), path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    else:
+        data = mmap.mmap(-1, size)
+        data[:] = bytes_at(path, 0, size)
+    with data:
+        unpacker = msgpack.Unpacker(data, max_buffer_size=0)  # reads `data` piece by piece
+        try:
+            tree = _read_node(path, unpacker, data, 0, skipped=_PARTS.keys() - {part})
+        except (ValueError, IndexError, struct.error, msgpack.exceptions.UnpackException) as error:
+            raise damaged(str(error).rstrip(".") or "it ends too early") from None
+        if unpacker.tell() != size:
+            raise damaged(f"its map ends at byte {unpacker.tell()} of {size}")
     if not isinstance(tree, dict):
         raise damaged("it holds no map")
     holder = tree["optimizer"] if isinstance(tree.get("optimizer"), dict) else tree

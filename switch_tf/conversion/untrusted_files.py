@@ -60,12 +60,11 @@ def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarra
 
 def bytes_at(path: Any, start: int, count: int) -> bytes:
     """Returns bytes of a file, fewer at its end. A bucket sends no others."""
-    with reading(path):
-        if not places.is_local(path):
-            return path.read_bytes(slice(start, min(start + count, places.size(path))))
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read(count)
+    if not places.is_local(path):
+        return path.read_bytes(slice(start, min(start + count, places.size(path))))
+    with reading(path), path.open("rb") as file:
+        file.seek(start)
+        return file.read(count)
 
 
 def values_at(path: Any, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:

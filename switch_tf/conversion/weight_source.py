@@ -98,7 +98,7 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
     def read_part(name, index):
-        if index and tensors[name].load_part is None:
+        if tensors[name].load_part is None:
             return np.asarray(load(name)[index], np.float32)
         return tensors[name].read(index)
 
