@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from switch_tf.checkpoints import folders, run_folder, vocabulary_choice
 from switch_tf.configs.experiment import Experiment
@@ -53,29 +53,28 @@ def _on(described, layout, partitioner, is_checked):
     return described
 
 
-@contextlib.contextmanager
-def trainer_of(described: Experiment, words: Sequence[str] = ("train",)) -> Iterator[tuple[Trainer, str]]:
+def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
     """Makes the trainer of an experiment on devices, with the vocabulary that its weights need.
 
     Args:
         described: Experiment.
         words: Arguments of `switch-tf`.
 
-    Yields:
-        (Trainer, text of its configuration). It has to start within this scope, which holds its initial weights.
+    Returns:
+        (Trainer, text of its configuration).
     """
-    with initial_weights.opened(described.run, described.config) as weights:
-        described = dataclasses.replace(described, run=dataclasses.replace(
-            described.run, vocabulary=vocabulary_choice.choose(described.run)))
-        trainer = Trainer(described.make_model(), described.make_optimizer(), described.run, described.settings,
-                          described.partitioner, weights, described.activation_dtype, described.make_objective())
-        yield trainer, summaries.origin(words, trainer.model.config) + described.as_gin().text()
+    weights = initial_weights.opened(described.run, described.config)
+    described = dataclasses.replace(described, run=dataclasses.replace(
+        described.run, vocabulary=vocabulary_choice.choose(described.run)))
+    trainer = Trainer(described.make_model(), described.make_optimizer(), described.run, described.settings,
+                      described.partitioner, weights, described.activation_dtype, described.make_objective())
+    return trainer, summaries.origin(words, trainer.model.config) + described.as_gin().text()
 
 
 def train(described: Experiment) -> dict:
     """Trains an experiment on this machine's devices; see `Experiment.train`."""
-    with trainer_of(on_this_machine(described)) as (trainer, configuration):
-        return trainer.train(configuration)
+    trainer, configuration = make_trainer(on_this_machine(described))
+    return trainer.train(configuration)
 
 
 def evaluate(described: Experiment, step: str, split: str, num_examples: int | None) -> dict:

@@ -59,8 +59,8 @@ def run_train(arguments: argparse.Namespace) -> dict:
         described = options.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
         described = experiments.on_this_machine(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
-            with experiments.trainer_of(described, arguments.words) as (trainer, configuration):
-                training = trainer.start(configuration)
+            trainer, configuration = experiments.make_trainer(described, arguments.words)
+            training = trainer.start(configuration)
             common_end.message = training.lost_process
             with training, stopping.Stopping(training.progress.say) as stop:
                 stop.watch([training])
@@ -108,13 +108,13 @@ def run_compare(arguments: argparse.Namespace) -> dict:
                       "Comparison.model_dir.")
     comparison, bindings = read_comparison(arguments)
 
-    def make_trainer(name, seed, stack):
+    def make_trainer(name, seed):
         described = experiments.on_this_machine(Experiment.from_gin(
             *comparison.words(name, seed, bindings), arguments.gin_search_paths))
         if described.partitioner.num_processes > 1:
             raise Refusal("variants take turns in one process; train each by itself where there are several, and "
                           "compare the run folders with --runs.")
-        return stack.enter_context(experiments.trainer_of(described, arguments.words))
+        return experiments.make_trainer(described, arguments.words)
 
     with (outputs.outlived(), stopping.at_start(),
           lock.held(comparison.model_dir, "Comparison.model_dir")):

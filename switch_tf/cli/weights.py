@@ -10,8 +10,8 @@ from switch_tf.cli import options
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion import model_gin
 from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
-from switch_tf.conversion.converting import check_optimizer, convert, default_target, locate
-from switch_tf.conversion.formats import SWITCH_TF, WRITABLE
+from switch_tf.conversion.converting import check_optimizer, convert, default_target
+from switch_tf.conversion.formats import SWITCH_TF, WRITABLE, locate
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
@@ -50,7 +50,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_convert(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Writes the output folder; returns what was converted."""
-    source, source_format = locate(places.at(arguments.input))
+    source, source_format = locate(arguments.input, "--input")
     name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
     to = WRITABLE[name]
@@ -105,7 +105,7 @@ def _factor(text):
 def run_upcycle(arguments: argparse.Namespace) -> tuple[dict, str]:
     """Writes the sparse model; returns what it is made of."""
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
-    source, source_format = locate(places.at(arguments.source), "--from")
+    source, source_format = locate(arguments.source, "--from")
     if arguments.with_optimizer:
         check_optimizer(source, source_format, SWITCH_TF)
     config = options.read_model(arguments)[0]

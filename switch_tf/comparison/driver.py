@@ -30,8 +30,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
 
     Args:
         comparison: Variants and seeds.
-        make_trainer: Function of (variant, seed, stack) to (Trainer, text of its configuration). It enters the
-            contexts that the trainer needs until it starts into `stack`, a `contextlib.ExitStack`.
+        make_trainer: Function of (variant, seed) to (Trainer, text of its configuration).
 
     Returns:
         Whether all variants reached their last step.
@@ -43,27 +42,27 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
         for seed in comparison.seeds:
             records, configs = {}, {}  # of all variants, without the variables that their trainers hold
             for names in filter(None, stages):
-                with contextlib.ExitStack() as stack:
-                    trainers, configurations = {}, {}
-                    for name in names:
-                        with naming(name):
-                            trainers[name], configurations[name] = make_trainer(name, seed, stack)
-                        records[name], configs[name] = trainers[name].configuration, trainers[name].model.config
-                    runs = [trainer.run for trainer in trainers.values()]
-                    fairness.check_records(records, comparison.may_differ)
-                    fairness.check_work(configs, runs[0].task_feature_lengths, comparison.unequal_work)
-                    num_steps = sum(run.train_steps for run in runs)
-                    # The steps of variants that are made later are taken for as many.
-                    progress = progress or whole.enter_context(contextlib.closing(Progress(
-                        num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))))
-                    saved = [folders.steps(RunFolder.checkpoints_of(run.model_dir)) for run in runs]
-                    if all(steps and steps[-1] >= run.train_steps for steps, run in zip(saved, runs, strict=True)):
-                        progress.advance(num_steps, is_trained=False)
-                        subject = "all variants" if len(names) == len(comparison.variants) else " and ".join(names)
-                        progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")
-                    elif not take_turns(trainers, configurations, progress,
-                                        places.at(comparison.model_dir) / f"batches_{seed}.jsonl", comparison.turn,
-                                        stack.enter_context(Stopping(progress.say))):
+                trainers, configurations = {}, {}
+                for name in names:
+                    with naming(name):
+                        trainers[name], configurations[name] = make_trainer(name, seed)
+                    records[name], configs[name] = trainers[name].configuration, trainers[name].model.config
+                runs = [trainer.run for trainer in trainers.values()]
+                fairness.check_records(records, comparison.may_differ)
+                fairness.check_work(configs, runs[0].task_feature_lengths, comparison.unequal_work)
+                num_steps = sum(run.train_steps for run in runs)
+                # The steps of variants that are made later are taken for as many.
+                progress = progress or whole.enter_context(contextlib.closing(Progress(
+                    num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))))
+                saved = [folders.steps(RunFolder.checkpoints_of(run.model_dir)) for run in runs]
+                if all(steps and steps[-1] >= run.train_steps for steps, run in zip(saved, runs, strict=True)):
+                    progress.advance(num_steps, is_trained=False)
+                    subject = "all variants" if len(names) == len(comparison.variants) else " and ".join(names)
+                    progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")
+                    continue
+                batches_file = places.at(comparison.model_dir) / f"batches_{seed}.jsonl"
+                with Stopping(progress.say) as stopping:
+                    if not take_turns(trainers, configurations, progress, batches_file, comparison.turn, stopping):
                         return False
     return True
 

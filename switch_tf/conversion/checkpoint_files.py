@@ -3,6 +3,10 @@
 A safetensors file is eight bytes with the length of the header, a JSON header, the values. The reader of the package
 fails for float8 and similar dtypes, which numpy lacks, and its `save_file` needs all tensors in memory at once. Here
 the header is compared with the file before it is used, and values are written from any place on.
+
+A file of PyTorch is a zip archive: `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their values. A
+pickle is a program that may call any function, so it is interpreted here: the few instructions that `torch.save` writes
+for a dictionary of tensors work on plain values, and any other instruction or name is refused.
 """
 
 import bisect
@@ -12,20 +16,32 @@ import json
 import math
 import os
 import pathlib
+import pickletools
 import struct
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from switch_tf import checks
-from switch_tf.conversion import pytorch_bin
-from switch_tf.conversion.untrusted_files import DTYPES, Tensor, check_regular, is_plain_name, parse_object, read_object
+from switch_tf.conversion.untrusted_files import (
+    DTYPES,
+    Tensor,
+    bytes_at,
+    check_regular,
+    is_plain_name,
+    parse_object,
+    read_object,
+    values_at,
+)
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_file import reading
+from switch_tf.storage import places
 
 WRITTEN_DTYPES = ("float32", "bfloat16")
 MAX_SHARD_BYTES = 5 * 10**9
-_CODES = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
+_CODES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_HEADER_BYTES = 32 * 2**20
 _MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
 _MAX_NAME = 300  # characters of a tensor's name; T5's have about 60
@@ -36,38 +52,30 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 
     Names and dtypes are checked before any values are read.
     """
-    for file_name, open_file in (("model.safetensors", open_safetensors),
-                                 ("pytorch_model.bin", pytorch_bin.open_tensors)):
-        path, index = folder / file_name, folder / f"{file_name}.index.json"
-        if _is_there(path):
-            check_regular(path)
-            tensors = open_file(path)
-        elif _is_there(index):
-            tensors = _open_shards(index, open_file)
-        else:
-            continue
-        for name, tensor in tensors.items():
-            if len(name) > _MAX_NAME:
-                raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, "
-                              f"{checks.shown(name)}; no model has such names.")
-            if tensor.dtype not in (_CODES if open_file is open_safetensors else DTYPES):
-                raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
-                              f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
-                              "original of a quantised one.")
-        return tensors
-    names = sorted(path.name for path in folder.iterdir())
-    raise Refusal(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their shards), "
-                  f"but {checks.shown(names)}; download one of them into it.")
+    path = find_file(folder)
+    if path is None:
+        names = sorted(path.name for path in folder.iterdir())
+        raise Refusal(f"{folder} holds neither model.safetensors nor pytorch_model.bin (nor the index of their "
+                      f"shards), but {checks.shown(names)}; download one of them into it.")
+    open_file = open_safetensors if path.name.startswith("model") else open_pytorch
+    check_regular(path)
+    tensors = _open_shards(path, open_file) if path.suffix == ".json" else open_file(path)
+    for name, tensor in tensors.items():
+        if len(name) > _MAX_NAME:
+            raise Refusal(f"The checkpoint has a tensor whose name has {len(name)} characters, {checks.shown(name)}; "
+                          "no model has such names.")
+        if tensor.dtype not in DTYPES:
+            raise Refusal(f"A weight must be float32, float16 or bfloat16, but {name!r} is "
+                          f"{checks.shown(tensor.dtype)}; save the checkpoint anew in one of them, or take the "
+                          "original of a quantised one.")
+    return tensors
 
 
-def _is_there(path):
-    return path.exists() or path.is_symlink()  # a broken link is refused, not passed over
-
-
-def has_tensors(folder: pathlib.Path) -> bool:
-    """Returns whether a folder holds a file that `open_folder` opens, or the index of its shards."""
-    return any(_is_there(folder / f"{name}{end}") for name in ("model.safetensors", "pytorch_model.bin")
-               for end in ("", ".index.json"))
+def find_file(folder: Any) -> Any | None:
+    """Returns the path of the tensors of a folder or of the index of their shards, None if it has neither."""
+    names = (name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))
+    # A broken link is refused, not passed over.
+    return next((path for path in map(folder.joinpath, names) if path.exists() or path.is_symlink()), None)
 
 
 def _open_shards(index, open_file):
@@ -93,15 +101,13 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     def damaged(reason):
         return Refusal(f"{path} is truncated or no safetensors file: {reason}; download it again.")
 
-    with reading(path), path.open("rb") as file:
-        num_bytes = path.stat().st_size
-        length = int.from_bytes(file.read(8), "little")
-        if num_bytes < 8 or length > num_bytes - 8:
-            raise damaged(f"its header of {length} bytes does not fit into {num_bytes}")
-        if length > _MAX_HEADER_BYTES:
-            raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read; save "
-                          "the checkpoint in shards.")
-        header = parse_object(file.read(length), path)
+    num_bytes, length = places.size(path), int.from_bytes(bytes_at(path, 0, 8), "little")
+    if num_bytes < 8 or length > num_bytes - 8:
+        raise damaged(f"its header of {length} bytes does not fit into {num_bytes}")
+    if length > _MAX_HEADER_BYTES:
+        raise Refusal(f"{path} has a header of {length} bytes, and at most {_MAX_HEADER_BYTES} are read; save the "
+                      "checkpoint in shards.")
+    header = parse_object(bytes_at(path, 8, length), path)
     header.pop("__metadata__", None)
     start = 8 + length
     num_bytes -= start
@@ -119,11 +125,12 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
         shape = tuple(shape)
         if end > num_bytes:
             raise damaged(f"{checks.shown(name)} ends at byte {end} of the {num_bytes} that follow the header")
-        if dtype in _CODES and math.prod(shape) * _CODES[dtype].itemsize != end - begin:
+        known = DTYPES.get(_CODES.get(dtype))
+        if known is not None and math.prod(shape) * known.itemsize != end - begin:
             raise damaged(f"{checks.shown(name)} of shape {shape} in {dtype} has {end - begin} bytes")
         ranges.append((begin, end, name))
-        load = functools.partial(np.memmap, path, _CODES.get(dtype), "r", start + begin, shape)
-        tensors[name] = Tensor(shape, load, dtype=dtype)
+        load = functools.partial(values_at, path, known, start + begin, shape)
+        tensors[name] = Tensor(shape, load, dtype=_CODES.get(dtype, dtype))
     # Tensors follow one another without gaps or overlaps.
     last = 0
     for begin, end, name in sorted(ranges):
@@ -136,18 +143,18 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     return tensors
 
 
-def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:
+def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
     """Returns the beginning of a safetensors file, up to the values.
 
     Args:
         shapes: Name -> shape of the tensors of this file, in the order of their values.
-        dtype: float32, float16 or bfloat16.
+        dtype: "float32", "float16" or "bfloat16".
     """
     (code,) = (code for code, known in _CODES.items() if known == dtype)
     entries: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
         entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -169,12 +176,12 @@ class Shards:
 
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
                  num_bytes: int = 0):
-        self._folder, self._dtype, self.num_bytes = folder, DTYPES[dtype], num_bytes
+        self._folder, self._dtype, self.num_bytes = folder, dtype, num_bytes
         self._unsynced: set[pathlib.Path] = set()
         shards: list[dict] = [{}]
         sizes = [0]
         for name, shape in shapes.items():
-            size = math.prod(shape) * self._dtype.itemsize
+            size = math.prod(shape) * DTYPES[dtype].itemsize
             if shards[-1] and sizes[-1] + size > MAX_SHARD_BYTES:
                 shards.append({})
                 sizes.append(0)
@@ -186,19 +193,20 @@ class Shards:
         self._starts = [0, *itertools.accumulate(sizes)]
         for (name, shard), size, start in zip(self._shards.items(), sizes, self._starts, strict=False):
             if num_bytes > start:
-                os.truncate(folder / name, len(header_of(shard, self._dtype)) + min(size, num_bytes - start))
+                os.truncate(folder / name, len(header_of(shard, dtype)) + min(size, num_bytes - start))
             else:
                 (folder / name).unlink(missing_ok=True)
 
     def append(self, values: np.ndarray) -> None:
         """Writes the next tensor, or its next rows, rounded to the dtype on disk."""
+        values = np.ascontiguousarray(values, DTYPES[self._dtype]).view(np.uint8)
         index = bisect.bisect_right(self._starts, self.num_bytes) - 1
         name, shard = list(self._shards.items())[index]
         with (self._folder / name).open("ab") as file:
             if self.num_bytes == self._starts[index]:
                 file.write(header_of(shard, self._dtype))
-            file.write(np.ascontiguousarray(values, self._dtype).view(np.uint8).data)
-        self.num_bytes += values.size * self._dtype.itemsize
+            file.write(values.data)
+        self.num_bytes += values.nbytes
         self._unsynced.add(self._folder / name)
 
     def sync(self) -> None:
@@ -222,3 +230,179 @@ def write_object(path: pathlib.Path, content: dict) -> None:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+# Files of PyTorch.
+
+_STORAGES = {
+    "torch DoubleStorage": np.float64, "torch FloatStorage": np.float32, "torch HalfStorage": np.float16,
+    "torch BFloat16Storage": ml_dtypes.bfloat16, "torch LongStorage": np.int64, "torch IntStorage": np.int32,
+    "torch ShortStorage": np.int16, "torch CharStorage": np.int8, "torch ByteStorage": np.uint8,
+    "torch BoolStorage": np.bool_}
+_FUNCTIONS: dict[str, Callable] = {
+    "collections OrderedDict": lambda: {},
+    "torch._utils _rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: _Tuple(
+        (storage, offset, shape, strides)),
+    "torch._utils _rebuild_parameter": lambda tensor, *_: tensor}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_ZIP_HEADER_BYTES = 30
+# 100,000 tensors, of about 20 instructions and 200 bytes each.
+_MAX_PROGRAM_BYTES, _MAX_INSTRUCTIONS = 32 * 2**20, 2 * 10**6
+_MAX_NESTING = 16
+
+
+def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
+    """Opens a file written by `torch.save` of PyTorch 1.6 or later. Returns name -> tensor."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            # torch.save chooses the name of the folder: "archive/data.pkl", "archive/data/0".
+            members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+            if "data.pkl" not in members or any(member.compress_type for member in members.values()):
+                raise Refusal(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
+                              f"data.pkl, this has {checks.shown(sorted(members)[:5])}.")
+            if "byteorder" in members and _content(archive, members["byteorder"]) != b"little":
+                raise Refusal(f"{path} was saved on a big-endian machine; save it anew on a little-endian one.")
+            program = _content(archive, members["data.pkl"])
+    except places.BucketError:
+        raise
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
+            UnicodeError) as error:
+        if str(error) == "File is not a zip file":
+            raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6; download "
+                          "it again, take the model.safetensors of the same model, or save it anew with PyTorch."
+                          ) from None
+        raise Refusal(f"{path} is damaged ({error}); download it again.") from None
+    return {name: _locate(name, description, path, members)
+            for name, description in _interpret(program, path).items()}
+
+
+def _content(archive, member) -> bytes:
+    """Returns the bytes of a small member."""
+    if member.file_size > _MAX_PROGRAM_BYTES:
+        raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, and at most "
+                                 f"{_MAX_PROGRAM_BYTES} are read")
+    return archive.read(member)
+
+
+def _locate(name, description, path, members) -> Tensor:
+    """Finds the values of a described tensor in the archive and checks that they are complete."""
+    try:
+        (_, storage, key, _, _), offset, shape, strides = description
+        dtype, member = np.dtype(_STORAGES[_text(storage)]), members[f"data/{_text(key)}"]
+        shape, strides = tuple(shape), tuple(strides)
+        is_valid = (all(type(number) is int for number in (offset, *shape, *strides))
+                    and min(offset, 0, *shape, *strides) >= 0 and 0 not in shape and len(shape) <= _MAX_DIMENSIONS)
+        # Elements from the beginning of the storage to the end of the tensor.
+        extent = offset + 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        num_elements = max(extent, math.prod(shape))  # a stride of 0 would make a tensor of any size from one number
+    except (KeyError, TypeError, ValueError):
+        raise Refusal(f"{path} holds something under {checks.shown(name)} that is not a tensor; only dictionaries "
+                      "of tensors (model.state_dict()) are read.") from None
+    # Values follow the member's local header, whose length stands in the file alone.
+    start = max(member.header_offset, 0) + _ZIP_HEADER_BYTES
+    header = bytes_at(path, start - _ZIP_HEADER_BYTES, _ZIP_HEADER_BYTES)
+    if len(header) == _ZIP_HEADER_BYTES:
+        start += sum(struct.unpack("<26x2H", header))
+    num_bytes = min(member.file_size, path.stat().st_size - start)
+    if not is_valid or num_elements * dtype.itemsize > num_bytes:
+        raise Refusal(f"{path} is damaged: {checks.shown(name)} of shape {checks.shown(shape)} does not lie within "
+                      f"the {max(num_bytes, 0)} bytes that are stored for it; download it again.")
+
+    def load():
+        storage = values_at(path, dtype, start, (extent,))
+        return np.lib.stride_tricks.as_strided(
+            storage[offset:], shape, [stride * dtype.itemsize for stride in strides], writeable=False)
+
+    return Tensor(shape, load, dtype=dtype.name)
+
+
+def _text(value) -> str:
+    """Checks a name in the pickle. Looking up a tuple of tuples would hash it, without a limit of depth in C."""
+    if not isinstance(value, str):
+        raise TypeError("A name must be text.")
+    return value
+
+
+class _Tuple(tuple):
+    """A tuple with its depth, so that deep nesting is refused before any recursion."""
+
+    def __init__(self, items):
+        self.depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
+        if self.depth > _MAX_NESTING:
+            raise ValueError("Tuples in tuples, too many of them.")
+
+
+def _interpret(program: bytes, path) -> dict:
+    """Returns the dictionary of tensors that a pickle describes.
+
+    Names stay text, and storages the tuples of PyTorch: ("storage", type, key, device, number of elements).
+    """
+    stack, marks, memo, refused = [], [], {}, None
+
+    def pop(count):
+        start = len(stack) - count
+        if start < 0:
+            raise IndexError("The stack holds too little.")
+        popped = stack[start:]
+        del stack[start:]
+        return popped
+
+    try:
+        for number, (instruction, argument, _) in enumerate(pickletools.genops(program)):
+            if number >= _MAX_INSTRUCTIONS:
+                raise ValueError("Too many instructions.")
+            match instruction.name:
+                case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINUNICODE" | "SHORT_BINUNICODE":
+                    stack.append(argument)
+                case "NONE":
+                    stack.append(None)
+                case "NEWTRUE" | "NEWFALSE" as name:
+                    stack.append(name == "NEWTRUE")
+                case "BINPUT" | "LONG_BINPUT":
+                    memo[argument] = stack[-1]
+                case "BINGET" | "LONG_BINGET":
+                    stack.append(memo[argument])
+                case "MARK":
+                    marks.append(len(stack))
+                case "TUPLE":
+                    stack.append(_Tuple(pop(len(stack) - marks.pop())))
+                case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                    stack.append(_Tuple(pop(_TUPLES[name])))
+                case "EMPTY_DICT":
+                    stack.append({})
+                case "SETITEM" | "SETITEMS" as name:
+                    items = pop(2 if name == "SETITEM" else len(stack) - marks.pop())
+                    # AttributeError unless it is a dictionary.
+                    stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
+                case "GLOBAL":
+                    if argument not in _STORAGES and argument not in _FUNCTIONS:
+                        refused = f"asks for {argument.replace(' ', '.')}"
+                        break
+                    stack.append(argument)
+                case "REDUCE":
+                    function, arguments = pop(2)
+                    stack.append(_FUNCTIONS[_text(function)](*arguments))
+                case "BUILD":
+                    if not isinstance(stack[-2], dict):
+                        raise TypeError("State for something that is no dictionary.")
+                    pop(1)  # the version numbers that a state_dict carries as an attribute
+                # BINPERSID replaces the description of a storage by the storage. Only the description is needed here.
+                case "PROTO" | "BINPERSID" | "STOP":
+                    pass
+                case name:
+                    refused = f"uses {name}"
+                    break
+        (result,) = (None,) if refused else stack
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path) from error
+    if refused:
+        raise Refusal(f"{path} is refused: its pickle {refused}, which no dictionary of tensors needs and which could "
+                      "run code; take the model.safetensors of the same model.")
+    if not isinstance(result, dict):
+        raise _damaged(path)
+    return result
+
+
+def _damaged(path):
+    return Refusal(f"{path} is damaged, or holds something other than a dictionary of tensors "
+                   "(model.state_dict()); download it again, or take the model.safetensors of the same model.")

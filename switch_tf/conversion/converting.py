@@ -26,19 +26,6 @@ _TOLERANCE = 1e-4  # of logits, relative to their standard deviation or 1
 _BATCH, _LENGTHS = 2, (16, 8)  # sequences, and tokens of encoder and decoder
 
 
-def locate(source: pathlib.Path, argument: str = "--input") -> tuple[pathlib.Path, Format]:
-    """Returns what `formats.locate` does of a folder, which `argument` names in messages.
-
-    Raises:
-        Refusal: No format recognises it.
-    """
-    source, found = formats.locate(source)
-    if found is None:
-        raise Refusal(f"{argument} must be a folder: {', '.join(one.description for one in formats.FORMATS)}; "
-                      f"{str(source)!r} is none of these.")
-    return source, found
-
-
 def default_target(source_format: Format) -> Format:
     """Returns the format to convert to if none is named: Hugging Face's for our own weights, else ours."""
     return HUGGING_FACE if source_format is SWITCH_TF else SWITCH_TF
@@ -67,7 +54,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         Refusal: The weights are damaged or cannot be expressed in the other format, an unfinished conversion to this
             output was another one, or the output differs from the source.
     """
-    (source, source_format), config_file, step = locate(source), None, None
+    (source, source_format), config_file, step = formats.locate(source, "--input"), None, None
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
@@ -75,29 +62,28 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         config, config_file = found
     if with_optimizer:
         check_optimizer(source, source_format, to)
-    with source_format.at_hand(source, with_optimizer) as local:
-        opened, vocabulary = source_format.module.open_weights(local, config), source_vocabulary.find(source, local)
-        if with_optimizer:
-            model = weight_source.read_model(opened)
-            optimizer = source_format.module.read_optimizer(local, model)
-            step = int(optimizer.iterations.numpy())
-            to.module.write_weights(weight_source.of_model(model), output, vocabulary.content, optimizer=optimizer)
-        else:
-            options = {"expert_capacity": expert_capacity, "dtype": dtype}
-            identity = identity_of(source, source_format, to, output, opened.config, vocabulary.content,
-                                   expert_capacity, dtype)
-            to.module.write_weights(opened, output, vocabulary.content, identity, **{
-                name: value for name, value in options.items() if name in to.options})
-        num_parameters = opened.config.num_parameters
-        result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
-                  "num_parameters": num_parameters}
-        lines = [f"{num_parameters:,} parameters from {source} ({source_format.name}) in {output} ({to.name})."]
-        if config_file is not None:
-            result["config_file"] = str(config_file)
-            lines.append(f"Its model is taken from {config_file}.")
-        if is_verified:
-            result["verified"], sentence = verify(opened, output, to, dtype)
-            lines.append(sentence)
+    opened, vocabulary = source_format.module.open_weights(source, config), source_vocabulary.find(source)
+    if with_optimizer:
+        model = weight_source.read_model(opened)
+        optimizer = source_format.module.read_optimizer(source, model)
+        step = int(optimizer.iterations.numpy())
+        to.module.write_weights(weight_source.of_model(model), output, vocabulary.content, optimizer=optimizer)
+    else:
+        options = {"expert_capacity": expert_capacity, "dtype": dtype}
+        identity = identity_of(source, source_format, to, output, opened.config, vocabulary.content,
+                               expert_capacity, dtype)
+        to.module.write_weights(opened, output, vocabulary.content, identity, **{
+            name: value for name, value in options.items() if name in to.options})
+    num_parameters = opened.config.num_parameters
+    result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
+              "num_parameters": num_parameters}
+    lines = [f"{num_parameters:,} parameters from {source} ({source_format.name}) in {output} ({to.name})."]
+    if config_file is not None:
+        result["config_file"] = str(config_file)
+        lines.append(f"Its model is taken from {config_file}.")
+    if is_verified:
+        result["verified"], sentence = verify(opened, output, to, dtype)
+        lines.append(sentence)
     if to is HUGGING_FACE:
         if vocabulary.content is None:
             reason = vocabulary.reason or f"the VOCABULARY is {vocabulary.name!r}, which is no SentencePiece model"
@@ -172,12 +158,10 @@ def _sum(values):
 
 def state(place: Any) -> Iterator[tuple[str, int, float]]:
     """Yields path, size and time of each file in a folder, or of each file of a checkpoint such as model.ckpt-7."""
-    entries = place.iterdir() if place.is_dir() else (
-        entry for entry in place.parent.iterdir() if entry.name.startswith(f"{place.name}."))
-    for entry in sorted(entries):
-        if entry.is_dir() and not entry.is_symlink():
-            yield from state(entry)
-        elif entry.is_file():
+    entries = untrusted_files.files_in(place) if place.is_dir() else (
+        entry for entry in sorted(place.parent.iterdir()) if entry.name.startswith(f"{place.name}."))
+    for entry in entries:
+        if entry.is_file():
             yield str(entry), entry.stat().st_size, entry.stat().st_mtime
 
 
@@ -204,31 +188,29 @@ def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, 
 
     read, dtype = source.read, untrusted_files.DTYPES[dtype]
     source = source._replace(read=lambda name, rows: read(name, rows).astype(dtype).astype(np.float32))
-    with to.at_hand(output) as local:
-        written = to.module.open_weights(local, None)
-        for _, portions in weight_source.read_groups(source, weight_source.groups_of(source), "verifying"):
-            for (name, rows, _), values in portions:
-                found = written.read(name, rows)
-                if not np.array_equal(values, found):
-                    norms = [np.linalg.norm(each.ravel()) for each in (values, found)]
-                    raise different(f"rows {rows.start} to {rows.stop - 1} of {name!r} have the norm {norms[1]:.9g}, "
-                                    f"and {norms[0]:.9g} in the source")
-        result: dict[str, Any] = {"weights": len(source.weights), "largest_logit_difference": None}
-        sentence = f"All {len(source.weights)} weights in {output} have the values and norms of the source"
-        ours, theirs, reason = source.config, written.config, None
-        needed, available = _BYTES_PER_PARAMETER * ours.num_parameters, host.memory("MemAvailable")
-        if ours.num_experts and (ours.semantics, ours.expert_capacity) != (theirs.semantics, theirs.expert_capacity):
-            reason = "its experts have another capacity"
-        elif needed > available:
-            reason = f"a model needs {needed / 1e9:,.1f} GB of memory, and {available / 1e9:,.1f} GB are free"
-        if reason is not None:
-            return result, f"{sentence}; logits were not compared, because {reason}."
+    written = to.module.open_weights(output, None)
+    for _, portions in weight_source.read_groups(source, weight_source.groups_of(source), "verifying"):
+        for (name, rows, _), values in portions:
+            found = written.read(name, rows)
+            if not np.array_equal(values, found):
+                norms = [np.linalg.norm(each.ravel()) for each in (values, found)]
+                raise different(f"rows {rows.start} to {rows.stop - 1} of {name!r} have the norm {norms[1]:.9g}, "
+                                f"and {norms[0]:.9g} in the source")
+    sentence = f"All {len(source.weights)} weights in {output} have the values and norms of the source"
+    ours, theirs, reason, difference = source.config, written.config, None, None
+    needed, available = _BYTES_PER_PARAMETER * ours.num_parameters, host.memory("MemAvailable")
+    if ours.num_experts and (ours.semantics, ours.expert_capacity) != (theirs.semantics, theirs.expert_capacity):
+        reason = "its experts have another capacity"
+    elif needed > available:
+        reason = f"a model needs {needed / 1e9:,.1f} GB of memory, and {available / 1e9:,.1f} GB are free"
+    else:
         logits, found = map(_logits, (source, written))
         difference = float(np.abs(logits - found).max())
         if not difference <= _TOLERANCE * max(1.0, logits.std()):
             raise different(f"logits of a fixed batch differ by {difference:.2g}, with equal weights")
-        result["largest_logit_difference"] = difference
-        return result, f"{sentence}, and its logits differ by at most {difference:.2g}."
+    end = f", and its logits differ by at most {difference:.2g}." if reason is None else (
+        f"; logits were not compared, because {reason}.")
+    return {"weights": len(source.weights), "largest_logit_difference": difference}, sentence + end
 
 
 def _logits(source):

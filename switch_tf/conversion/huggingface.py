@@ -9,7 +9,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config, source_vocabulary, weight_source
 from switch_tf.conversion.checkpoint_files import Shards, write_object
 from switch_tf.conversion.huggingface_config import EMBEDDING, LOGITS, STACK_EMBEDDINGS
-from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Ignore, Link, Rule, Rules
+from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Link, Rule, Rules
 from switch_tf.conversion.untrusted_files import DTYPES
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -42,7 +42,10 @@ def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
         Rule(f"{stack}/{stack}_norm/scale", f"{stack}.final_layer_norm.weight")]
 
 
-def _rules(mlp_name, has_layer_biases=False):
+def rules_of(config: SwitchConfig) -> Rules:
+    """Returns the rules of a model with this configuration."""
+    mlp_name = "mlp" if config.num_experts else "DenseReluDense"
+    has_layer_biases = config.relative_attention_per_layer and not config.num_experts
     bias = ("layers_<i>/", "<i>") if has_layer_biases else ("", "0")
     cross_attention = "decoder.block.<i>.layer.1"
     return Rules(
@@ -54,19 +57,9 @@ def _rules(mlp_name, has_layer_biases=False):
             *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
             # In old files. No version of transformers reads it.
-            Ignore("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+            Rule("", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         ],
         fields={"i": INDEX, "e": INDEX, "kernel": KERNELS})
-
-
-T5_RULES, SWITCH_RULES = _rules("DenseReluDense"), _rules("mlp")
-UMT5_RULES = _rules("DenseReluDense", has_layer_biases=True)
-
-
-def rules_of(config: SwitchConfig) -> Rules:
-    """Returns the rules of a model with this configuration."""
-    dense = UMT5_RULES if config.relative_attention_per_layer else T5_RULES
-    return SWITCH_RULES if config.num_experts else dense
 
 
 def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:

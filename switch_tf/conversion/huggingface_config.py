@@ -94,7 +94,7 @@ def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
 
 def read_config(folder: pathlib.Path) -> SwitchConfig:
     """Returns the configuration of a model. A folder without tensors needs config.json alone."""
-    if checkpoint_files.has_tensors(folder):
+    if checkpoint_files.find_file(folder) is not None:
         return read_folder(folder)[0]
     values = _values(folder)
     stated = _with_defaults(values)
@@ -238,7 +238,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
             _warn(f"config.json says {key}={stated}, but the checkpoint holds {held} {stack} layers: all are read.")
         values[key] = held
     fields = {ours: values[theirs] for ours, theirs in _COMMON.items()} | {
-        "activation": (_activation_of_switch if kind == SWITCH else _activation_of_t5)(values, structure.is_gated),
+        "activation": _activation(values, kind == SWITCH, structure.is_gated),
         "logits_via_embedding": not structure.has_logits, "relative_attention_per_layer": kind == UMT5,
         "scale_decoder_outputs": False}
     if structure.has_t5x_logits:
@@ -313,44 +313,32 @@ def _found_step(stated, num_layers, stack, structure):
     return step
 
 
-def _activation_of_t5(values, is_gated):
-    stated = values["feed_forward_proj"]
-    words = stated.split("-") if isinstance(stated, str) else []
-    # In transformers "gated-gelu" is the tanh form, and dense_act_fn takes precedence.
-    function = values.get("dense_act_fn", "gelu_new" if stated == "gated-gelu" else words[-1] if words else None)
-    says_gated = words[:1] == ["gated"]
-    is_well_formed = len(words) == 1 or (len(words) == 2 and says_gated)
-    if not is_well_formed or not _is_known(function):
-        key = "dense_act_fn" if is_well_formed and "dense_act_fn" in values else "feed_forward_proj"
-        raise Refusal(f"{key} in config.json is {checks.shown(values[key])}, and switch_tf has the activations "
-                      f"{', '.join(map(repr, _FUNCTIONS))}, each also with 'gated-' in front.")
-    if says_gated != is_gated:
-        raise _contradiction("feed_forward_proj", stated, is_gated)
-    return _FUNCTIONS[function][is_gated]
-
-
-def _activation_of_switch(values, is_gated):
-    stated = values["dense_act_fn"]
-    if stated != "gated-gelu" and not _is_known(stated):
-        raise Refusal(f"dense_act_fn in config.json is {checks.shown(stated)}, and switch_tf has the activations "
-                      f"{', '.join(map(repr, _FUNCTIONS))}, and 'gated-gelu'.")
-    if not is_gated:
+def _activation(values, is_switch, is_gated):
+    key = "dense_act_fn" if is_switch else "feed_forward_proj"
+    stated, function, says_gated = values[key], None, False
+    if isinstance(stated, str):
+        gate, _, function = stated.rpartition("-")
+        says_gated = gate == "gated"
+        # In transformers "gated-gelu" is the tanh form, and a Switch Transformer has no other gate.
         if stated == "gated-gelu":
-            raise _contradiction("dense_act_fn", stated, is_gated)
-        return _FUNCTIONS[stated][False]
-    if stated not in ("gated-gelu", "gelu_new"):
+            function = "gelu_new"
+        elif gate and (is_switch or not says_gated):
+            function = None
+    source = "dense_act_fn" if function is not None and "dense_act_fn" in values else key  # takes precedence
+    if source != key:
+        function = values[source]
+    if not isinstance(function, str) or function not in _FUNCTIONS:
+        gated = "and 'gated-gelu'" if is_switch else "each also with 'gated-' in front"
+        raise Refusal(f"{source} in config.json is {checks.shown(values[source])}, and switch_tf has the activations "
+                      f"{', '.join(map(repr, _FUNCTIONS))}, {gated}.")
+    if says_gated != is_gated and not (is_switch and is_gated):
+        raise Refusal(f"config.json says {key}={stated!r}, but the feed-forward layers hold "
+                      f"{'wi_0 and wi_1' if is_gated else 'wi'}; correct the one that is wrong.")
+    if is_switch and is_gated and function != "gelu_new":
         _warn(f"config.json says dense_act_fn={stated!r}, but the feed-forward layers hold wi_0 and wi_1: they are "
               "read as gated gelu, the only gated form of Switch Transformers.")
-    return "geglu"
-
-
-def _is_known(function):
-    return isinstance(function, str) and function in _FUNCTIONS
-
-
-def _contradiction(key, stated, is_gated):
-    return Refusal(f"config.json says {key}={stated!r}, but the feed-forward layers hold "
-                   f"{'wi_0 and wi_1' if is_gated else 'wi'}; correct the one that is wrong.")
+        return "geglu"
+    return _FUNCTIONS[function][is_gated]
 
 
 def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:

@@ -1,8 +1,5 @@
 """Weights of another format that a run reads: those that it starts from, and those of a teacher."""
 
-import contextlib
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -12,10 +9,8 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
-from switch_tf.conversion.weight_source import WeightSource
-from switch_tf.partitioning.variables import PjrtVariable, assign, stored, unfolding_of
+from switch_tf.conversion.weight_source import WeightSource, fill
 from switch_tf.refusals import Refusal
-from switch_tf.reporting import progress
 
 
 class Opened:
@@ -35,33 +30,12 @@ class Opened:
             f"{folders.MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
 
     def fill(self, variables: dict[str, keras.Variable]) -> None:
-        """Reads variables, one at a time.
-
-        Raises:
-            Refusal: A weight cannot be read, or is not finite.
-        """
-        sizes = {path: 4 * math.prod(variable.shape) for path, variable in variables.items()}
-        with progress.bar(sum(sizes.values()), "reading weights") as bar:
-            for path, variable in variables.items():
-                self._fill(path.removeprefix(folders.MODEL), variable)
-                bar.update(sizes[path])
-
-    def _fill(self, name, variable):
-        held = stored(variable)
-        if not isinstance(held, PjrtVariable) or unfolding_of(variable).first or not variable.shape:
-            assign(variable, self.source.read(name, slice(None)))
-            return
-
-        def piece(index):
-            rows, *others = index
-            return self.source.read(name, slice(*rows.indices(variable.shape[0])))[(slice(None), *others)]
-
-        held.load(piece)
+        """Reads variables by their paths, see `weight_source.fill`."""
+        fill(self.source, {path.removeprefix(folders.MODEL): variable for path, variable in variables.items()})
 
 
-@contextlib.contextmanager
-def opened(run: Run, config: SwitchConfig) -> Iterator["Opened | None"]:
-    """Yields the weights of a new run if INITIAL_CHECKPOINT is of another format, else None.
+def opened(run: Run, config: SwitchConfig) -> Opened | None:
+    """Returns the weights of a new run if INITIAL_CHECKPOINT is of another format, else None.
 
     Args:
         run: Run.
@@ -71,12 +45,10 @@ def opened(run: Run, config: SwitchConfig) -> Iterator["Opened | None"]:
     if folder is not None and not folders.steps(RunFolder.checkpoints_of(run.model_dir)):
         folder, found = formats.locate(folder)
     if found in (None, formats.SWITCH_TF):
-        yield None
-        return
+        return None
     if run.initial_variables == "with_optimizer":
         raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
                       f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
     if run.initial_variables == "matching":  # of another model
         config = found.config_of(folder) or config
-    with found.at_hand(folder) as local:
-        yield Opened(found.module.open_weights(local, config), folder)
+    return Opened(found.module.open_weights(folder, config), folder)

@@ -17,9 +17,15 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import mesh_tensorflow_file
-from switch_tf.conversion.optimizer_slots import factored, read_adafactor, unlike, with_momentum
 from switch_tf.conversion.rules import KERNELS, MERGES, Rule, Rules
-from switch_tf.conversion.weight_source import WeightSource, open_linked, read_model, without_config
+from switch_tf.conversion.weight_source import (
+    WeightSource,
+    open_linked,
+    read_adafactor,
+    read_model,
+    used_slots,
+    without_config,
+)
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
@@ -97,16 +103,11 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         weight, _, slot = name.rpartition("_slot_")
         slots.setdefault(weight, {})[slot] = tensor
     for name, group in slots.items():
-        if name not in weights or group.keys() == {"v"}:
-            continue
-        if "m" in group:
-            raise with_momentum(name)
-        shape = weights[name].shape
-        if group.keys() != {"vr", "vc"}:
-            raise unlike(name, shape, group, "Mesh TensorFlow")
-        largest = np.argsort([-size for size in shape], kind="stable").tolist()
-        slots[name] = factored(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
-                               "Mesh TensorFlow")
+        if name in weights:
+            shape = weights[name].shape
+            largest = np.argsort([-size for size in shape], kind="stable").tolist()
+            slots[name] = used_slots(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
+                                     "Mesh TensorFlow")
     return read_adafactor(model, _rules_of(model.config, weights), slots, mesh_tensorflow_file.read_step(prefix),
                           prefix)
 

@@ -14,7 +14,7 @@ from typing import Any
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.conversion.untrusted_files import LastRead, Tensor, check_no_pointer
+from switch_tf.conversion.untrusted_files import Tensor, bytes_at, check_regular
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
@@ -34,16 +34,11 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of TensorFlow 2
 
 
 def is_tensorflow(path: Any) -> bool:
-    """Returns whether a path is a local checkpoint such as model.ckpt-1000, or a folder of them, maybe in a bucket.
+    """Returns whether a path is a checkpoint such as model.ckpt-1000, or a folder of them.
 
     T5X writes a file `checkpoint` too, which is no text.
     """
-    return (places.is_local(path) and _has_index(path)) or _newest(path) is not None or bool(_prefixes(path))
-
-
-def is_needed(name: str) -> bool:
-    """Returns whether a file of a folder is needed to read its checkpoints."""
-    return name == STATE or name.endswith(_INDEX) or _VALUES in name
+    return _has_index(path) or _newest(path) is not None or bool(_prefixes(path))
 
 
 def prefix_of(path: Any) -> Any:
@@ -71,8 +66,8 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
     """
     _check_shards(prefix)
     index, literal = prefix.parent / f"{prefix.name}{_INDEX}", places.Literal(prefix)
-    check_no_pointer(index)
-    with _refusing(f"{prefix}{_INDEX}", "it"):
+    check_regular(index)
+    with _refusing(prefix, f"{prefix}{_INDEX}", "it"):
         bundles.check(index)
         reader = tf.train.load_checkpoint(str(literal))
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
@@ -81,15 +76,15 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
                       "TensorFlow's only those of Mesh TensorFlow are read.")
 
     def read(name, literal=literal):  # keeps `literal` open as long as the reader
-        with _refusing(repr(name), f"the files {prefix.name}{_VALUES}*"):
+        with _refusing(prefix, repr(name), f"the files {prefix.name}{_VALUES}*"):
             return reader.get_tensor(name)
 
-    tensors, last = {}, LastRead()  # TensorFlow reads all of a variable for each part
+    tensors = {}
     for name in filter(is_read, sorted(shapes)):
         if name != STEP and dtypes[name] not in (tf.float32, tf.bfloat16, tf.float16):
             raise Refusal(f"A weight must be float32, bfloat16 or float16, but {checks.shown(name)} in {prefix} is "
                           f"{dtypes[name].name}; give a checkpoint of Mesh TensorFlow.")
-        tensors[name] = Tensor(tuple(shapes[name]), functools.partial(last.get, name, functools.partial(read, name)))
+        tensors[name] = Tensor(tuple(shapes[name]), functools.partial(read, name))
     return tensors
 
 
@@ -104,12 +99,15 @@ def read_step(prefix: Any) -> int:
 
 
 @contextlib.contextmanager
-def _refusing(what, files):
+def _refusing(prefix, what, files):
     """Refuses damaged files, for which TensorFlow's reader raises one of several errors."""
     try:
         yield
     # IndexError is OUT_OF_RANGE, ValueError is INVALID_ARGUMENT.
     except (tf.errors.OpError, IndexError, ValueError) as error:
+        if places.is_failure(error, prefix):  # of the bucket
+            with places.os_errors(prefix):
+                raise
         raise Refusal(f"{what} cannot be read ({first_line(error)}); download {files} again.") from error
 
 
@@ -122,8 +120,7 @@ def _newest(folder):
     path = folder / STATE
     if not path.is_file():
         return None
-    with path.open("rb") as file:
-        match = _NEWEST.match(file.read(_STATE_BYTES))
+    match = _NEWEST.match(bytes_at(path, 0, _STATE_BYTES))
     # A folder that was downloaded has the paths of the machine that wrote it.
     return pathlib.PurePosixPath(match[1].decode(errors="replace")).name if match else None
 
@@ -140,7 +137,7 @@ def _check_shards(prefix):
     shards = [match for entry in prefix.parent.iterdir() if entry.name.startswith(start)
               and (match := _SHARD.fullmatch(entry.name.removeprefix(start))) and entry.is_file()]  # no pipe
     for match in shards:
-        check_no_pointer(prefix.parent / f"{start}{match[0]}")
+        check_regular(prefix.parent / f"{start}{match[0]}")
     totals = sorted({int(match[2]) for match in shards})
     if len(totals) > 1:
         raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "

@@ -22,7 +22,8 @@ class Rule(NamedTuple):
     """A kind of weight in both formats. From ours to theirs it is unstacked, merged, then transposed.
 
     Args:
-        ours, theirs: str. Templates in which `<field>` stands for the same text on both sides.
+        ours, theirs: str. Templates in which `<field>` stands for the same text on both sides. `ours` is "" for
+            tensors of theirs that are not part of the model.
         merge: int or None. Their tensor merges our dimensions `merge` and `merge + 1`.
         transpose: bool. Whether their tensor, after merging, is transposed.
         stack: str or None. Field whose values 0, 1, ... number their tensors along our first dimension.
@@ -50,12 +51,6 @@ class Rule(NamedTuple):
         width = shape[1] if self.merge == 0 else 1
         part = slice(start * width, stop * width)
         return (..., part) if self.transpose else (part,)
-
-
-class Ignore(NamedTuple):
-    """A template of names in their format that are not part of the model."""
-
-    theirs: str
 
 
 class Link(NamedTuple):
@@ -103,13 +98,13 @@ class Rules:
     """The rules of a format.
 
     Args:
-        rules: Rule and Ignore objects.
+        rules: Rule objects.
         fields: dict, field of the templates -> regular expression, such as {"i": rules.INDEX}.
     """
 
-    def __init__(self, rules: Iterable[Rule | Ignore], fields: Mapping[str, str]):
+    def __init__(self, rules: Iterable[Rule], fields: Mapping[str, str]):
         rules, self._fields = list(rules), fields
-        self._ours = [(self._pattern(rule.ours), rule) for rule in rules if isinstance(rule, Rule)]
+        self._ours = [(self._pattern(rule.ours), rule) for rule in rules]
         self._theirs = [(self._pattern(rule.theirs), rule) for rule in rules]
 
     def link(self, weights: Mapping[str, Any]) -> list[Link]:
@@ -142,7 +137,7 @@ class Rules:
         wanted = {name: link for link in links for name in link.theirs}
         for name in tensors:
             rule, _ = _only_match(self._theirs, name, "the checkpoint's tensor")
-            if isinstance(rule, Rule) and name not in wanted:
+            if rule.ours and name not in wanted:
                 raise Refusal(f"The checkpoint holds {name!r}, for which a model of this configuration has no "
                               f"place; {way_out}.")
         for name, link in wanted.items():

@@ -40,18 +40,17 @@ class Vocabulary(NamedTuple):
     reason: str | None = None
 
 
-def find(source: str | pathlib.Path, local: pathlib.Path | None = None) -> Vocabulary:
+def find(source: str | pathlib.Path) -> Vocabulary:
     """Finds the vocabulary of a run, of one of its checkpoints, or of weights of any other format.
 
     A vocabulary that cannot be read is a `reason` and not an error, because the weights are useful without it.
 
     Args:
         source: Path of the folder.
-        local: Path of a local copy of it, if there is one.
     """
     folder = folders.run_folder_of(source)
     try:
-        return _of_run(folder) if run_config.is_in(folder) else _in_folder(places.at(local or source), source)
+        return _of_run(folder) if run_config.is_in(folder) else _in_folder(places.at(source))
     except Refusal as error:
         return Vocabulary(reason=str(error))
 
@@ -69,7 +68,7 @@ def _of_run(folder):
     return Vocabulary(content=vocabularies.path_of(stored, folder).read_bytes())
 
 
-def _in_folder(folder, shown):
+def _in_folder(folder):
     """Finds spiece.model, the bytes of a ByT5, or the pieces of tokenizer.json."""
     if (path := folder / FILE).exists():
         return Vocabulary(content=untrusted_files.content(path))
@@ -79,7 +78,7 @@ def _in_folder(folder, shown):
         return Vocabulary(name="bytes")
     if (folder / "tokenizer.json").exists():
         return Vocabulary(content=sentencepiece_model(folder / "tokenizer.json"))
-    return Vocabulary(reason=f"{shown} has neither {FILE} nor tokenizer.json; download one of them with the "
+    return Vocabulary(reason=f"{folder} has neither {FILE} nor tokenizer.json; download one of them with the "
                              "weights, or name the VOCABULARY that the model was trained with.")
 
 
@@ -88,7 +87,7 @@ def sentencepiece_model(path: str | pathlib.Path) -> bytes:
 
     A file that is damaged, not a Unigram model, or has steps that SentencePiece lacks, is refused.
     """
-    path = pathlib.Path(path)
+    path = places.at(path)
     content = untrusted_files.read_object(path)
     model = content.get("model")
     if not isinstance(model, dict) or model.get("type") != "Unigram":

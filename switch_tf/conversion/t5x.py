@@ -20,10 +20,16 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import t5x_file
-from switch_tf.conversion.optimizer_slots import factored, read_adafactor, unlike, with_momentum
 from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Rule, Rules
-from switch_tf.conversion.untrusted_files import LastRead, Tensor
-from switch_tf.conversion.weight_source import WeightSource, open_linked, read_model, without_config
+from switch_tf.conversion.untrusted_files import Tensor, keeping_last
+from switch_tf.conversion.weight_source import (
+    WeightSource,
+    open_linked,
+    read_adafactor,
+    read_model,
+    used_slots,
+    without_config,
+)
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
@@ -34,7 +40,6 @@ _LAYER_BIAS = re.compile(r"target/(?:encoder|decoder)/layers_\d+/relpos_bias/rel
 _SCANNED = re.compile(r"target/(encoder|decoder)/\1/(?:subblock_(0|[1-9]\d{0,3})/)?(.+)")
 _AXIS = 1
 _SLOT = re.compile(r"state/param_states/(.+)/(v_row|v_col|v|m)")
-_UNUSED = (1,)
 _EMBED_LAST = re.compile(r".*/(?:embedding|out/kernel|wo/kernel)")
 
 
@@ -85,9 +90,9 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
         raise Refusal(f"A T5X checkpoint is read with msgpack, which cannot be imported ({error}): pip install "
                       "'switch-tf[t5x]', or msgpack as requirements.txt pins it.") from error
     if not t5x_file.is_t5x(folder):
-        raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 on this machine "
+        raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 "
                       f"with the msgpack file {t5x_file.FILE!r} or Orbax' {t5x_file.ORBAX_FILE!r}.")
-    tensors = t5x_file.open_arrays(folder)
+    tensors = t5x_file.open_part(folder, "target")
     if not isinstance(config, SwitchConfig):
         raise without_config("T5X", folder, tensors)
     tensors = _unscan(tensors, config)
@@ -128,7 +133,7 @@ def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Te
             names = sorted(f"subblock_{place}" if place else f"{stack} itself" for place in places)
             raise Refusal(f"The checkpoint's scanned {stack} must hold subblock_0, subblock_1 and so on, and holds "
                           f"{', '.join(names[:8])}; it is incomplete or damaged.")
-    last = LastRead()
+    load = keeping_last(lambda name: tensors[name].load())
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layers = {name: tensor}
@@ -142,7 +147,7 @@ def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Te
                 raise Refusal(f"The checkpoint's scanned {name!r} has shape {tensor.shape}, but the configuration's "
                               f"{stack} of {num_layers} layers {wanted}; it is of another model, or was scanned along "
                               "another axis.")
-            layers = {f"target/{stack}/layers_{block * size + place}/{rest}": _layer(last, name, tensor, block)
+            layers = {f"target/{stack}/layers_{block * size + place}/{rest}": _layer(load, name, tensor, block)
                       for block in range(num_blocks)}
         if twice := sorted(layers.keys() & result.keys()):
             raise Refusal(f"The checkpoint holds {twice[0]!r} twice, by itself and among scanned layers.")
@@ -150,7 +155,7 @@ def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Te
     return result
 
 
-def _layer(last, name, tensor, block):
+def _layer(load, name, tensor, block):
     """Returns one layer of a scanned tensor. A large one is read layer by layer."""
     def load_part(index):
         rows, *others = index or (slice(None),)
@@ -159,7 +164,7 @@ def _layer(last, name, tensor, block):
     shape = tensor.shape[:_AXIS] + tensor.shape[_AXIS + 1:]
     if tensor.size > KEPT_SIZE and tensor.load_part is not None:
         return Tensor(shape, lambda: load_part(()), load_part)
-    return Tensor(shape, lambda: np.take(last.get(name, tensor.load), block, _AXIS))
+    return Tensor(shape, lambda: np.take(load(name), block, _AXIS))
 
 
 def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
@@ -172,7 +177,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
     Raises:
         Refusal: The checkpoint has another optimizer's state, or one that cannot be represented.
     """
-    weights = t5x_file.open_arrays(folder)
+    weights = t5x_file.open_part(folder, "target")
     step, state = t5x_file.open_state(folder)
     slots = {}
     for name, slot in state.items():
@@ -191,14 +196,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
     return read_adafactor(model, RULES, theirs, step, folder)
 
 
-def _used_slots(name: str, shape: tuple[int, ...], slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns {"v": slot} or {"v_row": slot, "v_col": slot}, with size 1 for averaged dimensions."""
-    if "m" in slots and slots["m"].shape != _UNUSED:
-        raise with_momentum(name)
-    if slots.keys() != {"v_row", "v_col", "v", "m"}:
-        raise unlike(name, shape, slots, "T5X")
-    if slots["v"].shape == shape:
-        return {"v": slots["v"]}
+def _used_slots(name, shape, slots):
     is_scanned = _SCANNED.fullmatch(name) is not None
     if len(shape) == 2 and not is_scanned:
         rows, columns = ((int(dim),) for dim in np.argsort(shape, kind="stable"))
@@ -206,4 +204,4 @@ def _used_slots(name: str, shape: tuple[int, ...], slots: Mapping[str, Tensor]) 
         batch = ({0} if "/expert/" in name else set()) | ({_AXIS} if is_scanned else set())
         dims = tuple(dim for dim in range(len(shape)) if dim not in batch)
         rows, columns = (dims[-1:], dims[:-1]) if _EMBED_LAST.fullmatch(name) else (dims[:1], dims[1:])
-    return factored(name, shape, slots, {"v_row": ("v_row", columns), "v_col": ("v_col", rows)}, "T5X")
+    return used_slots(name, shape, slots, {"v_row": ("v_row", columns), "v_col": ("v_col", rows)}, "T5X")

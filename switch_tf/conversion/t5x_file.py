@@ -16,13 +16,14 @@ keys joined by dots, in a folder or in the OCDBT database of the checkpoint.
 The part that is not asked for is skipped. A file may come from anywhere, so lengths and names are checked.
 """
 
+import errno
+import functools
 import math
 import mmap
-import os
 import pathlib
 import re
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epy
@@ -32,12 +33,15 @@ from switch_tf.conversion.untrusted_files import (
     DTYPES,
     MAX_BYTES,
     Tensor,
-    check_no_pointer,
+    bytes_at,
     check_regular,
+    files_in,
     is_plain_name,
     read_object,
+    values_at,
 )
 from switch_tf.refusals import Refusal, first_line
+from switch_tf.storage import objects, places
 from switch_tf.storage.whole_file import reading
 
 with epy.lazy_imports():
@@ -51,6 +55,7 @@ _CHECKPOINT = re.compile(r"(?:checkpoint_)?([0-9]{1,15})")
 _ITEMS = ("state", "default", "items")  # T5X's name, and those of Orbax' checkpoint managers
 _DATABASE, _UNMERGED = "manifest.ocdbt", "ocdbt.process_*"
 _DESCRIPTIONS = {"zarr": ".zarray", "zarr3": "zarr.json"}
+_OUTAGES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
 _READ_WHOLE = {*_DESCRIPTIONS.values(), _DATABASE}
 _INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
 
@@ -64,19 +69,8 @@ _MAX_HEADER = 512  # bytes of an array's shape and dtype
 _MAX_VALUE = 4096  # bytes of anything else, such as the parts of a specification
 
 
-class InlineArray(NamedTuple):
-    """An array within the file: the name of its `dtype`, its `shape`, and the place of its values in bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-
-
-class Reference(NamedTuple):
-    """An array in a zarr `folder` beside the file, or under that name in a database."""
-
-    folder: str
+class Reference(str):
+    """The name of the zarr folder of an array beside the file, or of the array in a database."""
 
 
 def is_t5x(folder: Any) -> bool:
@@ -89,9 +83,8 @@ def _has_msgpack(folder):
     path = folder / FILE
     if not path.is_file():
         return False
-    check_no_pointer(path)
-    with path.open("rb") as file:
-        return file.read(1) in [bytes([byte]) for byte in _MAPS]
+    check_regular(path)
+    return bytes_at(path, 0, 1) in [bytes([byte]) for byte in _MAPS]
 
 
 def _orbax_root(folder):
@@ -106,17 +99,12 @@ def newest_in(folder: Any) -> Any | None:
     return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
 
 
-def open_arrays(folder: pathlib.Path) -> dict[str, Tensor]:
-    """Opens the weights of a checkpoint, name -> tensor. Names are like "target/encoder/encoder_norm/scale"."""
-    return _open(folder, "target")
-
-
 def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
     """Opens the optimizer's state of a checkpoint: (step, name -> slot).
 
     Names are like "state/param_states/encoder/encoder_norm/scale/v".
     """
-    state = _open(folder, "state")
+    state = open_part(folder, "state")
     step = state.pop(STEP, None)
     value = np.asarray(step.load() if isinstance(step, Tensor) else step)
     if value.dtype.kind != "i" or value.size != 1 or not 0 <= value.item() < 2**31:
@@ -125,42 +113,41 @@ def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
     return value.item(), state
 
 
-def _open(folder, part):
-    """Returns name -> Tensor for the arrays of a part, and name -> int for a number."""
+def open_part(folder: Any, part: str) -> dict[str, Any]:
+    """Opens a part, "target" or "state": name -> Tensor, such as "target/encoder/encoder_norm/scale", or int."""
     if _has_msgpack(folder):
         leaves, driver = read_leaves(folder, part), "zarr"
     else:
         folder = _orbax_root(folder)
         leaves, driver = _read_orbax(folder / ORBAX_FILE, part)
-    largest: dict[str, int] = {}  # size of the largest file in each folder
-    for entry in folder.rglob("*"):  # tensorstore would wait for a pipe, and go wherever a link leads
-        if entry.is_symlink() or not entry.is_dir():
-            check_regular(entry)
-            place, size = entry.relative_to(folder).parts[0], entry.stat().st_size
-            largest[place] = max(size, largest.get(place, 0))
-            if entry.name in _READ_WHOLE and size > MAX_BYTES:
-                raise Refusal(f"{entry} is larger than the {MAX_BYTES} bytes that are read of such a file; download it "
-                              "again.")
-    return {name: leaf if isinstance(leaf, int) else
-            _open_inline(folder / FILE, name, leaf) if isinstance(leaf, InlineArray) else
-            _open_zarr(folder, leaf.folder, name, driver, largest.get(leaf.folder, 0)) for name, leaf in leaves.items()}
+    is_database = (folder / _DATABASE).is_file()
+    if is_database:
+        _largest_file(folder)
+    for name, leaf in leaves.items():
+        if isinstance(leaf, Reference):
+            leaves[name] = _open_zarr(folder, leaf, name, driver, is_database)
+        elif isinstance(leaf, Tensor):
+            _check_dtype(name, leaf.dtype)
+    return leaves
 
 
-def _open_inline(path, name, array):
-    dtype = _checked_dtype(name, array.dtype)
-    if math.prod(array.shape) * dtype.itemsize != array.num_bytes:
-        raise Refusal(f"{path} is damaged: {name!r} of shape {array.shape} in {array.dtype} has {array.num_bytes} "
-                      "bytes; download it again.")
-    return Tensor(array.shape, lambda: np.memmap(path, np.uint8, "r", array.offset, (array.num_bytes,)).view(
-        dtype).reshape(array.shape))
+def _largest_file(folder):
+    """Returns the bytes of the largest file. tensorstore would wait for a pipe, and go wherever a link leads."""
+    largest = 0
+    for file in files_in(folder):
+        check_regular(file)
+        largest = max(largest, size := places.size(file))
+        if file.name in _READ_WHOLE and size > MAX_BYTES:
+            raise Refusal(f"{file} is larger than the {MAX_BYTES} bytes that are read of such a file; download it "
+                          "again.")
+    return largest
 
 
-def _open_zarr(folder, place, name, driver, largest):
-    where, root = folder / place, os.path.abspath(folder)  # tensorstore takes no ".."
-    store = {"driver": "file", "path": f"{root}/{place}/"}
-    if (folder / _DATABASE).is_file():
-        where = folder
-        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{root}/"}, "path": f"{place}/"}
+def _open_zarr(folder, place, name, driver, is_database):
+    where = folder if is_database else folder / place
+    store = objects.store_of(where)
+    if is_database:
+        store = {"driver": "ocdbt", "base": store, "path": f"{place}/"}
     elif parts := sorted(part.name for part in folder.glob(_UNMERGED)):
         raise Refusal(f"{folder} was not saved to its end: its arrays are in {checks.shown(parts)}, which the last "
                       "step of a save merges; take another checkpoint of that run.")
@@ -173,29 +160,30 @@ def _open_zarr(folder, place, name, driver, largest):
             return call().result()
         except ValueError as error:  # damage, with a long description
             reason = first_line(error).partition(" [")[0]
+            if not places.is_local(where) and reason.startswith(_OUTAGES):
+                raise places.BucketError(errno.EIO, reason, str(where)) from error
             raise Refusal(f"{name!r} cannot be read ({reason}); download {where} again.") from error
 
     # By default tensorstore reads a missing chunk as zeros.
     array = attempt(lambda: tensorstore.open(
         {"driver": driver, "kvstore": store, "fill_missing_data_reads": False}, open=True, read=True))
-    _checked_dtype(name, array.dtype.name)
+    _check_dtype(name, array.dtype.name)
     shape, chunk = tuple(array.shape), array.chunk_layout.write_chunk.shape or ()  # None for a number
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}; download it "
                       "again.")
     # Compressed or not, a chunk is hardly larger than its values. tensorstore ends the process where memory is short.
+    largest = 0 if is_database else _largest_file(where)
     if largest > 2 * math.prod(chunk) * array.dtype.numpy_dtype.itemsize + MAX_BYTES:
         raise Refusal(f"{where} is damaged: a file has {largest} bytes, and a chunk of {name!r} has {math.prod(chunk)} "
                       "numbers; download it again.")
     return Tensor(shape, lambda: attempt(array.read), lambda index: attempt(array[index].read))
 
 
-def _checked_dtype(name, dtype):
-    dtypes = DTYPES | (_INTEGERS if name == STEP else {})
-    if dtype not in dtypes:
+def _check_dtype(name, dtype):
+    if dtype not in DTYPES and not (name == STEP and dtype in _INTEGERS):
         raise Refusal(f"A weight must be float32, bfloat16 or float16, but {name!r} is {checks.shown(dtype)}; save the "
                       "checkpoint anew in one of them.")
-    return dtypes[dtype]
 
 
 def _read_orbax(path, part):
@@ -224,8 +212,8 @@ def _read_orbax(path, part):
     return leaves, "zarr3" if content.get("use_zarr3") else "zarr"
 
 
-def read_leaves(folder: pathlib.Path, part: str) -> dict[str, InlineArray | Reference | int]:
-    """Returns the leaves of a part, name -> place of the array. Names are like "target/encoder/encoder_norm/scale".
+def read_leaves(folder: Any, part: str) -> dict[str, Tensor | Reference | int]:
+    """Returns the leaves of a part, such as "target/encoder/encoder_norm/scale": arrays in the file, or their places.
 
     Args:
         folder: Path of the checkpoint, with the msgpack file.
@@ -236,17 +224,22 @@ def read_leaves(folder: pathlib.Path, part: str) -> dict[str, InlineArray | Refe
     def damaged(reason):
         return Refusal(f"{path} is truncated or no checkpoint of T5X: {reason}; download it again.")
 
-    with reading(path), path.open("rb") as file:
-        if not path.stat().st_size:
-            raise damaged("it is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            unpacker = msgpack.Unpacker(data, max_buffer_size=0)  # reads `data` piece by piece
-            try:
-                tree = _read_node(unpacker, data, 0, skipped=_PARTS.keys() - {part})
-            except (ValueError, IndexError, struct.error, msgpack.exceptions.UnpackException) as error:
-                raise damaged(str(error).rstrip(".") or "it ends too early") from None
-            if unpacker.tell() != len(data):
-                raise damaged(f"its map ends at byte {unpacker.tell()} of {len(data)}")
+    if not (size := places.size(path)):
+        raise damaged("it is empty")
+    if places.is_local(path):
+        with reading(path), path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    else:
+        data = mmap.mmap(-1, size)
+        data[:] = bytes_at(path, 0, size)
+    with data:
+        unpacker = msgpack.Unpacker(data, max_buffer_size=0)  # reads `data` piece by piece
+        try:
+            tree = _read_node(path, unpacker, data, 0, skipped=_PARTS.keys() - {part})
+        except (ValueError, IndexError, struct.error, msgpack.exceptions.UnpackException) as error:
+            raise damaged(str(error).rstrip(".") or "it ends too early") from None
+        if unpacker.tell() != size:
+            raise damaged(f"its map ends at byte {unpacker.tell()} of {size}")
     if not isinstance(tree, dict):
         raise damaged("it holds no map")
     holder = tree["optimizer"] if isinstance(tree.get("optimizer"), dict) else tree
@@ -255,7 +248,7 @@ def read_leaves(folder: pathlib.Path, part: str) -> dict[str, InlineArray | Refe
                       f"{checks.shown(sorted(holder))}.")
     leaves = {name: leaf for name, leaf in _flattened(holder[part], part) if part == "target" or leaf is not None}
     for name, leaf in leaves.items():
-        if not isinstance(leaf, InlineArray | Reference) and not (name == STEP and type(leaf) is int):
+        if not isinstance(leaf, Tensor | Reference) and not (name == STEP and type(leaf) is int):
             raise damaged(f"{checks.shown(name)} is {checks.shown(leaf)} and no array")
     return leaves
 
@@ -265,15 +258,15 @@ def _flattened(tree, name):
         yield from _flattened(child, f"{name}/{key}") if isinstance(child, dict) else [(f"{name}/{key}", child)]
 
 
-def _read_node(unpacker, data, depth, skipped):
-    """Returns a dict of nodes, the place of an array, or any other value.
+def _read_node(path, unpacker, data, depth, skipped):
+    """Returns a dict of nodes, an array or its place, or any other value.
 
     The text of a Refusal is half a sentence, which the caller completes.
     """
     start = unpacker.tell()
     if data[start] not in _MAPS:
         unpacker.skip()
-        return _leaf(data, start, unpacker.tell())
+        return _leaf(path, data, start, unpacker.tell())
     if depth > _MAX_DEPTH:
         raise Refusal(f"it is nested beyond {_MAX_DEPTH} levels")
     children = {}
@@ -286,7 +279,7 @@ def _read_node(unpacker, data, depth, skipped):
         if key in skipped and depth <= 1:
             unpacker.skip()
         else:
-            children[key] = _read_node(unpacker, data, depth + 1, skipped)
+            children[key] = _read_node(path, unpacker, data, depth + 1, skipped)
     if not {"driver", "kvstore"} <= children.keys():
         return children
     # A tensorstore specification. Before version 0.1.14 the path stood outside.
@@ -296,13 +289,13 @@ def _read_node(unpacker, data, depth, skipped):
     return _reference_to(store.get("path", children.get("path")))
 
 
-def _leaf(data, start, end):
+def _leaf(path, data, start, end):
     if data[start] in _EXTENSIONS:
         (size, code) = struct.unpack_from(f"{_EXTENSIONS[data[start]]}B", data, start + 1)
         if code in _ARRAYS:
-            return _inline_array(data, end - size, end)
+            return _inline_array(path, data, end - size, end)
     elif data[start] in _FIXED_EXTENSIONS and data[start + 1] in _ARRAYS:
-        return _inline_array(data, start + 2, end)
+        return _inline_array(path, data, start + 2, end)
     if end - start > _MAX_VALUE:
         return f"a value of {end - start} bytes"
     value = msgpack.unpackb(data[start:end])
@@ -310,7 +303,7 @@ def _leaf(data, start, end):
     return _reference_to(value[len(_PLACEHOLDER):]) if is_placeholder else value
 
 
-def _inline_array(data, start, end):
+def _inline_array(path, data, start, end):
     header = msgpack.Unpacker(max_buffer_size=_MAX_HEADER)
     header.feed(data[start:min(end, start + _MAX_HEADER)])
     if header.read_array_header() != 3:
@@ -322,7 +315,10 @@ def _inline_array(data, start, end):
         type(size) is int and size >= 0 for size in shape) and isinstance(num_bytes, int)
     if not is_valid or place + 1 + struct.calcsize(_BYTES[data[place]]) + num_bytes != end:
         raise Refusal("an array does not consist of shape, dtype and bytes")
-    return InlineArray(dtype, tuple(shape), end - num_bytes, num_bytes)
+    known = (DTYPES | _INTEGERS).get(dtype)
+    if known is not None and math.prod(shape) * known.itemsize != num_bytes:
+        raise Refusal(f"an array of shape {tuple(shape)} in {dtype} has {num_bytes} bytes")
+    return Tensor(tuple(shape), functools.partial(values_at, path, known, end - num_bytes, tuple(shape)), dtype=dtype)
 
 
 def _reference_to(folder):

@@ -3,14 +3,15 @@
 import json
 import math
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
 # The largest published files are tokenizer.json of mT5 (16 MB) and the index of Switch-C's 120,000 tensors (14 MB).
@@ -24,7 +25,7 @@ class Tensor(NamedTuple):
     """A tensor in a file, read on demand.
 
     `load` returns all of it, which takes no memory before it is used if the file is mapped. `load_part(index)` returns
-    a part of one that is larger than a part, None if `load` does no more than that. `dtype` is its name in a Hugging
+    a part of it, None if `load` has to read all of it for that. `dtype` is its name in a Hugging
     Face file. Other formats leave the default, whatever they hold.
     """
 
@@ -44,18 +45,42 @@ class Tensor(NamedTuple):
         return np.asarray(self.load()[index], np.float32)
 
 
-class LastRead:
-    """Keeps the tensor that was read last, because its next part is needed soon."""
+def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
+    """Returns a function that keeps the tensor it read last, because its next part is needed soon."""
+    kept: dict[str, np.ndarray] = {}
 
-    def __init__(self):
-        self._name, self._values = None, None
+    def read(name):
+        if name not in kept:
+            kept.clear()  # before the next one takes memory
+            kept[name] = load(name)
+        return kept[name]
 
-    def get(self, name: str, load: Callable[[], np.ndarray]) -> np.ndarray:
-        """Returns the tensor of a name. `load` reads it, unless it is the last one that was read."""
-        if self._name != name:
-            self._name = self._values = None  # before the next one takes memory
-            self._name, self._values = name, load()
-        return self._values
+    return read
+
+
+def bytes_at(path: Any, start: int, count: int) -> bytes:
+    """Returns bytes of a file, fewer at its end. A bucket sends no others."""
+    if not places.is_local(path):
+        return path.read_bytes(slice(start, min(start + count, places.size(path))))
+    with reading(path), path.open("rb") as file:
+        file.seek(start)
+        return file.read(count)
+
+
+def values_at(path: Any, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns values in a file from a byte on: mapped, so that they take no memory yet, or read from a bucket."""
+    if places.is_local(path):
+        return np.memmap(path, dtype, "r", start, shape)
+    return np.frombuffer(bytes_at(path, start, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+
+
+def files_in(folder: Any) -> Iterator[Any]:
+    """Yields all that is in a folder and its folders, except these: files, links and whatever else is there."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            yield from files_in(entry)
+        else:
+            yield entry
 
 
 def is_plain_name(name: str) -> bool:
@@ -72,22 +97,15 @@ def check_regular(path: pathlib.Path) -> None:
     if not path.is_file():
         raise Refusal(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link; download it "
                       "again.")
-    check_no_pointer(path)
-
-
-def check_no_pointer(path: pathlib.Path) -> None:
-    """Checks that a regular file is not the pointer that Git LFS leaves for a file that is not in a clone."""
-    with reading(path), path.open("rb") as file:
-        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            raise Refusal(f"{path} is a pointer of Git LFS and not the file itself; get it with git lfs pull, or "
-                          "download it.")
+    if bytes_at(path, 0, len(_LFS_POINTER)) == _LFS_POINTER:
+        raise Refusal(f"{path} is a pointer of Git LFS and not the file itself; get it with git lfs pull, or download "
+                      "it.")
 
 
 def content(path: pathlib.Path) -> bytes:
     """Returns the bytes of a regular file of at most MAX_BYTES."""
     check_regular(path)
-    with reading(path), path.open("rb") as file:
-        text = file.read(MAX_BYTES + 1)
+    text = bytes_at(path, 0, MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise Refusal(f"{path} is larger than the {MAX_BYTES} bytes that are read of such a file; it is not what "
                       "its name says.")

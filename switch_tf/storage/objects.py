@@ -41,6 +41,15 @@ def _bucket(name):
                                      "context": {"gcs_request_retries": _RETRIES}}).result()
 
 
+def store_of(folder: Place) -> dict[str, Any]:
+    """Returns tensorstore's specification of a folder, of this machine or of a bucket."""
+    text = os.path.abspath(folder) if "://" not in os.fspath(folder) else os.fspath(folder).removeprefix("gs://")
+    if text.startswith("/"):
+        return {"driver": "file", "path": f"{text}/"}
+    bucket, _, name = text.partition("/")
+    return (_bucket(bucket) / f"{name}/").spec(unbind_context=True).to_json()
+
+
 def _call(path, operation: Callable[[Any, str], Any]) -> Any:
     """Returns the result of an operation on the bucket of a path and the name of its object.
 
@@ -59,13 +68,13 @@ def _call(path, operation: Callable[[Any, str], Any]) -> Any:
         raise BucketError(number, text, os.fspath(path)) from error
 
 
-def read(path: Place) -> tuple[bytes | None, bytes]:
-    """Returns the content of an object, None if there is none, and its generation for `write`.
+def read(path: Place, part: slice | None = None) -> tuple[bytes | None, bytes]:
+    """Returns the content of an object or a part of it, None if there is none, and its generation for `write`.
 
     Raises:
         BucketError: The bucket does not answer, refuses or does not exist.
     """
-    found = _call(path, lambda bucket, name: bucket.read(name))
+    found = _call(path, lambda bucket, name: bucket.read(name, byte_range=part))
     return (found.value if found.state == "value" else None), found.stamp.generation
 
 

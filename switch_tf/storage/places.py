@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
@@ -114,9 +114,10 @@ def _stat(self):
     return types.SimpleNamespace(st_size=found.length, st_mtime=found.mtime_nsec / 1e9)
 
 
-def _read_bytes(self):
-    """Returns the content of a file, where TensorFlow may give one of five seconds ago that `objects` has replaced."""
-    if (content := objects.read(self)[0]) is None:
+def _read_bytes(self, part=None):
+    """Returns the content of a file or a slice of it, where TensorFlow may give one of five seconds ago that `objects`
+    has replaced."""
+    if (content := objects.read(self, part)[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self))
     return content
 
@@ -226,20 +227,15 @@ def upload(folder: pathlib.Path, target: Any) -> None:
 
 
 @contextlib.contextmanager
-def fetched(path: Place, is_needed: Callable[[str], bool] = lambda name: True) -> Iterator[pathlib.Path]:
-    """Yields a file or folder as local ones, for libraries that read only those; a copy if it is in a bucket.
-
-    Args:
-        path: Path of the file or folder.
-        is_needed: Returns whether an entry of the folder, or of a folder in it, is copied, given its name.
-    """
+def fetched(path: Place) -> Iterator[pathlib.Path]:
+    """Yields a file as a local one, for libraries that read only those; a copy if it is in a bucket."""
     place = at(path)
     if is_local(place):
         yield place
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / place.name
-        _copy_tree(place, copy, is_needed)
+        copy.write_bytes(place.read_bytes())
         yield copy
 
 
@@ -253,13 +249,3 @@ def uploaded(folder: Place) -> Iterator[pathlib.Path]:
     with tempfile.TemporaryDirectory() as local:
         yield pathlib.Path(local)
         upload(pathlib.Path(local), place)
-
-
-def _copy_tree(source, target, is_needed):
-    if source.is_dir():
-        target.mkdir()
-        for entry in source.iterdir():
-            if is_needed(entry.name):
-                _copy_tree(entry, target / entry.name, is_needed)
-    else:
-        target.write_bytes(source.read_bytes())

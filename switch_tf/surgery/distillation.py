@@ -20,7 +20,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import converting, source_vocabulary
+from switch_tf.conversion import converting, formats, source_vocabulary
 from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.conversion.initial_weights import Opened
 from switch_tf.data.batches import AddedFeatures
@@ -128,7 +128,7 @@ class LiveTeacher(Objective):
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
         """The checkpoint or the folder, the same one for as long as this object exists, and its format."""
-        path, found = converting.locate(self._folder, self._argument)
+        path, found = formats.locate(self._folder, self._argument)
         return found.resolve(path), found
 
     @functools.cached_property
@@ -155,8 +155,8 @@ class LiveTeacher(Objective):
         if found is SWITCH_TF:
             return folders.identity(self._description)
         start = str(path)
-        files = [name.removeprefix(start) for name, _, _ in converting.state(path)]
-        files = [file for file in files if all(map(found.is_needed, places.at(file).parts))]
+        files = [name.removeprefix(start) for name, _, _ in converting.state(path)
+                 if "/state." not in name.removeprefix(start)]  # the optimizer's, of T5X
         content = [(file, places.sample(start + file, _BUDGET // len(files))) for file in files]
         return f"{found.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
 
@@ -228,8 +228,7 @@ class LiveTeacher(Objective):
         if found is SWITCH_TF:
             tensors.restore(path, variables)
             return
-        with found.at_hand(path) as local:
-            tensors.start(Opened(found.module.open_weights(local, self._config), path), variables)
+        tensors.start(Opened(found.module.open_weights(path, self._config), path), variables)
 
     @property
     def variables(self) -> list:

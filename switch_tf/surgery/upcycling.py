@@ -166,21 +166,20 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
         (JSON object, text for people).
     """
     twin, step, state = None if source_format.describes_model else sources.dense_twin(config), None, ""
-    with source_format.at_hand(source, with_optimizer) as local:
-        dense, vocabulary = source_format.module.open_weights(local, twin), source_vocabulary.find(source, local)
-        upcycled = open_upcycled(dense, config, changes)
-        if with_optimizer:
-            model, sparse = read_model(dense), read_model(upcycled)
-            optimizer = upcycled_adafactor(model, source_format.module.read_optimizer(local, model), sparse)
-            own.write_weights(of_model(sparse), output, vocabulary.content, optimizer=optimizer)
-            step = int(optimizer.iterations.numpy())
-            state = f" With the slots of Adafactor at step {step:,}."
-        else:
-            identity = converting.identity_of(source, source_format, formats.SWITCH_TF, output, config,
-                                              vocabulary.content) | dataclasses.asdict(changes)
-            own.write_weights(upcycled, output, vocabulary.content, identity)
-        layers = config.sparse_layer_names
-        sums = {layer: gate_sums(upcycled, layer) for layer in layers}  # reads the layer norms
+    dense, vocabulary = source_format.module.open_weights(source, twin), source_vocabulary.find(source)
+    upcycled = open_upcycled(dense, config, changes)
+    if with_optimizer:
+        model, sparse = read_model(dense), read_model(upcycled)
+        optimizer = upcycled_adafactor(model, source_format.module.read_optimizer(source, model), sparse)
+        own.write_weights(of_model(sparse), output, vocabulary.content, optimizer=optimizer)
+        step = int(optimizer.iterations.numpy())
+        state = f" With the slots of Adafactor at step {step:,}."
+    else:
+        identity = converting.identity_of(source, source_format, formats.SWITCH_TF, output, config,
+                                          vocabulary.content) | dataclasses.asdict(changes)
+        own.write_weights(upcycled, output, vocabulary.content, identity)
+    layers = config.sparse_layer_names
+    sums = {layer: gate_sums(upcycled, layer) for layer in layers}  # reads the layer norms
     name, lines = converting.start_from(output, vocabulary, step)
     slices = dense.config.d_ff // config.expert_width
     means = {layer: float(values.mean()) for layer, values in sums.items()}

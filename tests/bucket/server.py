@@ -7,7 +7,7 @@ file of certificates. So this is a proxy that answers for those hosts itself. It
 are to use it, and runs until its standard input ends. Every bucket exists but "missing", and nobody may write "locked".
 Requests to http://127.0.0.1:PORT/_control change it: `fail=0.3` answers 30 % of the writes with 503, `fail_reads=0.3`
 of the reads, `deny=1` all with 403, `latency=0.05` delays each request, `requests` returns the number of requests so
-far.
+far, and `bytes_read` the bytes of all objects, or parts of them, that were read.
 """
 
 import datetime
@@ -41,12 +41,13 @@ class Store:
         settings: "fail", "fail_reads": shares of writes and reads that fail; "latency": seconds; "deny": 1 if
             nobody may read or write.
         count: Number of requests.
+        bytes_read: Bytes of objects that were read.
     """
 
     def __init__(self):
         self.objects, self.uploads = {}, {}
         self.settings = {"fail": 0.0, "fail_reads": 0.0, "latency": 0.0, "deny": 0.0}
-        self.count = 0
+        self.count = self.bytes_read = 0
         self.lock = threading.RLock()
 
     def put(self, bucket, name, content):
@@ -107,7 +108,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         content, store = self._body(), self.server.store
         if path == "/_control":
             store.settings.update({name: float(value) for name, value in query.items()})
-            return self._reply(200, {**store.settings, "requests": store.count})
+            return self._reply(200, {**store.settings, "requests": store.count, "bytes_read": store.bytes_read})
         time.sleep(store.settings["latency"])
         with store.lock:
             store.count += 1
@@ -196,8 +197,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             del store.objects[tuple(names)]
             return self._reply(204)
         if query.get("alt") == "media":
-            content, generation = store.objects[tuple(names)]
-            return self._reply(200, content, x_goog_generation=generation)
+            return self._content(store, *store.objects[tuple(names)])
         return self._reply(200, store.described(*names))
 
     def list_objects(self, store, names, query, content):
@@ -210,14 +210,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def read(self, store, names, query, content):
         if tuple(names) not in store.objects:
             return self._reply(404)
-        whole = store.objects[tuple(names)][0]
+        return self._content(store, *store.objects[tuple(names)])
+
+    def _content(self, store, whole, generation):
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if not wanted:
-            return self._reply(200, whole)
+            store.bytes_read += len(whole)
+            return self._reply(200, whole, x_goog_generation=generation)
         first, last = int(wanted[1]), min(int(wanted[2]), len(whole) - 1)
         if first >= len(whole):
             return self._reply(416)
-        return self._reply(206, whole[first:last + 1], Content_Range=f"bytes {first}-{last}/{len(whole)}")
+        store.bytes_read += last + 1 - first
+        return self._reply(206, whole[first:last + 1], x_goog_generation=generation,
+                           Content_Range=f"bytes {first}-{last}/{len(whole)}")
 
 
 ROUTES = (

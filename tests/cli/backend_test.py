@@ -45,8 +45,7 @@ def configuration_of():
     def record(backend):
         words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
         described = experiments.on_this_machine(options.look(main._parse(words)))
-        with experiments.trainer_of(described, words) as (_, configuration):
-            return configuration
+        return experiments.make_trainer(described, words)[1]
 
     return record
 

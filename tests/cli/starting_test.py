@@ -67,5 +67,4 @@ def test_where_a_vocabulary_was_moved_the_copy_is_named(own_run, monkeypatch, tm
 
 def test_a_run_folder_is_no_hugging_face_folder(own_run, tmp_path):
     run = types.SimpleNamespace(model_dir=str(tmp_path / "new"), initial_checkpoint=str(own_run))
-    with initial_weights.opened(run, None) as weights:
-        assert weights is None
+    assert initial_weights.opened(run, None) is None

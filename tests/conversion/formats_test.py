@@ -3,11 +3,14 @@
 import pathlib
 import types
 
+import numpy as np
 import pytest
 
-from switch_tf.conversion import converting, formats, initial_weights
+from switch_tf import conversion
+from switch_tf.conversion import checkpoint_files, converting, formats, initial_weights
 from switch_tf.conversion.formats import HUGGING_FACE, MESH_TENSORFLOW, SWITCH_TF, T5X
 from switch_tf.storage import places
+from tests.conversion import from_bucket
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
@@ -44,6 +47,24 @@ def test_a_bucket_is_asked_too(bucket):
     assert formats.find(folder) is formats.find(str(folder)) is HUGGING_FACE
 
 
+@pytest.mark.parametrize("case", ["t5_1_1", "switch"])
+def test_weights_of_hugging_face_in_a_bucket_are_read_there(case, bucket, tmp_path, monkeypatch):
+    num_bytes = from_bucket.convert(GOLDEN / case, bucket, monkeypatch, tmp_path / "out")
+    # Each tensor is read once. The beginning of a file is read for its kind, length and header.
+    assert num_bytes < 1.5 * places.tree_size(GOLDEN / case)
+    theirs, ours = conversion.from_hugging_face(GOLDEN / case), conversion.from_switch_tf(tmp_path / "out")
+    for one, other in zip(theirs.weights, ours.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_file_of_pytorch_in_a_bucket_is_read_there(bucket):
+    place = places.at(bucket.new_folder()) / "pytorch_model.bin"
+    places.copy(GOLDEN / "tensors.bin", place)
+    tensors, expected = checkpoint_files.open_pytorch(place), np.load(GOLDEN / "tensors.npz")
+    for name in expected.files:
+        np.testing.assert_array_equal(tensors[name].load().astype("float32"), expected[name])
+
+
 def test_without_a_target_other_formats_become_ours_and_ours_hugging_faces():
     assert {one.name: converting.default_target(one).name for one in formats.FORMATS if one is not SWITCH_TF} == {
         one.name: "switch_tf" for one in formats.FORMATS if one is not SWITCH_TF}
@@ -56,24 +77,21 @@ def _initial(folder, model_dir, variables="all"):
 
 
 def test_a_run_with_an_optimizer_starts_from_a_converted_folder_alone(tmp_path):
-    with (pytest.raises(ValueError, match="is of hugging_face; convert it with switch-tf convert --with_optimizer"),
-          _initial(GOLDEN / "t5_1_1", tmp_path / "new", "with_optimizer")):
-        pass
+    with pytest.raises(ValueError, match="is of hugging_face; convert it with switch-tf convert --with_optimizer"):
+        _initial(GOLDEN / "t5_1_1", tmp_path / "new", "with_optimizer")
 
 
 def test_a_new_run_starts_from_weights_of_another_format(tmp_path):
-    with _initial(GOLDEN / "t5_1_1", tmp_path / "new") as weights:
-        assert weights.description["step"] == 0 and len(weights.description["variables"]) > 9
+    weights = _initial(GOLDEN / "t5_1_1", tmp_path / "new")
+    assert weights.description["step"] == 0 and len(weights.description["variables"]) > 9
 
 
 def test_our_own_weights_and_unknown_folders_are_left_to_the_checkpoints(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     for folder in (tmp_path, tmp_path / "nowhere", None):
-        with _initial(folder, tmp_path / "new") as weights:
-            assert weights is None
+        assert _initial(folder, tmp_path / "new") is None
 
 
 def test_a_run_that_goes_on_converts_nothing(tmp_path):
     (tmp_path / "run" / "checkpoints" / "step_00000010").mkdir(parents=True)
-    with _initial(GOLDEN / "t5_1_1", tmp_path / "run") as weights:
-        assert weights is None
+    assert _initial(GOLDEN / "t5_1_1", tmp_path / "run") is None

@@ -1,33 +1,35 @@
-"""Converts a checkpoint in a bucket and sees which of its files were copied to be read."""
+"""Converts a checkpoint where it is, in a bucket."""
 
-import importlib
+import pathlib
+import tempfile
 
 from switch_tf.conversion import converting, formats
 from switch_tf.storage import places
 
 
-def convert(folder, bucket, monkeypatch, reader, output, config, **options):
-    """Uploads a checkpoint and converts it from there.
+def convert(folder, bucket, monkeypatch, output, config=None, **options):
+    """Uploads a checkpoint and converts it from there, and checks that no file of it is copied to TMPDIR.
 
     Args:
         folder: Path of the checkpoint.
         bucket, monkeypatch: Fixtures.
-        reader: Full name of the function that reads it.
         output: Path of the output.
         config, options: For `converting.convert`.
 
     Returns:
-        Names of the files that the reader was given, in order.
+        Number of bytes of objects that were read.
     """
-    place = places.at(bucket.new_folder())
+    place, temporary = places.at(bucket.new_folder()), set()
     places.upload(folder, place)
-    module, _, name = reader.rpartition(".")
-    copied, read = [], getattr(importlib.import_module(module), name)
 
-    def read_and_list(local, config):
-        copied.extend(path.name for path in local.iterdir())
-        return read(local, config)
+    class Watched(tempfile.TemporaryDirectory):
+        def __exit__(self, *error):
+            temporary.update(path.name for path in pathlib.Path(self.name).rglob("*"))
+            super().__exit__(*error)
 
-    monkeypatch.setattr(reader, read_and_list)
-    converting.convert(place, output, formats.SWITCH_TF, config=config, **options)
-    return sorted(copied)
+    before = bucket.control()["bytes_read"]
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryDirectory", Watched)
+        converting.convert(place, output, formats.SWITCH_TF, config=config, **options)
+    assert not temporary & {path.name for path in folder.rglob("*")}
+    return bucket.control()["bytes_read"] - before

@@ -37,17 +37,17 @@ def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner
     keras.utils.set_random_seed(1)
     model = SwitchTransformer(expected.config)
     make_partitioner(**layout).build(model)
-    with initial_weights.opened(run, None) as weights:
-        read, sizes = weights.source.read, []
+    weights = initial_weights.opened(run, None)
+    read, sizes = weights.source.read, []
 
-        def counted(name, rows):
-            values = read(name, rows)
-            sizes.append(values.size)
-            return values
+    def counted(name, rows):
+        values = read(name, rows)
+        sizes.append(values.size)
+        return values
 
-        weights.source = weights.source._replace(read=counted)
-        variables = tensors.state_variables(model)
-        assert tensors.start(weights, variables) == []
+    weights.source = weights.source._replace(read=counted)
+    variables = tensors.state_variables(model)
+    assert tensors.start(weights, variables) == []
     # Replicas of a piece take one reading.
     assert sum(sizes) == sum(math.prod(variable.shape) for variable in expected.weights)
     for path, wanted in tensors.state_variables(expected).items():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, conversion
-from switch_tf.conversion import converting, formats, mesh_tensorflow_file
+from switch_tf.conversion import formats, mesh_tensorflow_file
 from switch_tf.conversion.formats import MESH_TENSORFLOW, T5X
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
@@ -70,8 +70,11 @@ def test_what_is_recognised(tmp_path, bucket):
     place = places.at(bucket.new_folder())
     assert formats.find(place) is None
     for name in ("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"):
-        (place / name).write_bytes(b"")
-    assert formats.find(place) is MESH_TENSORFLOW and formats.find(place / "model.ckpt-7") is None
+        places.copy(tmp_path / name, place / name)
+    assert formats.find(place) is formats.find(place / "model.ckpt-7") is MESH_TENSORFLOW
+    found = mesh_tensorflow_file.open_variables(place / "model.ckpt-7", VALUES.__contains__)
+    for name, values in VALUES.items():
+        np.testing.assert_array_equal(found[name].load(), values)
 
 
 def test_missing_files(tmp_path):
@@ -148,4 +151,4 @@ def test_what_is_no_checkpoint(tmp_path):
         with pytest.raises(Refusal, match="must be a folder with a checkpoint of Mesh TensorFlow, such as"):
             conversion.from_mesh_tensorflow(path, SwitchConfig())
     with pytest.raises(Refusal, match="Mesh TensorFlow's, which holds model.ckpt-N.index, a run folder with"):
-        converting.locate(tmp_path)
+        formats.locate(tmp_path, "--input")

@@ -56,7 +56,7 @@ def dense_fixture():
     ({"v": (256, 128), "m": (256, 128)}, "keeps momentum of 'shared/embedding'"),
     ({"vr": (256,), "vc": (128,)}, "keeps vc (128,), vr (256,) of 'shared/embedding' of shape (256, 128), and Mesh"),
     ({"vr": (128,)}, "keeps vr (128,) of 'shared/embedding'"),
-    ({"v": (128, 256)}, "keeps v (128, 256) of 'shared/embedding' (size 1 where it averages)")])
+    ({"v": (128, 256)}, "keeps v (128, 256) of 'shared/embedding' of shape (256, 128), and Mesh")])
 def test_slots_that_cannot_be_taken_are_refused(slots, message, dense, tmp_path):
     variables, _ = dense
     others = {f"{name}_slot_v": np.ones(values.shape) for name, values in variables.items() if "shared" not in name}

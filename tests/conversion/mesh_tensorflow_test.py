@@ -159,27 +159,23 @@ def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
     config, variables = golden("switch")
     run = types.SimpleNamespace(initial_checkpoint=str(write(tmp_path, variables) / "model.ckpt-7"),
                                 initial_variables="all", model_dir=str(tmp_path / "run"))
-    with initial_weights.opened(run, config) as weights:
-        model = SwitchTransformer(config)
-        model.build()
-        tensors.start(weights, tensors.state_variables(model))
-        assert_same_logits(model, "switch")
-    with (pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."),
-          initial_weights.opened(run, dataclasses.replace(config, vocab_size=80))):
-        pass
+    weights = initial_weights.opened(run, config)
+    model = SwitchTransformer(config)
+    model.build()
+    tensors.start(weights, tensors.state_variables(model))
+    assert_same_logits(model, "switch")
+    with pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."):
+        initial_weights.opened(run, dataclasses.replace(config, vocab_size=80))
 
 
-def test_a_folder_in_a_bucket_is_copied_without_graphs_and_events(bucket, tmp_path, monkeypatch):
+def test_a_folder_in_a_bucket_is_read_there_without_graphs_and_events(bucket, tmp_path, monkeypatch):
     config, variables = golden("t5_1_0")
     folder = write(tmp_path / "in", variables)
     for name in ("graph.pbtxt", "events.out.tfevents.1", "model.ckpt-7.meta", "operative_config.gin"):
-        (folder / name).write_text("many bytes")
-    (folder / "eval").mkdir()
-    (folder / "eval" / "events.out.tfevents.2").write_text("many bytes")
-    reader = "switch_tf.conversion.mesh_tensorflow.open_weights"
-    copied = from_bucket.convert(folder, bucket, monkeypatch, reader, tmp_path / "ours", config)
+        (folder / name).write_bytes(bytes(10**6))
+    num_bytes = from_bucket.convert(folder, bucket, monkeypatch, tmp_path / "ours", config)
     assert_same_logits(conversion.from_switch_tf(tmp_path / "ours"), "t5_1_0")
-    assert copied == ["checkpoint", "model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"]
+    assert num_bytes < 10**6
 
 
 def test_the_model_is_needed_and_presets_of_its_size_are_named(tmp_path):

@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from switch_tf.conversion import pytorch_bin
+from switch_tf.conversion import checkpoint_files
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
@@ -35,13 +35,13 @@ def tensor_program(offset=0, shape=(2,), strides=(1,), storage="FloatStorage", k
 
 def refusal(path):
     with pytest.raises(ValueError) as error:
-        pytorch_bin.open_tensors(path)
+        checkpoint_files.open_pytorch(path)
     return str(error.value)
 
 
 def test_every_kind_of_tensor_that_pytorch_wrote():
     # float32, float16, bfloat16, float64, int64, scalars, parameters, and views that share one storage.
-    tensors = pytorch_bin.open_tensors(GOLDEN / "tensors.bin")
+    tensors = checkpoint_files.open_pytorch(GOLDEN / "tensors.bin")
     expected = np.load(GOLDEN / "tensors.npz")
     assert set(tensors) == set(expected.files)
     for name in expected.files:
@@ -57,13 +57,13 @@ def test_every_kind_of_tensor_that_pytorch_wrote():
 def test_a_tensor_by_hand(tmp_path):
     numbers = np.array([10, 11, 12, 13], "<f4").tobytes()
     program = tensor_program(offset=1, shape=(2, 2), strides=(1, 1))
-    tensor = pytorch_bin.open_tensors(write(tmp_path / "a.bin", program, [numbers]))["w"].load()
+    tensor = checkpoint_files.open_pytorch(write(tmp_path / "a.bin", program, [numbers]))["w"].load()
     # rows begin at elements 1 and 2
     np.testing.assert_array_equal(tensor, [[11, 12], [12, 13]])
 
 
 def test_tensors_are_read_only():
-    tensor = pytorch_bin.open_tensors(GOLDEN / "tensors.bin")["plain"].load()
+    tensor = checkpoint_files.open_pytorch(GOLDEN / "tensors.bin")["plain"].load()
     with pytest.raises(ValueError, match="read-only"):
         tensor[0] = 0
 

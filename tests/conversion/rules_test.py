@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from switch_tf.conversion.rules import INDEX, Ignore, Rule, Rules
+from switch_tf.conversion.rules import INDEX, Rule, Rules
 
 RULES = Rules(
     [
         Rule("layers_<i>/query", "<i>.q", merge=1, transpose=True),
         Rule("layers_<i>/out", "<i>.o", merge=0),
         Rule("layers_<i>/experts", "<i>.<e>.w", transpose=True, stack="e"),
-        Ignore("<i>.unused"),
+        Rule("", "<i>.unused"),
     ],
     fields={"i": INDEX, "e": INDEX})
 SHAPES = {"layers_0/query": (2, 3, 4), "layers_0/out": (3, 4, 2), "layers_12/experts": (2, 3, 1)}
@@ -73,7 +73,7 @@ def test_dots_of_a_template_are_dots():
 
 
 def test_a_name_that_two_rules_know():
-    rules = Rules([Rule("<i>", "a.<i>"), Ignore("a.0")], fields={"i": INDEX})
+    rules = Rules([Rule("<i>", "a.<i>"), Rule("", "a.0")], fields={"i": INDEX})
     assert refusal({"a.0": (1,)}, {"0": (1,)}, rules).startswith(
         "2 rules know the checkpoint's tensor 'a.0': 'a.<i>' and 'a.0'; exactly one must")
     rules = Rules([Rule("<i>", "a.<i>"), Rule("0", "b")], fields={"i": INDEX})

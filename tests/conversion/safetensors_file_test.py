@@ -27,7 +27,7 @@ def refusal(path):
 def test_a_tensor_by_hand(tmp_path):
     path = write(tmp_path / "a", {"__metadata__": {"format": "pt"}, "w": ENTRY}, np.arange(6, dtype="<f4").tobytes())
     tensor = checkpoint_files.open_safetensors(path)["w"]
-    assert (tensor.dtype, tensor.shape) == ("F32", (2, 3))
+    assert (tensor.dtype, tensor.shape) == ("float32", (2, 3))
     np.testing.assert_array_equal(tensor.load(), [[0, 1, 2], [3, 4, 5]])
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from switch_tf.conversion import t5x_file
-from switch_tf.conversion.t5x_file import InlineArray, Reference
+from switch_tf.conversion.t5x_file import Reference
+from switch_tf.conversion.untrusted_files import DTYPES, Tensor
 from switch_tf.refusals import Refusal
 
 SPEC = {"driver": "zarr", "kvstore": {"driver": "file", "path": "target.b/"}, "metadata": {"shape": [2]}}
@@ -34,8 +35,9 @@ def test_arrays_in_the_file_are_located(shape, dtype, tmp_path):
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     content = flax_bytes({"version": 3, "optimizer": {"target": {"a": {"b": array}}, "state": {"step": 1}}})
     found = leaves(tmp_path, content)["target/a/b"]
-    assert found == InlineArray(dtype, shape, found.offset, array.nbytes)
-    assert content[found.offset:found.offset + found.num_bytes] == array.tobytes()
+    assert (found.shape, found.dtype) == (shape, dtype)
+    if dtype in DTYPES:
+        np.testing.assert_array_equal(found.load(), array)
 
 
 def test_references_are_read_in_every_form(tmp_path):
@@ -103,6 +105,6 @@ def test_every_truncation_is_a_sentence_and_no_flipped_bit_is_a_traceback(tmp_pa
                 assert "\n" not in str(error)
                 outcomes.add("refused")
             else:
-                assert all(isinstance(leaf, InlineArray | Reference) for leaf in found.values())
+                assert all(isinstance(leaf, Tensor | Reference) for leaf in found.values())
                 outcomes.add("read")
     assert outcomes == {"refused", "read"}

@@ -11,7 +11,7 @@ import orbax.checkpoint
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import converting, formats
+from switch_tf.conversion import formats
 from tests.conversion.t5x_checkpoints import nested, scanned, with_layer_biases, write
 from tests.conversion.t5x_test import assert_same_logits, golden, refusal
 
@@ -82,7 +82,7 @@ def test_of_a_run_folder_the_newest_checkpoint_is_taken(names, item, ocdbt, tmp_
     for name in names:
         shutil.copytree(ocdbt[2] / "state", tmp_path / "run" / name / item)
     (tmp_path / "run" / "checkpoint_11").mkdir()  # empty, as a save that has just begun
-    found = converting.locate(tmp_path / "run")
+    found = formats.locate(tmp_path / "run", "--input")
     assert found == (tmp_path / "run" / names[1], formats.T5X)
     assert f"reading its newest checkpoint, {names[1]}" in capsys.readouterr().err
     assert_same_logits(conversion.from_t5x(found[0], ocdbt[0]), "switch")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import checkpoint_files, t5x_file
+from switch_tf.conversion import checkpoint_files, initial_weights, t5x, t5x_file
+from switch_tf.conversion.weight_source import variables_of
 from tests.conversion.t5x_checkpoints import scanned, with_layer_biases, write
 from tests.conversion.t5x_test import assert_same_logits, golden, refusal
 
@@ -70,13 +71,18 @@ def test_scalable_t5s_kernels_have_an_axis_for_heads(tmp_path):
 def test_an_array_of_scanned_layers_is_read_once(tmp_path, monkeypatch):
     config, arrays, num_layers = layered("t5_1_0")
     folder, reads = write(tmp_path / "in", scanned(arrays, num_layers), inline=0), []
-    tensor = checkpoint_files.Tensor
 
-    def counted(shape, load, load_part=None):
-        return tensor(shape, lambda: (reads.append(shape), load())[1])
+    class Counted(checkpoint_files.Tensor):
+        def __new__(cls, shape, load, load_part=None, dtype="float32"):
+            return super().__new__(cls, shape, lambda: (reads.append(shape), load())[1], dtype=dtype)
 
-    monkeypatch.setattr(t5x_file, "Tensor", counted)
-    conversion.from_t5x(folder, config)
+    monkeypatch.setattr(t5x_file, "Tensor", Counted)
+    model = conversion.from_t5x(folder, config)
+    assert len(reads) == len(list(folder.iterdir())) - 1
+    reads.clear()
+    source = t5x.open_weights(folder, config)
+    initial_weights.Opened(source, folder).fill({
+        f"model/{name}": variable for name, variable in variables_of(model).items()})
     assert len(reads) == len(list(folder.iterdir())) - 1
 
 

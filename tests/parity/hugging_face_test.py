@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from switch_tf import conversion, decoding, losses
 from switch_tf.conversion import checkpoint_files
-from switch_tf.conversion.huggingface import SWITCH_RULES, T5_RULES
+from switch_tf.conversion.huggingface import rules_of
 from switch_tf.layers import dispatch
 from switch_tf.models.switch_transformer import SwitchTransformer
 
@@ -113,7 +113,7 @@ def test_gradients(case):
     assert largest_difference(loss, expected["loss"]) < 1e-5
     variables = {variable.path.partition("/")[2]: variable for variable in model.weights}
     gradients = dict(zip(variables, tape.gradient(loss, [v.value for v in variables.values()]), strict=True))
-    rules = SWITCH_RULES if model.config.num_experts else T5_RULES
+    rules = rules_of(model.config)
     links = rules.link(variables)
     theirs = {name: part for link in links for name, part in link.to_theirs(gradients[link.ours].numpy())}
     names = [key for key in expected.files if key.startswith("gradients/")]

@@ -182,8 +182,8 @@ def test_a_student_starts_from_a_folder_that_states_another_model(dense_config, 
     run = Run(model_dir=str(tmp_path / "run"), mixture_or_task_name="any",
               task_feature_lengths={"inputs": 8, "targets": 8}, train_steps=1, batch_size=1,
               initial_checkpoint=str(tmp_path / "checkpoint_7"), initial_variables="matching")
-    with opened(run, dataclasses.replace(dense_config, d_ff=48)) as weights:
-        assert weights.source.config.d_ff == dense_config.d_ff
+    weights = opened(run, dataclasses.replace(dense_config, d_ff=48))
+    assert weights.source.config.d_ff == dense_config.d_ff
 
 
 @pytest.mark.slow
