@@ -164,6 +164,7 @@ def _open_zarr(folder, place, name, driver, is_database):
                 raise places.BucketError(errno.EIO, reason, str(where)) from error
             raise Refusal(f"{name!r} cannot be read ({reason}); download {where} again.") from error
 
+    largest = 0 if is_database else _largest_file(where)  # before tensorstore looks at any
     # By default tensorstore reads a missing chunk as zeros.
     array = attempt(lambda: tensorstore.open(
         {"driver": driver, "kvstore": store, "fill_missing_data_reads": False}, open=True, read=True))
@@ -173,7 +174,6 @@ def _open_zarr(folder, place, name, driver, is_database):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}; download it "
                       "again.")
     # Compressed or not, a chunk is hardly larger than its values. tensorstore ends the process where memory is short.
-    largest = 0 if is_database else _largest_file(where)
     if largest > 2 * math.prod(chunk) * array.dtype.numpy_dtype.itemsize + MAX_BYTES:
         raise Refusal(f"{where} is damaged: a file has {largest} bytes, and a chunk of {name!r} has {math.prod(chunk)} "
                       "numbers; download it again.")
