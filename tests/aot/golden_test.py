@@ -21,9 +21,8 @@ _SPEC.loader.exec_module(golden)
 @pytest.mark.parametrize("name", [
     # data_model, expert_model and data_expert have what these have.
     *(pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("data", "expert") else [])
-      for name in golden.LAYOUTS), "switch_base_8",
-    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in (*golden.REAL, *golden.PODS)
-      if name != "switch_base_8")])
+      for name in golden.LAYOUTS),
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in (*golden.REAL, *golden.PODS))])
 def test_the_compiler_sends_and_needs_what_it_did(name):
     expected, found = json.loads(golden.FILE.read_text())[name], golden.measure(name)
     counts = [{kind: entry["count"] for kind, entry in one["collectives"].items()} for one in (expected, found)]
