@@ -52,6 +52,7 @@ def straight(tmp_path_factory):
     return folder / "run", json.loads(out.splitlines()[-1]), err
 
 
+@pytest.mark.slow
 def test_the_shortest_real_run_learns_and_reports(straight):
     run, summary, told = straight
     assert "what the model fills in: [model | truth]" in told and re.search(r"^2\. .*\S", told, re.MULTILINE)
