@@ -13,7 +13,7 @@ from switch_tf.installation import keras_registration
 
 __version__ = "0.1.0"
 
-# Modules of names that are not modules of this package. A policy of one's own is registered in "policies".
+# Public name -> module, where the name is not that of a module here. Users register their own policies in "policies".
 _MODULES = {"Experiment": "configs.experiment", "SwitchConfig": "configs.switch_config",
             "SwitchTransformer": "models.switch_transformer", "policies": "configs.policies"}
 

@@ -21,8 +21,8 @@ NIGHTLIES = {
 # switch_tf cannot require it.
 T5 = "t5==0.9.4"
 
-# Distribution of TensorFlow -> its version and TensorBoard's, that of tensorflow-text and that of libtpu. The second
-# distribution has a client of TPUs of its own.
+# Distribution of TensorFlow -> versions of TensorFlow and TensorBoard (the same), of tensorflow-text and of libtpu.
+# tensorflow-tpu brings its own client of TPUs.
 _TENSORFLOW = {"tensorflow": ("2.21.0", "2.21.1", "0.0.42.1"), "tensorflow-tpu": ("2.20.0", "2.20.1", "0.0.21")}
 # The same without NVIDIA's part, beside JAX's client of a GPU.
 _TENSORFLOW["tensorflow-cpu"] = _TENSORFLOW["tensorflow"]

@@ -54,7 +54,7 @@ def _on(described, layout, partitioner, is_checked):
 
 
 def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
-    """Makes the trainer of an experiment on devices, with the vocabulary that its weights need.
+    """Opens the initial weights of an experiment on devices, and makes its trainer with the vocabulary that they need.
 
     Args:
         described: Experiment.

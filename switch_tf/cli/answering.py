@@ -275,7 +275,7 @@ def run_serve(arguments: argparse.Namespace) -> dict:
         start = time.perf_counter()
         outputs.say(f"Loading {checkpoint}.")
         task, text_model, identity = _load_text_model(arguments, folder, checkpoint, arguments.batch_size,
-                                                                 any_batch=True)
+                                                          any_batch=True)
         config = text_model.model.config
         served = server.Server(text_model, folder.resolve().name, {
             **identity, "task": task, "parameters": config.num_parameters,

@@ -76,7 +76,8 @@ def _verify(arguments):
     with progress.bar(sum(map(folders.num_bytes_of, checkpoints)), "verifying") as bar:
         for checkpoint in checkpoints:
             findings.append(folders.verify(checkpoint, bar.update))
-            bar.write(str(findings[-1]))
+            bar.clear()  # `bar.write` would draw it before its time, and leave it there
+            print(findings[-1], flush=True)
     return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
                              "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}
                             for finding in findings],

@@ -53,7 +53,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def new_output(arguments: argparse.Namespace) -> Iterator[Any]:
-    """Yields the `--output`, locked within this scope, which is empty or does not exist yet."""
+    """Checks that `--output` is empty or does not exist, locks it within this scope, and yields its path."""
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
     with lock.held(output):

@@ -55,10 +55,10 @@ def check_run(run: Run) -> None:
 
 
 def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:
-    """Returns the baseline, and for each configuration its FLOPs per token without its router and their excess.
+    """Returns the baseline's name, and two dicts by name: FLOPs per token without the router, and their excess.
 
-    The baseline is the first variant without experts, else the first one. The excess is that over the baseline's, as a
-    share of these.
+    The excess is over the baseline's FLOPs, as a share. The baseline is the first variant without experts, or else the
+    first one.
     """
     flops = {}
     for name, config in configs.items():
@@ -118,7 +118,7 @@ def _compared(records):
 
 
 def _differences(records):
-    """Yields the key, and both runs with their values, of each difference to the first run, the most important first.
+    """Yields (key, first run, its value, other run, its value) for each difference, the most important first.
 
     The model's keys come first, periods last.
     """
@@ -143,7 +143,7 @@ def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) 
     """
     lines = [f"{name} does {_amount(share)} work for a token than {reference}, without the router."
              for name, share in shares.items() if abs(share) > _TOLERANCE]
-    # Without entries without effect, and with the same name for learning rates of all optimizers.
+    # Leaves out entries that have no effect, and gives the learning rates of all optimizers one name.
     with_effect = {name: {
         key.replace(f"{record['optimizer']}.learning_rate", "learning rate"): value for key, value in record.items()
         if key not in _WITHOUT_EFFECT and (record.get("SwitchConfig.num_experts") or key not in _OF_EXPERTS)}

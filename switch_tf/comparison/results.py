@@ -74,7 +74,9 @@ Pairs = list[tuple[Curves, Curves]]  # runs of a variant, each with the run of t
 
 
 def read(folder: str | pathlib.Path, name: str) -> Curves:
-    """Reads a run folder, finished or not. Refuses one without a checkpoint or a loss, and a loss that is not finite.
+    """Reads a run folder, finished or not.
+
+    Refuses one without a checkpoint, a loss or a logged speed, and a loss that is not finite.
     """
     folder = places.at(folder)
     path, description = next(folders.described(RunFolder.checkpoints_of(folder)), (None, {}))

@@ -105,9 +105,7 @@ def _refusing(prefix, what, files):
         yield
     # IndexError is OUT_OF_RANGE, ValueError is INVALID_ARGUMENT.
     except (tf.errors.OpError, IndexError, ValueError) as error:
-        if places.is_failure(error, prefix):  # of the bucket
-            with places.os_errors(prefix):
-                raise
+        places.raise_failure(error, prefix)  # of the bucket
         raise Refusal(f"{what} cannot be read ({first_line(error)}); download {files} again.") from error
 
 

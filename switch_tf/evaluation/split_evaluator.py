@@ -124,8 +124,8 @@ class SplitEvaluator:
     Tasks with metrics are scored on greedy predictions as long as the description's targets, and on likelihoods. No
     expert drops a token there (`context.Context.no_drop`), so scores depend neither on the batch size nor on the
     layout. A loss is computed with the configuration's evaluation capacity factor, so tokens may be dropped. Four
-    attributes describe the split: its `description`, `num_examples`, of each task with metrics, `batches`, of each task
-    and mixture with a loss, and `warnings`, a sentence for each task with targets that no prediction can match.
+    attributes describe the split: `description`; `num_examples`, by task with metrics; `batches`, by task or mixture
+    with a loss; and `warnings`, one sentence for each task with targets that no prediction can match.
 
     Args:
         model: SwitchTransformer, built.

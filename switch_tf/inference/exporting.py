@@ -52,6 +52,7 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
         about: dict, JSON-able. Origin of the model, for the card.
     """
     decoding.check_decodes(model.config)
+    checks.new_folder(checks.path("folder", folder))
     if not model.built:
         model.build()
     if vocabulary is not None:
@@ -93,7 +94,7 @@ def _write(folder, module, serving_default, model, sampler, card, **facts):
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(sampler).items())
     text = card.format(
         name=folder.name, parameters=f"{model.config.num_parameters:,}", dtype=model.dtype_policy.name,
-        vocab_size=model.config.vocab_size, sampler=f"{kind} ({settings})" if settings else kind,  # beam (num_beams 4)
+        vocab_size=model.config.vocab_size, sampler=f"{kind} ({settings})" if settings else kind,
         software=f"switch_tf {__version__}", tensorflow=tf.__version__, **facts)
     with resumable_folder(folder, "saved_model.pb") as work, writing(folder):
         tf.saved_model.save(module, str(work.folder), signatures={

@@ -30,7 +30,7 @@ _CHARACTERS_PER_TOKEN = 64  # of the longest text; tokenising more takes time fo
 _FEWEST_CHARACTERS = 2**14  # length that is always allowed
 _SMALL = 2**16  # bytes of a request that is parsed at once, and admitted however many long ones are prepared
 _MOST_LONG = 4  # requests of the largest size that are parsed and tokenised at a time; of smaller ones more
-_CHARACTERS_PER_TURN = 2**14  # of one request, before another request has its turn to be tokenised
+_CHARACTERS_PER_TURN = 2**14  # of one request: after the text that exceeds it, others have their turn to be tokenised
 _MAX_LOOKING = 16  # waiting requests of the page, each of which is computed alone
 
 

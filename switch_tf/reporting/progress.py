@@ -1,4 +1,4 @@
-"""Progress bars of commands that read and write whole models."""
+"""The progress bar of commands."""
 
 import sys
 from typing import Any

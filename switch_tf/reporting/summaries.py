@@ -148,9 +148,9 @@ class Writer:
         if kind not in self._writers:
             self._writers[kind] = tf.summary.create_file_writer(str(self._events / kind))
             configuration = self._path.with_name(CONFIGURATION)
-            if kind == "train" and configuration.exists():
+            if kind == "train" and configuration.is_file():
                 with self._writers[kind].as_default(step=step):
-                    text = configuration.read_text()
+                    text = configuration.read_text(errors="replace")
                     tf.summary.text("configuration", "\n".join(f"    {line}" for line in text.splitlines()))
         return self._writers[kind]
 

@@ -223,13 +223,13 @@ class Training:
             self._is_finished = True
             if self._stopped_by:
                 self._say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is "
-                                  f"saved in {self.folder.path}; the same command goes on from there.")
+                          f"saved in {self.folder.path}; the same command goes on from there.")
             self.close()
-        summary = self._try_last(lambda: report.summarize(self.folder.path))
-        summary = summary or report.summarize(self.folder.path, [])
+        records = self._try_last(lambda: report.read_metrics(self.folder.path))
+        summary = report.summarize(self.folder.path, records or [])
         if best := self._best.current:
             self._say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
-                              f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
+                      f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
         return {"interrupted": bool(self._stopped_by), **summary, "step": self.state.step}
 
     def close(self, error: str = "") -> None:
@@ -353,7 +353,7 @@ class Training:
                           f"{self._settled_checkpoint()}.") from error
         if batches is None:
             self._say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
-                              "the run ends without it.")
+                      "the run ends without it.")
             self._meter.restart()  # the wait belongs to no step
             return False
         input_wait = time.perf_counter() - asked

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def devices_of_this_process(num_devices: int | None, count: int | None = None) -> int | None:
-    """Returns the share of `--devices` of this process, one of `count` or of those that TF_CONFIG names.
+    """Divides `--devices` by `count`, by default the number of processes in TF_CONFIG.
 
     Raises:
         Refusal: The number of processes does not divide the devices, or TF_CONFIG cannot be read.

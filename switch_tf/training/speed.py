@@ -5,7 +5,6 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -92,7 +91,7 @@ def compile_products(dtype: str, size: int) -> Callable:
         size: int. Rows and columns.
 
     Returns:
-        Function of the number of products, an <int32> scalar, to one of the numbers.
+        A function that takes the number of products, an <int32> scalar, and returns one element of the last product.
     """
     factor = tf.fill((size, size), tf.cast(1 / size, dtype))  # maps ones to ones
 
@@ -164,7 +163,7 @@ class Meter:
         peak: Peak, the rate that utilisation is relative to.
     """
 
-    def __init__(self, flops_per_step: float, peak: Any):
+    def __init__(self, flops_per_step: float, peak: Peak):
         self._flops_per_step = flops_per_step
         self._peak = peak
         self._resumed = time.perf_counter()

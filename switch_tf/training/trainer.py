@@ -140,7 +140,7 @@ class Trainer:
             raise
 
     def _prepare(self, folder, say):
-        """Builds model, optimizer and input, and restores the newest checkpoint of a run folder, if any."""
+        """Builds model, optimizer and input, and restores the newest checkpoint, or else reads initial weights."""
         model, optimizer, run, settings, partitioner = (self.model, self.optimizer, self.run, self.step_settings,
                                                         self.partitioner)
         keras.utils.set_random_seed(run.seed)
@@ -194,7 +194,7 @@ def _start(state, run, initial, say):
 def _resume(state, run, folder, configuration, say):
     """Restores the newest checkpoint that can be read. Returns False if there is none.
 
-    Refuses one of another configuration, and several of which none can be read.
+    Refuses a checkpoint of another configuration, and a folder whose checkpoints are all unreadable.
     """
     broken = []
 

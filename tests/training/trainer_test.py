@@ -246,7 +246,7 @@ def test_a_bucket_that_denies_the_report_leaves_a_finished_run_finished_and_any_
         raise places.BucketError(13, "HTTP response code 403", "gs://b/metrics.jsonl")
 
     with monkeypatch.context() as patch:
-        for name in ("write", "summarize"):
+        for name in ("write", "read_metrics"):
             patch.setattr(report, name, deny)
         _, summary = _train(tiny_config, finished)
     assert (summary["step"], summary["interrupted"]) == (6, False)
