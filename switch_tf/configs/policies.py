@@ -226,6 +226,8 @@ def from_config(config: str | dict) -> str | Policy:
 
 def check_options(policy: Policy, num_selected_experts: int, num_experts: int, exploration: str) -> None:
     """Raises Refusal if a router's options do not fit its policy. `num_experts` 0 is a dense model."""
+    if not isinstance(policy, Policy):
+        raise Refusal(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
     checks.integer("num_experts", num_experts, at_least=0)
     check_choice("exploration", exploration, EXPLORATIONS)
     count, fixed, fewest = policy.count(num_selected_experts), policy.num_choices, policy.fewest_choices

@@ -132,16 +132,7 @@ class Router(Layer):
             is_real = ops.ones(ops.shape(inputs)[:2], "bool")
         logits = selection = probs = None
         if policy.has_kernel:
-            x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
-            if training and self.exploration == "input_jitter" and self.jitter_noise:
-                noise = self._draw("jitter", ops.shape(inputs))
-                # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
-                noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
-                x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
-            elif training and self.exploration == "input_dropout":
-                x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
-            logits = partitioning.constrain(products.product("gsm,me->gse", x, self.kernel),
-                                            ("group", None, "router_expert"))
+            logits = self._logits(inputs, training)
             probs = ops.softmax(logits, axis=-1)
             selection = ops.stop_gradient(dtypes.widen(logits))
             selection = ops.clip(ops.where(ops.isnan(selection), NO_PREFERENCE, selection), NO_PREFERENCE,
@@ -159,6 +150,19 @@ class Router(Layer):
             probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
             scores = scores._replace(probs=probs)
         return decisions, self._stats(scores, logits, decisions)
+
+    def _logits(self, inputs, training):
+        """Computes logits: <any float>[group, tokens, d_model] -> <router dtype>[group, tokens, expert]."""
+        x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
+        if training and self.exploration == "input_jitter" and self.jitter_noise:
+            noise = self._draw("jitter", ops.shape(inputs))
+            # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
+            noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
+            x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
+        elif training and self.exploration == "input_dropout":
+            x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
+        logits = products.product("gsm,me->gse", x, self.kernel)
+        return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     @property
     def has_state(self) -> bool:

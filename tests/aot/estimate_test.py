@@ -60,7 +60,7 @@ def test_gradients_live_between_two_programs_and_nothing_counts_twice():
     lowered = [Lowered(None, [batch, weight], [((),)], layout),
                Lowered(None, [gradient, weight, slot], [], layout)]
     kinds = ("arguments", "outputs", "aliased", "temporaries", "code", "peak")
-    compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None, 1.0) for memory in (
+    compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None) for memory in (
         (40 + 24, 24 + 4, 0, 100, 7, 200), (3 * 24, 48, 48, 30, 5, 160))]
     found = estimate._memory(lowered, compiled)
     assert found == {"arguments": 40 + 24 + 24, "outputs": 24 + 4 + 48, "aliased": 48, "temporaries": 100, "code": 12,

@@ -30,7 +30,7 @@ def test_every_class_that_is_registered_is_named_with_its_module():
     folder = pathlib.Path(switch_tf.__file__).parent
     for file in folder.rglob("*.py"):
         module = ".".join(file.relative_to(folder).with_suffix("").parts)
-        for name in re.findall(r'register_keras_serializable\("switch_tf"\)\nclass (\w+)', file.read_text()):
+        for name in re.findall(r'@(?:serializable|.*serializable\("switch_tf"\))\nclass (\w+)', file.read_text()):
             found[name] = module
     assert found == keras_registration.CLASSES
 

@@ -65,7 +65,7 @@ def test_every_step_th_layer_is_sparse(num_layers, step, semantics, expected, is
         is_decoder, num_experts=2, semantics=semantics, expert_capacity=2 if semantics == "hf" else None,
         **{f"num_{name}_layers": num_layers, f"{name}_sparse_step": step})
     assert [i for i, layer in enumerate(stack.layers) if isinstance(layer.mlp, SwitchFeedForward)] == expected
-    assert [i for i, layer in enumerate(stack.layers) if layer.is_sparse] == expected
+    assert [i for i, layer in enumerate(stack.layers) if layer.has_feed_forward_experts] == expected
     assert len(stack.layers) == num_layers
 
 
