@@ -4,6 +4,7 @@ The command exists because nothing can interrupt SentencePiece within a process,
 standard error only. Needs no TensorFlow.
 """
 
+import contextlib
 import io
 import os
 import pathlib
@@ -54,13 +55,15 @@ def train(
         RuntimeError: SentencePiece cannot train, for example because the text has too few different pieces.
     """
     model = io.BytesIO()  # a file name would be written into the model
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
-        rules.write(_RULES)
-        rules.flush()
-        # A newline is in no sentence and becomes its byte.
-        options: dict[str, Any] = {
-            "remove_extra_whitespaces": False, "add_dummy_prefix": False, "allow_whitespace_only_pieces": True,
-            "normalization_rule_tsv": rules.name} if keeps_whitespace else {}
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {}
+        if keeps_whitespace:
+            rules = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".tsv"))
+            rules.write(_RULES)
+            rules.flush()
+            # A newline is in no sentence and becomes its byte.
+            options = {"remove_extra_whitespaces": False, "add_dummy_prefix": False,
+                       "allow_whitespace_only_pieces": True, "normalization_rule_tsv": rules.name}
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,

@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -19,7 +18,7 @@ from switch_tf import environment
 from switch_tf.aot.hlo import SENT, WAITING
 from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.storage import outputs, places
 from switch_tf.storage.whole_file import write_whole, writing
 
 # Variables with flags of the compilers, and with the share of a GPU's memory.
@@ -32,11 +31,6 @@ NUM_KINDS = 4  # kinds of operations that are named
 HEADINGS = {
     "cycles": "Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:",
     "rates": "At least, not measured, by nominal rates for the products and bytes of each operation, ms:"}
-
-
-def say(text: str) -> None:
-    """Prints progress on standard error."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def cache_file(*question: str) -> pathlib.Path:
@@ -70,7 +64,7 @@ def write(file: pathlib.Path, content: str | bytes) -> bool:
             file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, content)
     except Refusal as refusal:
-        say(f"{refusal} Only what is printed here is kept.")
+        outputs.say(f"{refusal} Only what is printed here is kept.")
         return False
     return True
 
@@ -134,7 +128,7 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
                     fits = f"refused ({answer['mistake']})"
                 elif "predicted" in answer:
                     fits = f"{1e3 * answer['predicted']['step_seconds']:.1f} ms a step, {fits}"
-                say(f"[{len(answers)} of {len(questions)}] {name}: {fits}; {elapsed:.0f} s, "
+                outputs.say(f"[{len(answers)} of {len(questions)}] {name}: {fits}; {elapsed:.0f} s, "
                     + (f"about {left:.0f} s left." if left else "done."))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from switch_tf.aot.answers import say
 from switch_tf.aot.clock import Schedule
 from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
@@ -28,6 +27,7 @@ from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.partitioning.collectives import summarize
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
+from switch_tf.storage.outputs import say
 from switch_tf.training.train_step import check_division
 
 REPORT_PERIOD = 20  # seconds

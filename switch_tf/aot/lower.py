@@ -31,7 +31,8 @@ class Argument(NamedTuple):
 
     Attributes:
         name: Path of a variable, or name of a feature.
-        kind: "weight", "slot", "feature", or "gradient" in the second of two programs, the gradients' norm included.
+        kind: "weight", "slot", "feature", or "gradient" for what the second of two programs takes from the first:
+            gradients and totals.
         shape: Shape as stored, unfolded if the weight is.
         dtype: Name of the dtype.
         spec: Mesh axes that split each dimension at rest.
@@ -155,8 +156,9 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
 
     computed = lower(features, compute, gradients)
     _, structure, *_ = computed.program.structure
-    totals = [Argument("a total", "gradient", shape, np.dtype(dtype).name, ((),) * len(shape)) for _, (shape, dtype) in
-              zip(tf.nest.flatten(structure), computed.program.results[len(gradients):], strict=False)]
+    results = computed.program.results[len(gradients):][:len(tf.nest.flatten(structure))]
+    totals = [Argument(f"total {place}", "gradient", shape, np.dtype(dtype).name, ((),) * len(shape))
+              for place, (shape, dtype) in enumerate(results)]
     return [computed, lower([*gradients, *totals], apply)]
 
 

@@ -169,12 +169,12 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | N
     text = json_lines.dumps({**described, OWN_SUM: own_sum(described)}, indent=1)
     put(folder / DESCRIPTION, text)
     if places.is_local(folder):
-        sum_of(folder / DESCRIPTION)  # waits until it is on disk
+        sync(folder / DESCRIPTION)
         sync(folder)
 
 
 def sync(folder: pathlib.Path) -> None:
-    """Waits until the entries of a folder are on disk."""
+    """Waits until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -244,7 +244,7 @@ def _number(content, position):
 class Parts:
     """The values of a checkpoint of weights, written part by part: a kill costs one part, and memory holds one.
 
-    The parts stay aside. They are joined by links to their files, so a kill of the joining costs nothing.
+    The parts stay aside. Joining links their files, so a kill while joining loses no part.
 
     Args:
         folder: Path of the checkpoint folder. What a kill left there is removed.

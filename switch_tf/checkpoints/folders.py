@@ -337,7 +337,8 @@ def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
     if (folder / DESCRIPTION).exists():
         return [folder]
     return (newest_first(folder / "checkpoints")[::-1]
-            or [path for path in newest_first(folder.parent) if path == folder])
+            or [path for path in (newest_first(folder.parent) if _STEP.fullmatch(folder.name) else ())
+                if path == folder])
 
 
 def num_bytes_of(checkpoint: pathlib.Path) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from switch_tf import checks
 from switch_tf.checkpoints import folders
 from switch_tf.refusals import Outage, Refusal, first_line
-from switch_tf.storage import json_lines, leftovers, lock, places
+from switch_tf.storage import json_lines, leftovers, lock, outputs, places
 from switch_tf.storage.whole_file import write_whole
 
 LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, where a signal ended an evaluation
@@ -154,7 +154,7 @@ def is_running(path: folders.Folder) -> bool:
     return lock.is_held(places.at(path) / _LOCK)
 
 
-def records_of(path: folders.Folder) -> Iterator[tuple[bytes, dict]]:
+def records_of(path: pathlib.Path) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a `metrics.jsonl` with its record, see `json_lines.read`."""
     return json_lines.read(path, _is_record)
 
@@ -242,16 +242,16 @@ def follow(folder: folders.Folder, last_step: int, done: Iterable[int] = ()) -> 
         if is_complete and (end is not None or not is_alive):
             return
         if end is not None and not is_alive:
-            leftovers.warn(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are "
+            outputs.say(f"The run has ended ({end.rstrip('.')}); all of its checkpoints that were found are "
                            "evaluated.")
             return
         killed_at = None if is_alive else killed_at or time.monotonic()
         if killed_at and time.monotonic() - killed_at > _RESTART_SECONDS:
-            leftovers.warn(f"No process has trained in {folder} for {_RESTART_SECONDS // 60} minutes, and the run did "
+            outputs.say(f"No process has trained in {folder} for {_RESTART_SECONDS // 60} minutes, and the run did "
                            "not record why it ended, as after a kill. Start the run and this command again.")
             return
         if not is_announced and not is_complete:
-            leftovers.warn(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends "
+            outputs.say(f"Waiting for a checkpoint after step {max(done, default=0)} of {last_step}; Ctrl-C ends "
                            "this." + (" No process trains there now; in case the run was killed and is started again, "
                                       f"this waits {_RESTART_SECONDS // 60} minutes." if killed_at else ""))
         is_announced = True

@@ -6,7 +6,7 @@ from switch_tf.configs import names
 from switch_tf.configs.run import Run
 from switch_tf.data import providers, vocabularies
 from switch_tf.refusals import Refusal
-from switch_tf.storage import leftovers, places
+from switch_tf.storage import outputs, places
 
 
 def choose(run: Run) -> str | None:
@@ -44,8 +44,8 @@ def _choice_of(folder, task):
             return None  # compared by name, because reading the task's vocabulary may need the network
         choice = vocabularies.choice_of(stored, folder)
     except Refusal as error:
-        leftovers.warn(f"The vocabulary that {folder} keeps is not used: {error}")
+        outputs.say(f"The vocabulary that {folder} keeps is not used: {error}")
         return None
     if choice is not None:
-        leftovers.warn(f"VOCABULARY is that of {folder}: {choice}.")
+        outputs.say(f"VOCABULARY is that of {folder}: {choice}.")
     return choice

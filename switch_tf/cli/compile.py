@@ -72,7 +72,7 @@ def run_compile(arguments: argparse.Namespace) -> dict:
         with contextlib.suppress(ValueError, OSError):  # damaged, so the compiler is asked again
             answer = json_lines.load(file)
     if answer is not None:
-        answers.say(f"The compiler was asked before; its answer is {file}.")
+        outputs.say(f"The compiler was asked before; its answer is {file}.")
         print(answers.describe(answer))
     else:
         answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,
@@ -111,7 +111,7 @@ def _compare(described, arguments):
     if len(files) < 2:
         raise Refusal(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
                       f"{arguments.compare!r}.")
-    answers.say(f"Compiling {len(files)} layouts ...")
+    outputs.say(f"Compiling {len(files)} layouts ...")
     found = _ask(arguments, {name: [f"--gin_file={file}"] for name, file in files.items()})
     print(answers.table(found))
     return {"layouts": found, "exit_status": int(not any(answer.get("fits") for answer in found.values()))}
@@ -158,7 +158,7 @@ def add_verify_layout_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify_layout(arguments: argparse.Namespace) -> tuple[dict, str]:
-    """Prints and returns the largest differences and the collectives. Status 1 means that they are too large.
+    """Returns the largest differences and the collectives, as JSON and as text. Status 1 means that they are too large.
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.
     """

@@ -1,4 +1,4 @@
-"""`switch-tf convert`, `upcycle`, `average` and `shrink`: make weights to start from of those of a checkpoint."""
+"""`switch-tf convert`, `upcycle`, `average` and `shrink`: write weights that are made from a checkpoint."""
 
 import argparse
 

@@ -108,8 +108,8 @@ class Experiment:
         """Returns the experiment that checked gin files describe."""
         trainer = found.part(parts.TRAINER).arguments
         model = trainer.get("model")
-        run = trainer.get("run", found.part(parts.RUN))
-        settings = trainer.get("step_settings", found.part(parts.STEP_SETTINGS))
+        run = trainer.get("run") or found.part(parts.RUN)
+        settings = trainer.get("step_settings") or found.part(parts.STEP_SETTINGS)
         layout = found.part(parts.PARTITIONER).arguments.get("layout", found.part(parts.LAYOUT))
         config = None
         if isinstance(model, Part) and model.name == parts.MODEL:

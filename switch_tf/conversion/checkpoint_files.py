@@ -115,7 +115,7 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            is_valid = (isinstance(dtype, str) and len(shape) <= _MAX_DIMENSIONS
+            is_valid = (isinstance(dtype, str) and dtype not in DTYPES and len(shape) <= _MAX_DIMENSIONS
                         and all(type(number) is int for number in (*shape, begin, end))
                         and all(0 <= size <= _MAX_LENGTH for size in shape) and 0 <= begin <= end)
         except (KeyError, TypeError, ValueError):

@@ -113,8 +113,8 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
 
 def _values(folder):
     if not (folder / "config.json").is_file():
-        raise Refusal(f"{str(folder)!r} must be a folder on this machine with config.json and the tensors of a "
-                      "model; a name on the Hugging Face hub is first downloaded with: hf download NAME "
+        raise Refusal(f"{str(folder)!r} must be a folder with config.json and the tensors of a model; a "
+                      "name on the Hugging Face hub is first downloaded with: hf download NAME "
                       "--local-dir FOLDER")
     return read_object(folder / "config.json")
 
@@ -317,12 +317,12 @@ def _activation(values, is_switch, is_gated):
     key = "dense_act_fn" if is_switch else "feed_forward_proj"
     stated, function, says_gated = values[key], None, False
     if isinstance(stated, str):
-        gate, _, function = stated.rpartition("-")
-        says_gated = gate == "gated"
+        gate, dash, function = stated.rpartition("-")
+        says_gated = "gated" in (gate, stated)
         # In transformers "gated-gelu" is the tanh form, and a Switch Transformer has no other gate.
         if stated == "gated-gelu":
             function = "gelu_new"
-        elif gate and (is_switch or not says_gated):
+        elif dash and (is_switch or not says_gated):
             function = None
     source = "dense_act_fn" if function is not None and "dense_act_fn" in values else key  # takes precedence
     if source != key:

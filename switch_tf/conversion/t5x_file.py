@@ -16,7 +16,6 @@ keys joined by dots, in a folder or in the OCDBT database of the checkpoint.
 The part that is not asked for is skipped. A file may come from anywhere, so lengths and names are checked.
 """
 
-import errno
 import functools
 import math
 import mmap
@@ -114,7 +113,7 @@ def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
 
 
 def open_part(folder: Any, part: str) -> dict[str, Any]:
-    """Opens a part, "target" or "state": name -> Tensor, such as "target/encoder/encoder_norm/scale", or int."""
+    """Opens "target" or "state". Returns name, such as "target/encoder/encoder_norm/scale", -> Tensor, or int."""
     if _has_msgpack(folder):
         leaves, driver = read_leaves(folder, part), "zarr"
     else:
@@ -123,6 +122,9 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
     is_database = (folder / _DATABASE).is_file()
     if is_database:
         _largest_file(folder)
+    elif parts := sorted(part.name for part in folder.glob(_UNMERGED)):
+        raise Refusal(f"{folder} was not saved to its end: its arrays are in {checks.shown(parts)}, which the last "
+                      "step of a save merges; take another checkpoint of that run.")
     for name, leaf in leaves.items():
         if isinstance(leaf, Reference):
             leaves[name] = _open_zarr(folder, leaf, name, driver, is_database)
@@ -132,7 +134,7 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
 
 
 def _largest_file(folder):
-    """Returns the bytes of the largest file. tensorstore would wait for a pipe, and go wherever a link leads."""
+    """Refuses all but regular files, as tensorstore follows links and waits for pipes. Returns the bytes of the largest."""
     largest = 0
     for file in files_in(folder):
         check_regular(file)
@@ -148,9 +150,6 @@ def _open_zarr(folder, place, name, driver, is_database):
     store = objects.store_of(where)
     if is_database:
         store = {"driver": "ocdbt", "base": store, "path": f"{place}/"}
-    elif parts := sorted(part.name for part in folder.glob(_UNMERGED)):
-        raise Refusal(f"{folder} was not saved to its end: its arrays are in {checks.shown(parts)}, which the last "
-                      "step of a save merges; take another checkpoint of that run.")
     elif not (where / _DESCRIPTIONS[driver]).is_file():
         raise Refusal(f"The checkpoint lacks {where / _DESCRIPTIONS[driver]}, which describes {name!r}; download that "
                       "folder too.")
@@ -161,9 +160,11 @@ def _open_zarr(folder, place, name, driver, is_database):
         except ValueError as error:  # damage, with a long description
             reason = first_line(error).partition(" [")[0]
             if not places.is_local(where) and reason.startswith(_OUTAGES):
-                raise places.BucketError(errno.EIO, reason, str(where)) from error
+                raise objects.failure(error, where) from error
             raise Refusal(f"{name!r} cannot be read ({reason}); download {where} again.") from error
 
+    if where.is_symlink():
+        check_regular(where)
     largest = 0 if is_database else _largest_file(where)  # before tensorstore looks at any
     # By default tensorstore reads a missing chunk as zeros.
     array = attempt(lambda: tensorstore.open(

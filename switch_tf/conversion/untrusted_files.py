@@ -24,9 +24,9 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 class Tensor(NamedTuple):
     """A tensor in a file, read on demand.
 
-    `load` returns all of it, which takes no memory before it is used if the file is mapped. `load_part(index)` returns
-    a part of it, None if `load` has to read all of it for that. `dtype` is its name in a Hugging
-    Face file. Other formats leave the default, whatever they hold.
+    `load` returns all of it, which takes no memory before it is used if the file is mapped. `load_part(index)` reads a
+    part, and is None if that takes as long as all. `dtype` is its name in a Hugging Face file. Other formats leave the
+    default, whatever they hold.
     """
 
     shape: tuple[int, ...]
@@ -59,9 +59,10 @@ def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarra
 
 
 def bytes_at(path: Any, start: int, count: int) -> bytes:
-    """Returns bytes of a file, fewer at its end. A bucket sends no others."""
+    """Returns `count` bytes of a file from `start` on, fewer at its end. Fetches only these from a bucket."""
     if not places.is_local(path):
-        return path.read_bytes(slice(start, min(start + count, places.size(path))))
+        size = places.size(path)
+        return path.read_bytes(slice(min(start, size), min(start + count, size)))
     with reading(path), path.open("rb") as file:
         file.seek(start)
         return file.read(count)
@@ -75,7 +76,7 @@ def values_at(path: Any, dtype: np.dtype, start: int, shape: tuple[int, ...]) ->
 
 
 def files_in(folder: Any) -> Iterator[Any]:
-    """Yields all that is in a folder and its folders, except these: files, links and whatever else is there."""
+    """Yields all entries of a folder and its subfolders except the subfolders. Follows no links."""
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             yield from files_in(entry)

@@ -260,7 +260,7 @@ def _later_of(text):
 
 def _parsed(file, parse):
     try:
-        return parse(file.read_text())
+        return parse(places.content(file, 2**25).decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AssertionError(f"{file} is damaged") from error
 

@@ -10,6 +10,7 @@ import errno
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import pathlib
@@ -106,7 +107,7 @@ def fetched_shard(file: str, sha256: str) -> str:
 
 
 def open_shard(file: str, sha256: str) -> Any:
-    """Returns array_record's reader of a shard, as it advises for random access: no threads that read ahead.
+    """Opens a shard with the options that array_record advises for random access: no threads read ahead.
 
     Arguments and errors as for `fetched_shard`, and array_record's.
     """
@@ -114,7 +115,7 @@ def open_shard(file: str, sha256: str) -> Any:
 
 
 def is_unchanged(file: Any, sha256: str) -> bool:
-    """Returns whether a file has its checksum. Files of a bucket are not read: it keeps checksums of its own."""
+    """Returns whether a local file has this checksum. True for a bucket, which keeps checksums of its own."""
     return not places.is_local(file) or checksum(file) == sha256
 
 
@@ -308,8 +309,8 @@ class CorruptRecords:
         """Returns the records found so far as JSON, "" if there are none."""
         with self._lock:
             found = sorted(self._found)
-        return json.dumps({place: [number for other, number in found if other == place] for place, _ in found}
-                          ) if found else ""
+        return json.dumps({place: [number for _, number in records] for place, records in itertools.groupby(
+            found, lambda record: record[0])}) if found else ""
 
     def take_up(self, text: str) -> None:
         """Adds the records of a `text` of an earlier process.

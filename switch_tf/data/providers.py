@@ -84,7 +84,8 @@ def check_task(name: str) -> None:
     """
     names.check_task(name)
     names.register_task(name)
-    known = names.task_names()
+    seqio = import_seqio()
+    known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     if name not in known:
         mixture = name.partition(".")[0]
         members = [other for other in sorted(known) if other.startswith(f"{mixture}.")]

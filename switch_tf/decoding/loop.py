@@ -110,11 +110,11 @@ def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
 
 
 class Sampler:
-    """Base class of the samplers, whose `_search` decodes a batch."""
+    """Base class of the samplers. Each one decodes a batch in `_search`."""
 
     num_beams = 1
     _any_layout = False
-    _search: Callable[..., tuple[Tensor, Tensor]]
+    _search: Callable[..., tuple[Tensor, Tensor | None]]
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
                end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:

@@ -203,7 +203,7 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
 
     Args:
         num_bytes: Bytes of weights and gradients on one device.
-        room: Bytes of a device, by default of this machine's TPU. That of an unknown one is unlimited.
+        room: Bytes of a device, by default of this machine's TPU. The memory of an unknown TPU is unlimited.
     """
     if room is None and (chip := find_tpu_chip()):
         room = chip.memory + RESERVED

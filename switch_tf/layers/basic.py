@@ -42,7 +42,7 @@ class Layer(keras.layers.Layer):
 
 
 def _config_of(argument):
-    """Serializes an argument that is a layer, without `build_config`, because the layer that has it builds it."""
+    """Returns an argument for a config. A layer is serialized without `build_config`: the outer layer builds it."""
     if not isinstance(argument, keras.layers.Layer):
         return argument
     config = keras.saving.serialize_keras_object(argument)

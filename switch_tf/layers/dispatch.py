@@ -107,7 +107,8 @@ class Einsum(Dispatcher):
     """Dispatches TokenChoices by products with masks."""
 
     def dispatch(self, tokens: Tensor) -> Tensor:
-        return ops.einsum("gsec,gsm->egcm", sum(self._masks(tokens.dtype)), tokens)
+        first, *others = self._masks(tokens.dtype)
+        return ops.einsum("gsec,gsm->egcm", sum(others, first), tokens)
 
     def combine(self, outputs: Tensor) -> Tensor:
         return sum(_gated(ops.einsum("gsec,egcm->gsm", mask, outputs), self.decisions.gate[:, :, choice:choice + 1])
@@ -309,7 +310,7 @@ class ExpertChoiceEinsum(Einsum):
 
     def combine(self, outputs: Tensor) -> Tensor:
         outputs = _gated(outputs, self.decisions.gate_of_slot)
-        return ops.einsum("gsec,egcm->gsm", sum(self._masks(outputs.dtype)), outputs)
+        return ops.einsum("gsec,egcm->gsm", next(self._masks(outputs.dtype)), outputs)
 
     def _masks(self, dtype):
         # The index of an empty slot is `num_tokens`, so its one-hot row is zero.

@@ -81,7 +81,11 @@ def _completed(shape, multiple):
 
 def _common_divisor(size, multiple):
     """Returns the greatest common divisor of a size, int or int32 scalar tensor, and an int."""
-    return math.gcd(size, multiple) if isinstance(size, int) else ops.gcd(size, multiple)
+    if isinstance(size, int):
+        return math.gcd(size, multiple)
+    # Not ops.gcd: it loops, and XLA computes no shapes from a loop.
+    divisors = ops.convert_to_tensor([one for one in range(1, multiple + 1) if multiple % one == 0], "int32")
+    return ops.max(ops.where(ops.equal(size % divisors, 0), divisors, 1))
 
 
 def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:

@@ -44,12 +44,12 @@ class Routed:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer or model without adding losses and returns `(outputs, router_stats)`.
 
-        The arguments are those of the call, with training=False by default, also within a model that is trained.
+        Takes the arguments of the call. `training` is False by default, even inside a model in training.
         `router_stats` is the RouterStats of a layer with one router, or a tuple of them in the order of `routers`.
         """
-        names = list(inspect.signature(self.call).parameters)
-        arguments = {"training": False, **dict(zip(names, args, strict=False)), **kwargs}
-        return self(arguments.pop(names[0]), **arguments, return_router_stats=True)
+        arguments = {"training": False, **inspect.signature(self.call).bind(*args, **kwargs).arguments}
+        first = next(iter(inspect.signature(self.call).parameters))
+        return self(arguments.pop(first), **arguments, return_router_stats=True)
 
     def add_router_losses(self, expert_layers: Sequence["SwitchFeedForward"], router_stats: tuple[RouterStats, ...],
                           training: bool) -> None:

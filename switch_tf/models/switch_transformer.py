@@ -43,8 +43,8 @@ class SwitchTransformer(Routed, keras.Model):
     """T5 encoder-decoder, or encoder alone, with experts in some of its layers (arXiv 2101.03961).
 
     `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
-    `model.forward(features)` returns `(logits, router_stats)` instead, with the RouterStats of each layer in
-    `config.sparse_layer_names`.
+    `model.forward(features)` returns `(logits, router_stats)` instead. `router_stats` has one RouterStats
+    for each name in `config.sparse_layer_names`, in that order.
 
     Args:
         config: SwitchConfig, or a dict of its fields, as stored in saved models.
@@ -250,7 +250,6 @@ class SwitchTransformer(Routed, keras.Model):
                                                  *cross_cache, tokens)
         return self._logits(hidden)[:, 0], cache
 
-    @_after_building
     def generate(self, inputs: Any, max_length: int = 64, sampler: str | decoding.Sampler = "greedy",
                  end_id: int | tuple[int, ...] | None = None) -> Tensor:
         """Decodes output ids from input ids.
@@ -274,6 +273,8 @@ class SwitchTransformer(Routed, keras.Model):
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
             "end_id", end_id, checks.ids, self.config.vocab_size)
         if key not in self._programs:
+            if not self.built:
+                self.build()
             self._programs[key] = forms.compiled(
                 lambda inputs: key[0].ids(self, {"encoder_input_tokens": inputs}, *key[1:]))
         padding = decoding.bucketed_length(inputs.shape[1]) - inputs.shape[1]

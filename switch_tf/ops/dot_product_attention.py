@@ -22,7 +22,7 @@ from switch_tf.partitioning.tensors import Tensor
 PositionBias: TypeAlias = Tensor | tuple[Tensor, ...]
 
 MASKED = -1e9
-_QUERIES, _HEADS = 1, 2  # axes of queries; those of a position bias are 2 and 1
+_QUERIES, _HEADS = 1, 2  # axes of queries; a position bias has queries at 2 and heads at 1
 
 
 def cut(position_bias: Tensor) -> PositionBias:

@@ -101,7 +101,7 @@ def divides_outputs() -> bool:
     On a TPU that saves a pass over float32 scores, the longest one of a layer (docs/notebook/tpu.md). TensorFlow has
     the softmax as one operation on a CPU, and XLA as one pass on a GPU.
     """
-    # On several CPUs, programs of TPUs are tried.
+    # A program cut over several CPUs takes a TPU's form, so that it is tried without one.
     return device_type() == "TPU" or is_for_compiler() and device_type() != "GPU"
 
 

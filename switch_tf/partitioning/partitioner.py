@@ -217,7 +217,7 @@ class Partitioner:
 
     def _finite_flags(self, values):
         """Returns whether each stored variable is finite: <bool>[variable]."""
-        # Not traced, which takes longer than many checkpoints' examinations.
+        # Eager: a trace takes longer than the examinations of many checkpoints.
         return tf.stack([tf.reduce_all(tf.math.is_finite(value.read_value())) for value in values])
 
     def any_process(self, flag: bool) -> bool:

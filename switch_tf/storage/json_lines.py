@@ -4,14 +4,13 @@ import errno
 import io
 import json
 import math
-import mmap
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import leftovers, places
+from switch_tf.storage import outputs, places
 from switch_tf.storage.whole_file import put, reading, writing
 
 _LONGEST = 2**26  # bytes of a line
@@ -103,19 +102,18 @@ def mend_end(path: pathlib.Path) -> None:
     if not path.exists():
         return
     with open(path, "rb+") as file:
-        if not (end := file.seek(0, os.SEEK_END)):
-            return
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        start = content.rfind(b"\n") + 1
-        if end - start > _LONGEST:
+        first = max(0, file.seek(0, os.SEEK_END) - _LONGEST - 1)
+        file.seek(first)
+        before, newline, last = file.read().rpartition(b"\n")
+        if first and not newline:
             raise OSError(errno.EFBIG, "its last line is too long", str(path))
-        if start == end:
+        if not last:
             return
         try:
-            loads(content[start:])
+            loads(last)
             file.write(b"\n")
         except ValueError:
-            file.truncate(start)
+            file.truncate(first + len(before + newline))
 
 
 def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
@@ -169,5 +167,5 @@ def read(path: Any,
         else:
             bad.append(number)
     if bad:
-        leftovers.warn(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
+        outputs.say(f"{path}: skipped {len(bad)} unreadable line{'s' * (len(bad) > 1)} "
                        f"(line {', '.join(map(str, bad[:5]))}{', ...' * (len(bad) > 5)}).")

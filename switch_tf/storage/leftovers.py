@@ -4,17 +4,11 @@ A foreign file or folder stays as it is. It is renamed only if it has the name o
 """
 
 import re
-import sys
 from typing import Any
 
-from switch_tf.storage import whole_file
+from switch_tf.storage import outputs, whole_file
 
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished", re.DOTALL)
-
-
-def warn(text: str) -> None:
-    """Prints a line on standard error, where no progress bar may be shown yet."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def remove_unfinished(folder: Any) -> None:
@@ -27,10 +21,13 @@ def remove_unfinished(folder: Any) -> None:
 def remove(path: Any) -> bool:
     """Removes a file, a link or a folder. Returns whether it is gone; a failure is a warning."""
     try:
-        whole_file.remove(path)
+        if path.is_dir() and not path.is_symlink():
+            whole_file.remove_tree(path)
+        else:
+            whole_file.remove(path)
     except OSError as error:
-        warn(f"{path} could not be removed ({error.strerror}); it does no harm, so the run goes on. Remove it by "
-             "hand.")
+        outputs.say(f"{path} could not be removed ({error.strerror}); it does no harm, so the run goes on. Remove it "
+                    "by hand.")
         return False
     return True
 
@@ -45,7 +42,7 @@ def make_room(path: Any, is_folder: bool = False) -> None:
     if is_right or not (path.exists() or path.is_symlink()):
         return
     kind = "folder" if is_folder else "file"
-    warn(f"{path} is no {kind}, so it is kept as {set_aside(path)}, and the run makes a {kind} of its own.")
+    outputs.say(f"{path} is no {kind}, so it is kept as {set_aside(path)}, and the run makes a {kind} of its own.")
 
 
 def set_aside(path: Any) -> Any:

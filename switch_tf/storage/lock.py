@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
-from switch_tf.storage import json_lines, leftovers, objects, places, whole_file
+from switch_tf.storage import json_lines, leftovers, objects, outputs, places, whole_file
 from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
@@ -185,7 +185,7 @@ class Lock:
                     if watched:
                         raise self._taken(owner)
                     watched, until = generation, _now() + LIFETIME
-                    leftovers.warn(f"{self._path} was used by another process ({owner}), which may have been killed; "
+                    outputs.say(f"{self._path} was used by another process ({owner}), which may have been killed; "
                                    f"waiting up to {LIFETIME:.0f} s for a sign of life.")
                 if _now() < until:
                     time.sleep(min(PERIOD, LIFETIME) / 3)

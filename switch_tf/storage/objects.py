@@ -63,9 +63,14 @@ def _call(path, operation: Callable[[Any, str], Any]) -> Any:
         with outputs.held_back() if is_first else contextlib.nullcontext():
             return operation(_bucket(bucket), name).result()
     except ValueError as error:  # every status of tensorstore
-        number = _NUMBERS.get(str(error).partition(":")[0], errno.EIO)
-        text = re.sub(r"\s*\[http_.*", "", str(error).partition(": ")[2], flags=re.DOTALL)
-        raise BucketError(number, text, os.fspath(path)) from error
+        raise failure(error, path) from error
+
+
+def failure(error: ValueError, path: Place) -> BucketError:
+    """Returns the error of a bucket for a status of tensorstore."""
+    number = _NUMBERS.get(str(error).partition(":")[0], errno.EIO)
+    text = re.sub(r"\s*\[http_.*", "", str(error).partition(": ")[2], flags=re.DOTALL)
+    return BucketError(number, text, os.fspath(path))
 
 
 def read(path: Place, part: slice | None = None) -> tuple[bytes | None, bytes]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import json_lines, leftovers, places
+from switch_tf.storage import json_lines, leftovers, outputs, places
 from switch_tf.storage.whole_file import check_owned, put, writing
 
 Entry = dict[str, Any]
@@ -56,7 +56,7 @@ class Work:
                           f"{self._record.parent} to begin anew.")
         self.finished: list[Entry] = lines[1:]
         if not lines:
-            json_lines.append(self._record, [identity or {}])
+            self._append(identity or {})
         elif lines[0] != identity:
             different = [name for name in {**lines[0], **identity} if lines[0].get(name) != identity.get(name)]
             raise Refusal(f"{place} is unfinished work on another {different[0]}; give the command that began it to "
@@ -64,8 +64,13 @@ class Work:
 
     def finish(self, entry: Entry) -> None:
         """Records the next part, whose files are on disk."""
-        json_lines.append(self._record, [entry])
+        self._append(entry)
         self.finished.append(entry)
+
+    def _append(self, entry):
+        json_lines.append(self._record, [entry])
+        with open(self._record, "rb") as file:
+            os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -102,7 +107,7 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
         with writing(folder):
             work = Work(place, identity)
         if work.finished:
-            leftovers.warn(f"Going on with {place} (finished parts: {len(work.finished)}).")
+            outputs.say(f"Going on with {place} (finished parts: {len(work.finished)}).")
         _check_room(place, num_bytes)
         yield work
         with writing(folder):
@@ -112,7 +117,7 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
         is_kept = is_kept and isinstance(error.__cause__, OSError)
         raise
     finally:
-        # Without a `work`, what is there may be other work, unless there was none to go on with.
+        # If `Work` refused, the folder may hold other work, so it stays. Without an identity it is always ours.
         if identity is None or work and not (is_kept and work.finished):
             shutil.rmtree(place, ignore_errors=True)
 

@@ -109,9 +109,15 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
         OSError: The file cannot be written.
         Outage: The path no longer belongs to this process, which had locked it.
     """
-    content = content.encode() if isinstance(content, str) else content
-    with written(path) as unfinished, open(unfinished, "wb") as file:
-        file.writelines([content] if isinstance(content, bytes) else content)
+    place, owner = places.at(path), owner_of(path)
+    parts = [content.encode() if isinstance(content, str) else content] if isinstance(content, str | bytes) else content
+    if places.is_local(place):
+        with written(place) as unfinished, open(unfinished, "wb") as file:
+            file.writelines(parts)
+    elif owner:
+        owner.replace(place, b"".join(parts))
+    else:  # an object appears whole
+        place.write_bytes(b"".join(parts))
 
 
 @contextlib.contextmanager
@@ -139,22 +145,26 @@ def written(path: Place) -> Iterator[pathlib.Path]:
 
 
 def remove(path: Any) -> None:
-    """Removes a file, if there is one, or a link, or a folder and what is in it.
-
-    Of a folder in a bucket, what is there now is removed, and not what another process adds.
+    """Removes a file, if there is one, or a link.
 
     Raises: See `put`.
     """
-    owner, is_local = owner_of(path), places.is_local(path)
-    if path.is_dir() and not path.is_symlink():
-        urls = [] if is_local else objects.urls_of(path)
-        check_owned(path)
-        if is_local:
-            shutil.rmtree(path)
-        for url in urls:
-            objects.remove(url)
-    elif owner and not is_local:
+    owner = owner_of(path)
+    if owner and not places.is_local(path):
         owner.replace(path, None)
-    else:
-        check_owned(path)
-        path.unlink(missing_ok=True)
+        return
+    check_owned(path)
+    path.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Any) -> None:
+    """Removes a folder and what is in it, in a bucket what is there now and not what another process adds.
+
+    Raises: See `put`.
+    """
+    urls = [] if places.is_local(folder) else objects.urls_of(folder)
+    check_owned(folder)
+    if places.is_local(folder):
+        shutil.rmtree(folder)
+    for url in urls:
+        objects.remove(url)

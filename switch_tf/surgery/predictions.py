@@ -134,7 +134,7 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
     try:
         description = json_lines.load(described)
         content = places.content(keys, _MOST_KEYS)
-        if (places.size(rows), hashlib.sha256(content).hexdigest()) != (
+        if not rows.is_file() or (places.size(rows), hashlib.sha256(content).hexdigest()) != (
                 description["bytes"], description["keys_sha256"]):
             raise ValueError("another size or checksum")
         return np.frombuffer(content, _KEY), description["sha256"]
@@ -143,7 +143,7 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
 
 
 class _KeyIndex:
-    """Places of keys, sorted for the search: 24 bytes for each key. Before all keys stands an empty one."""
+    """Places of keys, sorted for the search: 24 bytes a key. The first key is empty, so each search finds a place."""
 
     def __init__(self):
         self._keys, self._places = np.zeros(1, _KEY), np.full(1, -1)

@@ -230,7 +230,7 @@ def test_untied_switch_transformers_need_their_embedding(tmp_path):
 def test_what_is_no_folder_of_a_model(tmp_path):
     for folder in (tmp_path, "google/switch-base-8"):
         message = reading_refusal(folder)
-        assert message.startswith(f"{str(folder)!r} must be a folder on this machine with config.json")
+        assert message.startswith(f"{str(folder)!r} must be a folder with config.json")
         assert "hf download NAME --local-dir FOLDER" in message
 
 

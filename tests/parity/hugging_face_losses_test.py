@@ -93,7 +93,7 @@ def test_fully_sparse_stacks_add_nothing():
 def test_the_gradient_is_that_of_the_joined_loss():
     # d balance / d P[layer, token, e] is the same for all layers and tokens of a sequence: f_e of all of them.
     model, features, *_, layers = run("switch")
-    kernels = [layer.mlp.router.kernel.value for layer in model.encoder.layers if layer.is_sparse]
+    kernels = [layer.mlp.router.kernel.value for layer in model.encoder.layers if layer.has_feed_forward_experts]
     with tf.GradientTape() as tape:
         _, router_stats = model.forward(features)
         total = tf.add_n([stats.load_balancing_loss.value for stats in router_stats[:len(kernels)]])

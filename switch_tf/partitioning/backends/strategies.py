@@ -72,7 +72,7 @@ def _on_tpu(layout, name=None):
 
 
 class StrategyPartitioner(Partitioner):
-    """Replicas of a strategy, which take turns while they are traced.
+    """Replicas of a strategy. Under MirroredStrategy they take turns while they are traced.
 
     Args:
         layout: Layout with its mesh complete.
