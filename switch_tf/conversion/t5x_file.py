@@ -134,7 +134,7 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
 
 
 def _largest_file(folder):
-    """Refuses all but regular files, as tensorstore follows links and waits for pipes. Returns the bytes of the largest."""
+    """Refuses all but regular files, as tensorstore follows links and waits for pipes. Returns the largest size."""
     largest = 0
     for file in files_in(folder):
         check_regular(file)

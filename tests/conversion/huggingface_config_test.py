@@ -94,7 +94,8 @@ def test_every_activation_there_and_back(activation):
 
 @pytest.mark.parametrize("values", [
     {"feed_forward_proj": "gated-tanh"}, {"feed_forward_proj": "gated-gelu-new"}, {"feed_forward_proj": "wide-gelu"},
-    {"feed_forward_proj": []}, {"feed_forward_proj": "gated-gelu", "dense_act_fn": "mish"}])
+    {"feed_forward_proj": []}, {"feed_forward_proj": "-relu"},
+    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "mish"}])
 def test_other_activations_are_refused(values):
     message = refusal(T5_JSON, structure(is_gated=True), **values)
     key, stated = list(values.items())[-1]

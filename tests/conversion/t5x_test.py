@@ -257,6 +257,10 @@ def test_missing_and_damaged_descriptions_of_arrays(tmp_path):
         assert message in refusal(folder, config)
     description.unlink()
     assert f"The checkpoint lacks {description}" in refusal(folder, config)
+    zarr(folder).rename(tmp_path / "elsewhere")
+    zarr(folder).symlink_to(tmp_path / "elsewhere")
+    description.write_text(json.dumps(content))
+    assert "must be a regular file" in refusal(folder, config)
 
 
 def test_values_that_are_not_finite(tmp_path):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from switch_tf import partitioning
 from switch_tf.configs.semantics import Grouping
-from switch_tf.layers import grouping
+from switch_tf.layers import SwitchFeedForward, grouping
 from switch_tf.layers.grouping import Groups, check_batch, global_groups, plan_groups
 
 
@@ -165,6 +165,15 @@ def test_an_unknown_batch_gives_the_same_groups():
         expected = [plan_groups((batch, length), sized(group_size, multiple), training=False)
                     for group_size, multiple in ((1024, 1), (7, 1), (64, 8)) for _ in range(2)]
         np.testing.assert_array_equal(dynamic(np.zeros((batch, length, 1), "float32")), expected)
+
+
+def test_xla_computes_the_groups_of_an_unknown_batch_of_flaxformer():
+    layer = SwitchFeedForward(4, 16, semantics="t5x", num_groups_multiple=4, group_size=64)
+    layer.build((None, None, 8))
+    compiled = tf.function(layer, jit_compile=True, input_signature=[tf.TensorSpec([None, 6, 8])])
+    for batch in (4, 3):
+        x = np.ones((batch, 6, 8), "float32")
+        np.testing.assert_allclose(compiled(x), layer(x), atol=1e-5)
 
 
 def test_one_pass_and_parts_have_the_same_groups():

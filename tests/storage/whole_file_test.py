@@ -3,7 +3,7 @@ import io
 import pytest
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage.whole_file import reading, write_whole, writing
+from switch_tf.storage.whole_file import reading, remove, write_whole, writing
 
 
 def test_a_file_takes_the_place_of_another_one(tmp_path):
@@ -27,6 +27,13 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         write_whole(tmp_path / "a.json", "another one")
     assert (tmp_path / "a.json").read_text() == "one"
     assert [*tmp_path.iterdir()] == [tmp_path / "a.json"]
+
+
+def test_a_folder_is_not_removed_as_a_file(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(OSError):
+        remove(tmp_path / "config.json")
+    assert (tmp_path / "config.json").is_dir()
 
 
 def test_a_file_may_come_in_parts(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 
@@ -257,7 +258,13 @@ def test_damaged_files_are_refused(noisy_task, student_config, stored, tmp_path)
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
 
-    for name, damage in [("keys", lambda folder: flip(folder / "00000.keys")),
+    def pipe(folder):
+        (folder / "00000.array_record").unlink()
+        os.mkfifo(folder / "00000.array_record")
+        description = json.loads((folder / "00000.json").read_text())
+        (folder / "00000.json").write_text(json.dumps({**description, "bytes": 0}))
+
+    for name, damage in [("keys", lambda folder: flip(folder / "00000.keys")), ("pipe", pipe),
                          ("gone", lambda folder: (folder / "00000.array_record").unlink()),
                          ("short", lambda folder: (folder / "00000.array_record").write_bytes(b"x"))]:
         with pytest.raises(Refusal, match="00000.array_record is damaged or lacks a file beside it"):
