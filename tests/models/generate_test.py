@@ -59,8 +59,8 @@ def test_a_new_model_builds_itself(shallow_config):
     ([[5]], {"end_id": 32}, "end_id must be below 32, the size of the vocabulary, not 32"),
     ([[5]], {"end_id": (1, 40)}, "end_id must be below 32, the size of the vocabulary, not 40"),
     ([[-1]], {}, r"Ids of inputs must be in \[0, 32\), not -1")])
-def test_what_is_wrong_is_one_sentence_before_weights_are_made(shallow_config, inputs, options, message):
-    model = SwitchTransformer(shallow_config)
+def test_what_is_wrong_is_one_sentence_before_weights_are_made(make_model, inputs, options, message):
+    model = SwitchTransformer(make_model().config)
     with pytest.raises(ValueError, match=message):
         model.generate(inputs, **options)
     assert not model.built
