@@ -60,7 +60,7 @@ def test_a_tree_is_removed_without_what_its_links_lead_to(tmp_path):
     (tmp_path / "theirs" / "thesis.tex").write_text("of years")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "link").symlink_to(tmp_path / "theirs")
-    whole_file.remove(tmp_path / "own")
+    whole_file.remove_tree(tmp_path / "own")
     assert [file.name for file in tmp_path.rglob("*")] == ["theirs", "thesis.tex"]
 
 

@@ -34,7 +34,7 @@ def test_a_file_is_written_found_and_removed(folder):
     file.unlink()
     file.unlink(missing_ok=True)
     assert not file.exists()
-    whole_file.remove(folder)
+    whole_file.remove_tree(folder)
     assert (not folder.exists()) if places.is_local(folder) else not objects.urls_of(folder)
 
 

@@ -82,7 +82,7 @@ def test_checkpoints_of_different_models_are_refused_by_the_first_difference(sav
 def test_a_checkpoint_that_is_removed_meanwhile_is_named(save):
     run = save({1: 1.0, 2: 2.0})
     checkpoints = sources.newest(run, 2)
-    whole_file.remove(checkpoints[0])
+    whole_file.remove_tree(checkpoints[0])
     with pytest.raises(ValueError, match="step_00000001 was removed by its run before it was read"):
         StoredWeights(checkpoints[0])
 
