@@ -10,6 +10,7 @@ from typing import NamedTuple
 from switch_tf.aot import answers
 from switch_tf.configs.experiment import Experiment
 from switch_tf.partitioning.layout import Layout, mesh_shape
+from switch_tf.storage import outputs
 
 SMALLEST_GROUP = 256  # tokens. Smaller groups drop more tokens.
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
@@ -66,7 +67,7 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
     def best_with(what, choices):
         new = {choice.describe(): choice for choice in choices if choice not in found}
         if new:
-            answers.say(f"Trying {len(new)} {what} ...")
+            outputs.say(f"Trying {len(new)} {what} ...")
             found.update({new[name]: answer for name, answer in ask(new).items()})
         return ranked(found)[0]
 

@@ -50,7 +50,10 @@ def check_decodes(config: SwitchConfig) -> None:
 
 def continues_after(tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
     """Returns whether sequences continue after tokens, <int32>[...]: <bool>[...], False at each of `ends`."""
-    return ops.all(ops.not_equal(tokens[..., None], ops.convert_to_tensor(ends, "int32")), axis=-1)
+    continues = ops.ones_like(tokens, "bool")
+    for end in ends:
+        continues = ops.logical_and(continues, ops.not_equal(tokens, end))
+    return continues
 
 
 def max_fused_sequences(model: keras.Model, sampler: Any) -> int:
@@ -114,6 +117,8 @@ class Sampler:
 
     num_beams = 1
     _any_layout = False
+    # Returns ids and scores as in `Decoded`; without scores, which cost a pass over the logits, <int32>[batch,
+    # max_length] of the best results, and None. DTensor cannot slice these out of all.
     _search: Callable[..., tuple[Tensor, Tensor | None]]
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
@@ -138,7 +143,7 @@ class Sampler:
 
         Faster than `decode`, except for `Beam`, which needs scores. `Greedy` works under any layout.
         """
-        return self._run(model, features, max_length, end_id, rows, has_scores=False)[0][:, 0]
+        return self._run(model, features, max_length, end_id, rows, has_scores=False)[0]
 
     def _run(self, model, features, max_length, end_id, rows, has_scores=True):
         check_decodes(model.config)
@@ -163,10 +168,6 @@ class _TokenByToken(Sampler):
     _choose: Callable[..., Tensor]
 
     def _search(self, model, features, max_length, ends, rows, has_scores):
-        """Returns <int32>[batch, 1, max_length] ids and <float32>[batch, 1] scores, None without.
-
-        Scores cost a pass over the logits.
-        """
         cross_cache, cache = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
 
@@ -185,7 +186,7 @@ class _TokenByToken(Sampler):
             ops.any(masks.encoder_is_real(features), axis=1), ops.cast(ops.zeros_like(inputs[:, 0]), "int32"),
             ops.zeros((batch, max_length), "int32"), cache,
             ops.zeros((batch,), dtypes.wide_dtype(model.compute_dtype)) if has_scores else ()), inputs.shape[0])
-        return ids[:, None], scores[:, None] if has_scores else None
+        return (ids[:, None], scores[:, None]) if has_scores else (ids, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +328,8 @@ class Beam(Sampler):
             model, max_length, step, cross_cache,
             (is_text, no_ids[..., 0], no_ids, live_scores, no_ids, no_scores, cache), num_rows and beams * num_rows)
         ids = ops.where(is_text[:, None, None], finished_ids, 0)[:, :self.num_results]
+        if not has_scores:
+            return ids[:, 0], None
         return ids, ops.where(is_text[:, None], finished_scores, 0.0)[:, :self.num_results]
 
 

@@ -47,9 +47,9 @@ class Routed:
         Takes the arguments of the call. `training` is False by default, even inside a model in training.
         `router_stats` is the RouterStats of a layer with one router, or a tuple of them in the order of `routers`.
         """
-        arguments = {"training": False, **inspect.signature(self.call).bind(*args, **kwargs).arguments}
-        first = next(iter(inspect.signature(self.call).parameters))
-        return self(arguments.pop(first), **arguments, return_router_stats=True)
+        if "training" not in list(inspect.signature(type(self).call).parameters)[1:1 + len(args)]:
+            kwargs = {"training": False, **kwargs}
+        return self(*args, **kwargs, return_router_stats=True)
 
     def add_router_losses(self, expert_layers: Sequence["SwitchFeedForward"], router_stats: tuple[RouterStats, ...],
                           training: bool) -> None:

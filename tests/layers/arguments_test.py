@@ -192,7 +192,7 @@ def test_keras_mask_is_the_padding_mask_and_is_passed_on():
     expected, expected_stats = switch.forward(np.asarray(x), padding_mask=IS_REAL)
     np.testing.assert_array_equal(outputs, expected)
     assert float(stats.router_entropy.weight) == float(expected_stats.router_entropy.weight) == IS_REAL.sum()
-    with pytest.raises(TypeError, match="too many positional arguments"):
+    with pytest.raises(TypeError):
         switch.forward(x, *[None] * 9)
     # The caller's own word is the last.
     _, stats = switch.forward(x, padding_mask=np.ones((2, 5), bool))
