@@ -117,9 +117,9 @@ def test_terms_and_gradients_are_those_of_the_live_teacher_or_of_its_most_probab
 
 
 def _loss_of_most_probable(objective, batch, logits, top_k):
-    is_target = batch["decoder_loss_weights"].numpy() > 0
+    teacher, is_target = objective.live_teacher, batch["decoder_loss_weights"].numpy() > 0
     probs, student = (_softmax(values.numpy()[is_target].astype("float64") / 2)
-                      for values in (objective.live_teacher.logits(batch), logits))
+                      for values in (teacher.shared_logits(teacher._config, batch)[0], logits))
     is_kept = probs >= -np.sort(-probs, axis=-1)[..., top_k - 1:top_k]
     loss = -np.sum(np.where(is_kept, probs * np.log(student), 0), -1)
     loss -= np.where(is_kept, 0, probs).sum(-1) * np.log(np.where(is_kept, 0, student).sum(-1))
