@@ -163,7 +163,7 @@ def _open_zarr(folder, place, name, driver, is_database):
                 raise objects.failure(error, where) from error
             raise Refusal(f"{name!r} cannot be read ({reason}); download {where} again.") from error
 
-    if where.is_symlink():
+    if where.is_symlink() and not is_database:
         check_regular(where)
     largest = 0 if is_database else _largest_file(where)  # before tensorstore looks at any
     # By default tensorstore reads a missing chunk as zeros.

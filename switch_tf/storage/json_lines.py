@@ -102,18 +102,22 @@ def mend_end(path: pathlib.Path) -> None:
     if not path.exists():
         return
     with open(path, "rb+") as file:
-        first = max(0, file.seek(0, os.SEEK_END) - _LONGEST - 1)
-        file.seek(first)
-        before, newline, last = file.read().rpartition(b"\n")
-        if first and not newline:
-            raise OSError(errno.EFBIG, "its last line is too long", str(path))
+        end = start = file.seek(0, os.SEEK_END)
+        last = b""
+        while start and b"\n" not in last:  # a little more of the end each time, as a file may be large
+            if end - start > _LONGEST:
+                raise OSError(errno.EFBIG, "its last line is too long", str(path))
+            start = max(0, start - max(2**16, end - start))
+            file.seek(start)
+            last = file.read(end - start)
+        last = last[last.rfind(b"\n") + 1:]
         if not last:
             return
         try:
             loads(last)
             file.write(b"\n")
         except ValueError:
-            file.truncate(first + len(before + newline))
+            file.truncate(end - len(last))
 
 
 def lines(path: Any, shown: Any = None) -> Iterator[bytes]:

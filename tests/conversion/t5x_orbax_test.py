@@ -74,6 +74,8 @@ def test_a_relative_path_may_lead_upwards(ocdbt, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert_same_logits(conversion.from_t5x(pathlib.Path("../in"), config), "switch")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    assert_same_logits(conversion.from_t5x(tmp_path / "link", config), "switch")
 
 
 @pytest.mark.parametrize(("names", "item"), [(("checkpoint_7", "checkpoint_10", "checkpoint_9"), "state"),

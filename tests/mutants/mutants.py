@@ -348,7 +348,7 @@ MUTANTS = (
     Mutant("configs/experiment.py", "or any(getattr(self, name) != getattr(before, name) for name in made)", "", GIN),
     Mutant("configs/experiment.py", "found.forget(getattr(before, name, None) for name in made)", "pass", GIN),
     Mutant("configs/parts.py", "== __name__.partition(\".\")[0]:", "== 'x':", GIN),
-    Mutant("storage/json_lines.py", "file.truncate(first + len(before + newline))", "pass",
+    Mutant("storage/json_lines.py", "file.truncate(end - len(last))", "pass",
            ("tests/storage/json_lines_test.py",)),
     Mutant("training/loop.py", "or self.state.step > self._first_step):", "or False):",
            ("tests/training/trainer_test.py",)),
