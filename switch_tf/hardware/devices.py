@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import keras
 
-from switch_tf import environment
 from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
 
@@ -33,11 +32,6 @@ def device_type() -> str:
     if "TPU" in kinds or host.has_tpu():
         return "TPU"
     return "GPU" if "GPU" in kinds else "CPU"
-
-
-def is_tpu_of_jax() -> bool:
-    """Returns whether a run uses this machine's TPU through JAX, which cannot share the libtpu of tensorflow-tpu."""
-    return device_type() == "TPU" and host.has_tpu() and environment.installed_version("tensorflow-tpu") is None
 
 
 def use_host(command: str, alternative: str = "") -> None:

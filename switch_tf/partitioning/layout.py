@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterable, Sequence
 
 from switch_tf.checks import shown
@@ -221,19 +220,3 @@ def _as_tuple(axes):
 def mesh_shape(mesh: dict[str, int]) -> str:
     """Returns the text of a mesh, such as "data=4,model=2"."""
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
-
-
-def batch_over_chips(layout: Layout, count: int, one_device: str) -> Layout:
-    """Returns a layout that splits the batch over a TPU, and prints so, for a run without rules on one device.
-
-    Args:
-        layout: Layout of the run, returned as it is if it has rules or several devices.
-        count: Number of devices of the TPU.
-        one_device: Back end that trains on one of them.
-    """
-    if layout.num_devices > 1 or layout.rules or layout.at_rest_rules or count == 1:
-        return layout
-    print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
-          f"gin/layouts/data.gin; --backend={one_device} trains on one of them.", file=sys.stderr, flush=True)
-    rules = (("batch", "data"), ("group", "data"))
-    return dataclasses.replace(layout, mesh_shape=f"data={count}", rules=rules)

@@ -1,4 +1,4 @@
-"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs, GPUs or TPUs, in one process or several.
+"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs or GPUs, in one process or several.
 
 Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two things would go wrong without an
 error:
@@ -20,10 +20,10 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import chips, devices
+from switch_tf.hardware import devices
 from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.layout import Layout, batch_over_chips
+from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import (
@@ -45,36 +45,27 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
 
-    With backend="auto", one device trains without DTensor. The path for TPUs has never run on hardware.
+    With backend="auto", one device trains without DTensor.
     """
     kind, num_processes = devices.device_type(), len(members.addresses)
+    if kind == "TPU":
+        raise Refusal(f"backend={layout.backend!r} trains with DTensor here, which is for CPUs and GPUs, and this "
+                      "machine has a TPU; use backend='pjrt', which 'auto' stands for here.")
     layout.check_processes(num_processes)
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    if kind == "TPU":
-        _check_axes(layout)
-        # First, because TensorFlow refuses it after it has listed its devices.
-        dtensor.initialize_accelerator_system(kind)
-        count = dtensor.num_global_devices(kind)
-        if layout.num_devices == 1 and not layout.open_axes and count > 1 and (layout.rules or layout.at_rest_rules):
-            raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} is for one device, but a program on this TPU runs on all "
-                          f"of its {count}; make the product of its sizes {count}.")
-        layout = batch_over_chips(layout, count, "one_device")
-    else:
-        # With several processes, TensorFlow must not list its devices yet.
-        count = num_processes * (devices if num_processes == 1 else dtensor).num_local_devices(kind)
+    # With several processes, TensorFlow must not list its devices yet.
+    count = num_processes * (devices if num_processes == 1 else dtensor).num_local_devices(kind)
     layout = layout.resolve(count, kind)
-    _check_axes(layout)
-    if layout.backend == "auto" and num_processes == layout.num_devices == 1 and kind != "TPU":
+    if split := layout.axes_over_several:
+        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
+                      "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
+                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
+                      "size 1 in MESH_SHAPE.")
+    if layout.backend == "auto" and num_processes == layout.num_devices == 1:
         return Partitioner(layout)
     dimensions = list(layout.mesh.items())
-    if kind == "TPU":
-        # Without XLA's partitioner (`use_xla_spmd`), under which variables have no layout and the first step aborts.
-        # The devices are in the order of the torus, x first; by default TensorFlow makes rings of all axes but the
-        # first.
-        return DTensorPartitioner(layout, dtensor.create_tpu_mesh(
-            list(layout.mesh), list(layout.mesh.values()), "", ring_dims=0, use_xla_spmd=False))
     if kind == "GPU":
         os.environ.setdefault("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "1")
         # Makes a CPU device for each GPU, which writing a checkpoint needs.
@@ -86,15 +77,6 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         return DTensorPartitioner(layout, dtensor.create_distributed_mesh(dimensions, device_type=kind))
     return DTensorPartitioner(layout, dtensor.create_mesh(
         dimensions, devices=[f"{kind}:{index}" for index in range(layout.num_devices)]))
-
-
-def _check_axes(layout):
-    """Refuses a layout that splits one dimension of activations over several mesh axes."""
-    if split := layout.axes_over_several:
-        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
-                      "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
-                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
-                      "size 1 in MESH_SHAPE.")
 
 
 class DTensorPartitioner(Partitioner):
@@ -111,7 +93,6 @@ class DTensorPartitioner(Partitioner):
 
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
-        _check_axes(layout)
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
@@ -124,8 +105,6 @@ class DTensorPartitioner(Partitioner):
         if use_xla:
             raise Refusal("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
                           "use_xla at False under a layout of several devices.")
-        if self.mesh.device_type() == "TPU":
-            chips.check_memory(self.layout.stored_bytes(config.weights()))
 
     def sharding(self, axes: Axes) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""

@@ -5,7 +5,9 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 """
 
 import contextlib
+import dataclasses
 import pathlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -24,7 +26,7 @@ from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.backends import pjrt_client
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.layout import Layout, batch_over_chips
+from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
@@ -39,9 +41,14 @@ def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
 
     With backend="auto" and no layout, it splits the batch over the TPU.
     """
-    if layout.backend == "auto" and devices.is_tpu_of_jax():
+    if (layout.backend == "auto" and devices.device_type() == "TPU" and layout.num_devices == 1
+            and not layout.rules and not layout.at_rest_rules):
         pjrt_client.start(members)
-        layout = batch_over_chips(layout, jax.device_count(), "pjrt")
+        if (count := jax.device_count()) > 1:
+            print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
+                  "gin/layouts/data.gin; --backend=pjrt trains on one of them.", file=sys.stderr, flush=True)
+            layout = dataclasses.replace(layout, mesh_shape=f"data={count}", rules=(
+                ("batch", "data"), ("group", "data")))
     layout.check_processes(len(members.addresses))
     pjrt_client.start(members)
     layout.check_processes(jax.process_count())  # those of a TPU know each other without addresses

@@ -59,7 +59,7 @@ def start(members: Cluster) -> None:
                               "choose the back end first.") from error
     elif kind == "TPU" and environment.installed_version("tensorflow-tpu"):
         raise Refusal("The pjrt back end needs the libtpu that goes with JAX, and tensorflow-tpu another one; install "
-                      "requirements-tpu.txt in a fresh environment (docs/cloud_tpu.md), or use another back end.")
+                      "requirements-tpu.txt in a fresh environment (docs/cloud_tpu.md), or use backend='tpu'.")
     if len(members.addresses) > 1:
         _meet(members)
     first = _first_device(kind)

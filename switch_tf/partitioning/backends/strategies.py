@@ -46,14 +46,14 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
                       "TPU_NAME, or leave backend at 'auto'.")
     if count > 1:
         raise Refusal(f"backend={backend!r} trains in one process, on the devices of one host, but this run has "
-                      f"{count} processes, and each would train a model of its own; use backend='pjrt' or 'dtensor'.")
+                      f"{count} processes, and each would train a model of its own; use backend='pjrt'.")
     if split := sorted({logical for logical, _ in (*layout.rules, *layout.at_rest_rules)} - {"batch", "group"}):
         raise Refusal(f"backend={backend!r} copies the model to every device, so the layout cannot split "
-                      f"{', '.join(split)}; use gin/layouts/data.gin, or backend='pjrt' or 'dtensor'.")
+                      f"{', '.join(split)}; use gin/layouts/data.gin, or backend='pjrt'.")
     if backend == "tpu":
         return _on_tpu(layout, name)
     if kind == "TPU":
-        raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu' or 'dtensor'.")
+        raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='pjrt' or 'tpu'.")
     layout = layout.resolve(devices.num_local_devices(kind), kind)
     return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(layout.num_devices)]))
