@@ -74,7 +74,7 @@ def devices_of(topology: str) -> list[jax.Device]:
 
 
 def compile_step(lowered: Lowered, topology: str) -> Compiled:
-    """Compiles a program of a lowered step for a topology with as many devices as its mesh.
+    """Compiles a lowered step for a topology with as many devices as its mesh.
 
     Raises:
         Refusal: The topology is unknown or has another number of devices.
@@ -116,5 +116,5 @@ def jit(lowered: Lowered, mesh: Mesh) -> tuple[jax.stages.Wrapped, list[jax.Shap
     """
     shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=lowering.named_sharding(
         mesh, argument.spec)) for argument in lowered.arguments]
-    results = [lowering.named_sharding(mesh, spec) for spec in lowered.results]
+    results = [lowering.named_sharding(mesh, ())] * len(lowered.program.results)
     return lowering.jit(lowered.program, shapes, results), shapes

@@ -200,14 +200,14 @@ class UnfoldedVariable:
     """A weight that Keras reads and assigns like a tf.Variable, and that is stored unfolded.
 
     Args:
-        stored: dtensor.DVariable, or a tf.Variable of a program that is only compiled. Gradients have its shape.
+        stored: DTensorVariable. Gradients have its shape.
         unfolding: Unfolding of the weight.
-        used: dtensor.Layout in which DTensor folds and unfolds the weight. None if XLA's partitioner chooses it.
+        used: dtensor.Layout in which DTensor folds and unfolds the weight.
     """
 
     _should_act_as_resource_variable = True
 
-    def __init__(self, stored: tf.Variable, unfolding: Unfolding, used: dtensor.Layout | None = None):
+    def __init__(self, stored: DTensorVariable, unfolding: Unfolding, used: dtensor.Layout):
         self.stored, self.unfolding = stored, unfolding
         self.shape = tf.TensorShape(unfolding.shape)
         self.dtype, self.name, self.handle = stored.dtype, stored.name, stored.handle
@@ -217,8 +217,7 @@ class UnfoldedVariable:
     def __tf_tensor__(self, dtype=None, name=None):
         if not tf.inside_function():
             return tf.convert_to_tensor(self.unfolding.fold(tf.convert_to_tensor(self.stored)), dtype)
-        if isinstance(self.stored, DTensorVariable):
-            self.stored.check_function()
+        self.stored.check_function()
         return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
 
     def numpy(self) -> np.ndarray:
@@ -245,30 +244,18 @@ class UnfoldedVariable:
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a stored tensor in the shape of the weight."""
-        if self._used is not None:  # new dimensions are not split
-            specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
-            tensor = dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh))
-        return self.unfolding.fold(tensor)
+        # New dimensions are not split.
+        specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
+        return self.unfolding.fold(dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh)))
 
     def unfold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of the weight's shape in the stored shape and layout."""
-        whole = _laid_out(tensor, self._used)
-        return _laid_out(self.unfolding.unfold(whole), getattr(self.stored, "layout", None))
-
-
-def _laid_out(tensor, layout):
-    return tensor if layout is None else dtensor.relayout(tensor, layout)
-
-
-def as_stored(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Returns the gradients of variables in the shapes and layouts in which the variables are stored."""
-    return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
-            _laid_out(gradient, getattr(variable.value, "layout", None))
-            for gradient, variable in zip(gradients, variables, strict=True)]
+        whole = dtensor.relayout(tensor, self._used)
+        return dtensor.relayout(self.unfolding.unfold(whole), self.stored.layout)
 
 
 def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Returns gradients of `as_stored` in the shapes of the weights."""
+    """Returns gradients, which have the stored shapes of their weights, in the shapes of the weights."""
     return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
             for gradient, variable in zip(gradients, variables, strict=True)]
 

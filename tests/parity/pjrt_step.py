@@ -47,8 +47,8 @@ def main(name: str, kind: str, dtype: str) -> dict:
     lowering.lower = recorded
     with devices.supposed(kind, "of a test"):
         losses = _train(partitioner, dtype)
-        (compiled,) = lower.lower_step(SwitchTransformer(CONFIG, dtype=dtype), Adafactor(0.01), layout, BATCH, LENGTHS,
-                                       StepSettings())
+        compiled = lower.lower_step(SwitchTransformer(CONFIG, dtype=dtype), Adafactor(0.01), layout, BATCH, LENGTHS,
+                                    StepSettings())
     own, ahead = (_without_names(module) for module in (lowered[0].module, compiled.program.module))
     narrow = len(re.findall(r"stablehlo\.dot.*xbf16>, tensor<\S*bf16>\) -> tensor<\S*f32>", compiled.text))
     return {"is_same": own == ahead, "narrow": narrow, "losses": losses, "expected": _train(Partitioner(), dtype)}

@@ -30,7 +30,6 @@ from switch_tf.partitioning.variables import (
     DTensorVariable,
     Piece,
     UnfoldedVariable,
-    as_stored,
     as_used,
     in_host_memory,
     pack,
@@ -183,7 +182,10 @@ class DTensorPartitioner(Partitioner):
             with context.within(annotator=self):
                 gradients, totals, measured, is_finite = compute(features)
                 others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
-                return as_stored(gradients, self._trained), others
+                # As the variables are stored.
+                return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
+                        dtensor.relayout(gradient, variable.value.layout)
+                        for gradient, variable in zip(gradients, self._trained, strict=True)], others
 
         def applied(gradients, totals):
             with context.within(annotator=self):
