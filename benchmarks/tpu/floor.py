@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import saved_step
 
-from switch_tf.aot import answers, compiler, hlo
+from switch_tf.aot import compiler, hlo
 from switch_tf.aot.hlo import SENT, WAITING
 from switch_tf.hardware import chips
+from switch_tf.storage import outputs
 
 # Of one chip.
 _TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:2x2x1", "v4": "v4:2x2x1"}
@@ -44,7 +45,7 @@ def main():
     chip = chips.of_topology(answer["topology"])
     cycles = _Cycles(answer["topology"])
     points = [{part: count / chip.clock for part, count in cycles.by_part(
-        saved_step.programs(arguments.folder, depth)).items()} for depth in answer["compiled_layers"]]
+        *saved_step.program(arguments.folder, depth)).items()} for depth in answer["compiled_layers"]]
     floor = saved_step.of_all_layers(answer, points)
     step = answer["predicted"]["parts"]
     print(json.dumps({"benchmark": "tpu_floor", "topology": answer["topology"], "products": floor, "step": step}))
@@ -58,16 +59,15 @@ class _Cycles:
         self._device = compiler.devices_of(_TOPOLOGIES[topology.partition(":")[0]])[0]
         self._known = {}
 
-    def by_part(self, programs):
+    def by_part(self, module, origins):
         """Returns the cycles of a saved step's products, by part of the model."""
         parts = collections.Counter()
-        for module, origins in programs:
-            found = [(one, module.times.get(name, 0)) for name, instructions in module.computations.items()
-                     for one in instructions if one.kind in ("convolution", "dot")]
-            for place, (one, times) in enumerate(found):
-                parts[origins[one.name][0]] += times * self._of(_product(module, one))
-                if not place % 20:
-                    answers.say(f"... product {place + 1} of {len(found)}, {len(self._known)} different ones.")
+        found = [(one, module.times.get(name, 0)) for name, instructions in module.computations.items()
+                 for one in instructions if one.kind in ("convolution", "dot")]
+        for place, (one, times) in enumerate(found):
+            parts[origins[one.name][0]] += times * self._of(_product(module, one))
+            if not place % 20:
+                outputs.say(f"... product {place + 1} of {len(found)}, {len(self._known)} different ones.")
         return parts
 
     def _of(self, product):
@@ -89,7 +89,7 @@ class _Cycles:
         left, right, (shape, dtype) = map(_type, product[:3])
         inputs = [jax.ShapeDtypeStruct(*operand, sharding=here) for operand in (left, right)]
         program = lowering.Program(module, [], [(shape, dtype)], [], None)
-        return lowering.jit(program, inputs, [here]).lower(*inputs).compile().as_text()
+        return lowering.jit(program, inputs).lower(*inputs).compile().as_text()
 
 
 def _type(text):

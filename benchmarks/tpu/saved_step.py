@@ -18,12 +18,10 @@ def _read(file):
     return json.loads(pathlib.Path(file).read_text())
 
 
-def programs(folder: pathlib.Path, depth: tuple[int, int]) -> list[tuple[hlo.Module, dict]]:
-    """Returns the programs of a step of one depth, in order, each with the attribution of its operations."""
-    text = (folder / f"step_{'_'.join(map(str, depth))}.optimized.hlo").read_text()
-    modules = map(hlo.Module, text.split("// update\n"))
-    return [(module, attribute(module, default)) for module, default in zip(
-        modules, ("logits and loss", "optimizer"), strict=False)]
+def program(folder: pathlib.Path, depth: tuple[int, int]) -> tuple[hlo.Module, dict]:
+    """Returns the program of a step of one depth with the attribution of its operations."""
+    module = hlo.Module((folder / f"step_{'_'.join(map(str, depth))}.optimized.hlo").read_text())
+    return module, attribute(module)
 
 
 def of_all_layers(answer: dict, points: list[dict[str, float]]) -> dict[str, float]:

@@ -33,30 +33,29 @@ def main():
     arguments = parser.parse_args()
     answer = arguments.answer
     chip, issued = chips.of_topology(answer["topology"]), bundles.read(arguments.bundles)
-    points = [_by_part(saved_step.programs(arguments.folder, depth), issued, chip)
+    points = [_by_part(*saved_step.program(arguments.folder, depth), issued, chip)
               for depth in answer["compiled_layers"]]
     found = {column: saved_step.of_all_layers(answer, [point[column] for point in points]) for column in COLUMNS}
     print(json.dumps({"benchmark": "tpu_schedule", "topology": answer["topology"], "seconds": found}))
     print(_table(found), file=sys.stderr)
 
 
-def _by_part(programs, issued, chip):
+def _by_part(module, origins, issued, chip):
     """Returns column -> part -> seconds of a step."""
     found = {column: collections.Counter() for column in COLUMNS}
-    for module, origins in programs:
-        scheduled = bundles.of_module(module, issued)
-        for computation, instructions in module.computations.items():
-            for one in instructions:
-                times, part = module.times.get(computation, 0), origins[one.name][0]
-                clock = times * (one.cycles or 0) / chip.clock
-                if one.name not in scheduled:
-                    found["not scheduled"][part] += clock
-                    continue
-                core = times * scheduled[one.name] / chip.clock
-                # An operation that reads a part of what it is given moves less than all of it.
-                memory = min(clock, times * _bytes(module, one) / chip.memory_bandwidth)
-                for column, seconds in zip(COLUMNS, (clock, core, memory, max(core, memory)), strict=False):
-                    found[column][part] += seconds
+    scheduled = bundles.of_module(module, issued)
+    for computation, instructions in module.computations.items():
+        for one in instructions:
+            times, part = module.times.get(computation, 0), origins[one.name][0]
+            clock = times * (one.cycles or 0) / chip.clock
+            if one.name not in scheduled:
+                found["not scheduled"][part] += clock
+                continue
+            core = times * scheduled[one.name] / chip.clock
+            # An operation that reads a part of what it is given moves less than all of it.
+            memory = min(clock, times * _bytes(module, one) / chip.memory_bandwidth)
+            for column, seconds in zip(COLUMNS, (clock, core, memory, max(core, memory)), strict=False):
+                found[column][part] += seconds
     return found
 
 

@@ -27,6 +27,7 @@ from switch_tf.aot.program import Program
 from switch_tf.cli import compile as command
 from switch_tf.hardware import chips
 from switch_tf.hardware.network import Network
+from switch_tf.storage import outputs
 
 PROGRAM = pathlib.Path(__file__).with_name("flaxformer_program.py")
 CONTENDERS = PROGRAM.parents[1] / "contenders"  # has what the program imports
@@ -118,7 +119,7 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
     hlo, facts = (folder / f"step_{depth}_{depth}.{suffix}" for suffix in ("optimized.hlo", "json"))
     if not facts.exists():
         started = time.perf_counter()
-        answers.say(f"Compiling Flaxformer's {folder.name}, {depth} + {depth} layers, for {step.topology} ...")
+        outputs.say(f"Compiling Flaxformer's {folder.name}, {depth} + {depth} layers, for {step.topology} ...")
         job = {**step.sizes, "experts": experts, "layers": depth, "batch": step.batch, "mesh": step.mesh,
                "topology": step.topology, "float32_scores": is_float32, "hlo": str(hlo.resolve()),
                "flaxformer": str(pathlib.Path(arguments.flaxformer).resolve())}
@@ -134,10 +135,10 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
             raise SystemExit(f"Flaxformer's {folder.name} failed:\n{done.stderr[-4000:]}")
         hlo.write_text(renamed(hlo.read_text()))
         facts.write_text(done.stdout.splitlines()[-1])
-        answers.say(f"... {time.perf_counter() - started:.0f} s.")
+        outputs.say(f"... {time.perf_counter() - started:.0f} s.")
     known = json.loads(facts.read_text())
     chip, network = chips.of_topology(step.topology), Network(step.topology, step.mesh, known["coordinates"])
-    return Program([hlo.read_text()], step.mesh).schedule(chip, network).parts
+    return Program(hlo.read_text(), step.mesh).schedule(chip, network).parts
 
 
 def renamed(text: str) -> str:

@@ -160,8 +160,7 @@ def _numbers(answer):
     lines += [f"  {name:<38}{value / GIB:>8.3f}" for name, value in (
         ("weights", memory["weights"]), ("optimizer slots", memory["slots"]),
         ("batch, padding of small arrays", memory["arguments"] - memory["weights"] - memory["slots"]),
-        *([("gradients, from function to function", memory["gradients"])] if memory["gradients"] else []),
-        ("other results that replace nothing", memory["outputs"] - memory["aliased"] - memory["gradients"]),
+        ("other results that replace nothing", memory["outputs"] - memory["aliased"]),
         ("activations and temporaries", memory["temporaries"]), ("program", memory["code"]),
         ("needed", memory["needed"]), ("the chip has", answer["chip_bytes"]))]
     lines.append("Collectives of a step: count, MiB of results on each chip:")

@@ -9,7 +9,6 @@ schedule starts them to where it waits for them.
 import collections
 import json
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from switch_tf.aot import hlo
@@ -45,7 +44,7 @@ class Span(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The programs of a step by the clock.
+    """A step by the clock.
 
     Attributes:
         seconds: Duration of the step.
@@ -104,28 +103,25 @@ class Schedule(NamedTuple):
         return png(figure)
 
 
-def schedule(chip: Chip, programs: Iterable[tuple[hlo.Module, dict[str, float], dict[str, str], str]]) -> Schedule:
-    """Runs the programs of a step on a chip, one after the other, by the clock. Their instructions may share names.
+def schedule(chip: Chip, module: hlo.Module, sends: dict[str, float], carriers: dict[str, str]) -> Schedule:
+    """Runs the program of a step on a chip by the clock.
 
     Args:
         chip: Chip.
-        programs: Of each program the module, the name of a collective -> seconds of one run, the name of a fusion ->
-            the collective that it starts, continues or awaits, and the part of operations without a layer.
+        module: Parsed program.
+        sends: Name of a collective -> seconds of one run.
+        carriers: Name of a fusion -> the collective that it starts, continues or awaits.
     """
-    start, spans = 0.0, []
+    seconds, spans = _run(chip, module, sends, carriers, attribute(module), module.entry)
     parts, layers, by_bytes = (collections.defaultdict(float) for _ in range(3))
-    for module, sends, carriers, default in programs:
-        seconds, own = _run(chip, module, sends, carriers, attribute(module, default), module.entry)
-        for span in own:
-            spans.append(span._replace(start=start + span.start))
-            if span.lane == CORE:
-                parts[span.part] += span.seconds * span.times
-                layers[span.layer] += span.seconds * span.times
-                instruction = module.instructions[span.name]
-                if instruction.cycles is None and span.part not in (WAITING, SENT):
-                    by_bytes[instruction.kind] += span.seconds * span.times
-        start += seconds
-    return Schedule(start, spans, dict(parts), dict(layers), dict(by_bytes))
+    for span in spans:
+        if span.lane == CORE:
+            parts[span.part] += span.seconds * span.times
+            layers[span.layer] += span.seconds * span.times
+            instruction = module.instructions[span.name]
+            if instruction.cycles is None and span.part not in (WAITING, SENT):
+                by_bytes[instruction.kind] += span.seconds * span.times
+    return Schedule(seconds, spans, dict(parts), dict(layers), dict(by_bytes))
 
 
 def _run(chip, module, sends, carriers, origins, computation):

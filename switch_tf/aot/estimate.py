@@ -1,4 +1,4 @@
-"""Estimates memory, collectives and time of a training step on a pod, from programs that XLA compiles.
+"""Estimates memory, collectives and time of a training step on a pod, from the program that XLA compiles.
 
 `as_json` turns an estimate into the JSON object of `switch-tf compile`, with warnings and, if the run does not fit,
 advice.
@@ -17,7 +17,7 @@ import tensorflow as tf
 from switch_tf.aot.clock import Schedule
 from switch_tf.aot.compiler import DoesNotFit, compile_step
 from switch_tf.aot.lower import lower_step
-from switch_tf.aot.program import FUNCTIONS, Program, Roofline
+from switch_tf.aot.program import Program, Roofline
 from switch_tf.configs import accounting
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.switch_config import SwitchConfig
@@ -47,8 +47,8 @@ class Estimate(NamedTuple):
     """Needs of one chip for a step.
 
     Attributes:
-        memory: Bytes by kind: those of `Compiled`, and in them "weights", "slots" and "gradients" (0 if none live
-            between two programs).
+        memory: Bytes by kind: those of `Compiled`, and in them "weights", "slots" and "gradients" (0, since they are
+            temporaries).
         state: Bytes of all weights and slots on all chips.
         compiled: Depths that were compiled.
         files: Name -> text, with one complete step of each depth per file.
@@ -119,33 +119,31 @@ def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estima
         with devices.supposed(kind, topology):
             lowered = lower_step(model, experiment.make_optimizer(), layout, run.batch_size, run.task_feature_lengths,
                                  settings, run.pack, experiment.make_objective())
-        texts = [program.text for program in lowered]
-        num_lines = sum(text.count("\n") for text in texts)
+        text = lowered.text
+        num_lines = text.count("\n")
         expected = num_lines / lines_per_second
         say(f"... {time.perf_counter() - started:.0f} s; compiling for {topology}, about {expected:.0f} s ...")
-        state = _bytes(lowered[-1], "weight", False) + _bytes(lowered[-1], "slot", False)
+        kept = {f"{kind}s": _bytes(lowered, kind, layout.piece) for kind in ("weight", "slot")} | {"gradients": 0}
+        state = sum(_bytes(lowered, kind, lambda shape, spec: shape) for kind in ("weight", "slot"))
         started = time.perf_counter()
         try:
             with _progress(expected):
-                compiled = [compile_step(program, topology) for program in lowered]
+                compiled = compile_step(lowered, topology)
         except DoesNotFit as error:
-            return Estimate({**_stored(lowered), "temporaries": error.temporaries}, state, [depth], files, str(error))
+            return Estimate({**kept, "temporaries": error.temporaries}, state, [depth], files, str(error))
         seconds = time.perf_counter() - started
         lines_per_second = num_lines / seconds
-        program = Program([part.hlo for part in compiled], layout.mesh)
-        schedule = program.schedule(chip, compiled[0].network)
-        memory = _memory(lowered, compiled)
+        program = Program(compiled.hlo, layout.mesh)
+        schedule = program.schedule(chip, compiled.network)
+        memory = {**compiled.memory, **kept}
         points.append(Estimate(
             memory, state, [depth], files, None,
             summarize(collective for collective in program.collectives for _ in range(collective.times)),
-            program.flops, program.roofline(chip, compiled[0].network), schedule.parts, program, schedule))
+            program.flops, program.roofline(chip, compiled.network), schedule.parts, program, schedule))
         say(f"... {seconds:.0f} s. {depth[0]} + {depth[1]} layers: {'' if chip.clock else 'at least '}"
             f"{1e3 * schedule.seconds:.1f} ms a step, {needed(memory) / 2**30:.2f} GiB a chip.")
-        # Of two functions, each follows a comment with its name.
-        for suffix, modules in (("stablehlo.mlir", texts), ("optimized.hlo", [part.hlo for part in compiled])):
-            files[f"step_{depth[0]}_{depth[1]}.{suffix}"] = modules[0] if len(modules) == 1 else "\n".join(
-                f"// {function}\n{text}" for function, text in zip(FUNCTIONS, modules, strict=True))
-        files[f"step_{depth[0]}_{depth[1]}.trace.json"] = schedule.trace()
+        files |= {f"step_{depth[0]}_{depth[1]}.{suffix}": content for suffix, content in (
+            ("stablehlo.mlir", text), ("optimized.hlo", compiled.hlo), ("trace.json", schedule.trace()))}
     return _extrapolated(config, points)
 
 
@@ -167,27 +165,10 @@ def _progress(expected):
         thread.join()
 
 
-def _memory(lowered, compiled):
-    """Returns bytes by kind of one program, or of two that run in turn. Memory that both use counts once."""
-    memory, stored = dict(compiled[0].memory), _stored(lowered)
-    if len(compiled) == 2:
-        first, second = (part.memory for part in compiled)
-        memory = {kind: first[kind] + second[kind] for kind in ("outputs", "aliased", "code")}
-        memory |= {kind: max(first[kind], second[kind]) for kind in ("temporaries", "peak")}
-        # The batch and the arguments of the second program always live; gradients are results of the first.
-        memory["arguments"] = second["arguments"] - stored["gradients"] + _bytes(lowered[0], "feature")
-    return {**memory, **stored}
-
-
-def _stored(lowered):
-    """Returns bytes on one chip of the last program's arguments, which live throughout the step, by kind."""
-    return {f"{kind}s": _bytes(lowered[-1], kind) for kind in ("weight", "slot", "gradient")}
-
-
-def _bytes(lowered, kind, is_of_one_chip=True):
-    """Returns the bytes of a program's arguments of a kind, on one chip or in all."""
-    return sum(math.prod(lowered.layout.piece(one.shape, one.spec) if is_of_one_chip else one.shape)
-               * tf.as_dtype(one.dtype).size for one in lowered.arguments if one.kind == kind)
+def _bytes(lowered, kind, piece):
+    """Returns the bytes of a program's arguments of a kind, of each its `piece(shape, spec)`."""
+    return sum(math.prod(piece(one.shape, one.spec)) * tf.as_dtype(one.dtype).size
+               for one in lowered.arguments if one.kind == kind)
 
 
 def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
@@ -273,11 +254,10 @@ def advice(experiment: Experiment, found: Estimate, chip: chips.Chip) -> list[st
     config, layout, settings = experiment.config, experiment.layout, experiment.settings
     lines = []
     kept, temporaries = found.memory["weights"] + found.memory["slots"], found.memory["temporaries"]
-    stored = kept + found.memory["gradients"]
     if found.refused is None:
-        lines.append(f"{_gib(needed(found.memory) - chip.memory)} a chip are missing: weights, slots and gradients "
-                     f"take {_gib(stored)}, activations and temporaries {_gib(temporaries)}, of {_gib(chip.memory)}.")
-        if len(found.compiled) > 1 and stored < chip.memory:
+        lines.append(f"{_gib(needed(found.memory) - chip.memory)} a chip are missing: weights and slots "
+                     f"take {_gib(kept)}, activations and temporaries {_gib(temporaries)}, of {_gib(chip.memory)}.")
+        if len(found.compiled) > 1 and kept < chip.memory:
             lines.append("Compile all layers: the compiler may keep less of each than of the few that this is "
                          "extrapolated from, for which it has room: --full.")
     if kept > chip.memory / 2:
@@ -291,7 +271,7 @@ def advice(experiment: Experiment, found: Estimate, chip: chips.Chip) -> list[st
     batch_size, present = experiment.run.batch_size, settings.num_microbatches
     parts = 2 * present
     while batch_size % (parts * layout.num_pieces("batch")) == 0:
-        if stored + temporaries * present / parts <= ROOM * chip.memory:
+        if kept + temporaries * present / parts <= ROOM * chip.memory:
             multiple = math.lcm(config.num_groups_multiple, parts * layout.num_pieces("group"))
             groups = f" --gin.SwitchConfig.num_groups_multiple={multiple}" if (
                 config.num_experts and multiple != config.num_groups_multiple) else ""

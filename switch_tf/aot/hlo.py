@@ -32,7 +32,8 @@ _WINDOW = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 # Parts of a step without work for the model.
 WAITING, SENT = "waiting for memory", "sent, not hidden"
 # Parts of the model by a scope in the name of a layer. The first match counts.
-_PARTS = ((r"logits_dense", "logits and loss"), (r"look_up|token_embedder", "embedding"), (r"router", "router"),
+_LOSS = "logits and loss"  # also the part of operations with a name that contains no layer
+_PARTS = ((r"logits_dense", _LOSS), (r"look_up|token_embedder", "embedding"), (r"router", "router"),
           (r"dispatch", "dispatch"), (r"combine", "combine"), (r"\w*experts", "experts"),
           (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
 _GRADIENT = "gradient of "
@@ -244,7 +245,7 @@ def arrays(shape: str) -> list[Array]:
             for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape) if dtype in _BYTES]
 
 
-def attribute(module: Module, default: str) -> dict[str, tuple[str, str]]:
+def attribute(module: Module) -> dict[str, tuple[str, str]]:
     """Returns the part of the model, such as "attention", and the layer of each operation of a program, by its name.
 
     The layer is "encoder/layers_1" or the like, or the part if the operation serves no layer.
@@ -252,20 +253,16 @@ def attribute(module: Module, default: str) -> dict[str, tuple[str, str]]:
     An operation belongs to the layer in its name. One without a name, such as a copy, belongs where the operations
     fused into it do, else to the layer of its first attributed operand, consumer or caller, in this order. Any other
     is `UNATTRIBUTED`.
-
-    Args:
-        module: Parsed program.
-        default: Part of operations with a name that contains no layer.
     """
     sparse = {module.layer(instruction).removeprefix(_GRADIENT).partition("/router")[0]
               for instruction in module.instructions.values() if "router" in instruction.operation}
     # Name of an operation -> (part, layer).
     origins = {name: origin for name, instruction in module.instructions.items()
-               if (origin := _origin(instruction.operation, module.layer(instruction), sparse, default))}
+               if (origin := _origin(instruction.operation, module.layer(instruction), sparse))}
 
     def adopt(instruction, found, only_layers=False):
         """Gives an operation without an origin the first of those that were found."""
-        found = (origin for origin in found if origin and not (only_layers and origin[0] == default))
+        found = (origin for origin in found if origin and not (only_layers and origin[0] == _LOSS))
         if instruction.name not in origins and (origin := next(found, None)):
             origins[instruction.name] = origin
 
@@ -291,16 +288,16 @@ def attribute(module: Module, default: str) -> dict[str, tuple[str, str]]:
     return dict.fromkeys(module.instructions, (UNATTRIBUTED, UNATTRIBUTED)) | origins
 
 
-def _origin(operation, where, sparse, default):
+def _origin(operation, where, sparse):
     """Returns (part, layer) by the name alone, or None."""
     if not operation or re.match(r"(AddN|XLA_Args)", operation):
         return None
     if re.match(r"(\w+/)*(global_norm|adafactor|adam\w*|sgd|lion)(_\d+)?/", operation):
         return "optimizer", "optimizer"
     if where == NO_LAYER:
-        return default, default
+        return _LOSS, _LOSS
     if where == _GRADIENT + "token_embedder" and re.search(r"/(MatMul|Einsum)[^/]*$", operation):
-        return "logits and loss", "logits and loss"  # tied logits; the embedding's own gradient has the scope look_up
+        return _LOSS, _LOSS  # tied logits; the embedding's own gradient has the scope look_up
     scopes = where.removeprefix(_GRADIENT).split("/")
     of_layer = "/".join(scopes[:2]) if len(scopes) > 1 and scopes[1].startswith("layers_") else scopes[0]
     for pattern, part in _PARTS:

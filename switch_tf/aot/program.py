@@ -1,4 +1,4 @@
-"""Collectives, FLOPs and memory traffic of one chip in a step, counted in its optimised programs.
+"""Collectives, FLOPs and memory traffic of one chip in a step, counted in its optimised program.
 
 A loop's body counts as often as it runs, and a condition by its more expensive branch.
 """
@@ -13,8 +13,6 @@ from switch_tf.aot import clock, hlo
 from switch_tf.hardware.chips import Chip
 from switch_tf.hardware.network import Network, Servers
 
-# The functions of a step that has two, in order, and the part of the model of their operations without a layer.
-FUNCTIONS = {"gradients": "logits and loss", "update": "optimizer"}
 _COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
 _SCATTER = "all-reduce-scatter"  # prefix of computations that sum and keep a piece
@@ -66,10 +64,10 @@ class Roofline(NamedTuple):
 
 
 class Program:
-    """Parsed, optimised programs that run one after the other in a step.
+    """A parsed, optimised program of a step.
 
     Args:
-        texts: XLA's text of each program.
+        text: XLA's text.
         mesh: Mesh axis -> size, in the order of its devices.
 
     Attributes:
@@ -81,31 +79,30 @@ class Program:
         unread_loops: Names of loops with an unknown number of passes. They count once.
     """
 
-    def __init__(self, texts: list[str], mesh: dict[str, int]):
-        self._modules = [hlo.Module(text) for text in texts]
-        self._sent = [read_collectives(module, mesh) for module in self._modules]
-        self.collectives = [collective for sent, _ in self._sent for collective in sent.values()]
-        self._products = [(module, module.times.get(computation, 0), instruction) for module in self._modules
+    def __init__(self, text: str, mesh: dict[str, int]):
+        self._module = module = hlo.Module(text)
+        self._sent, self._carriers = read_collectives(module, mesh)
+        self.collectives = list(self._sent.values())
+        self._products = [(module.times.get(computation, 0), instruction)
                           for computation, instructions in module.computations.items()
                           for instruction in instructions if instruction.is_product]
-        self.flops = sum(times * module.flops(product) for module, times, product in self._products)
-        self.expert_products = [math.prod(hlo.lengths(product.shape)) for *_, product in self._products
+        self.flops = sum(times * module.flops(product) for times, product in self._products)
+        self.expert_products = [math.prod(hlo.lengths(product.shape)) for _, product in self._products
                                 if re.search(r"/experts(_\d+)?/", product.operation)]
-        self.memory_traffic = sum(_traffic(module, module.entry) for module in self._modules)
-        self.unread_loops = [loop for module in self._modules for loop, count in module.loops.items() if count is None]
+        self.memory_traffic = _traffic(module, module.entry)
+        self.unread_loops = [loop for loop, count in module.loops.items() if count is None]
 
     def roofline(self, chip: Chip, network: Network | Servers) -> Roofline:
         """Returns the least seconds of a step on a chip."""
         return Roofline(
-            sum(times * module.product_seconds(product, chip) for module, times, product in self._products),
+            sum(times * self._module.product_seconds(product, chip) for times, product in self._products),
             self.memory_traffic / chip.memory_bandwidth,
             sum(collective.times * collective.seconds(chip, network) for collective in self.collectives))
 
     def schedule(self, chip: Chip, network: Network | Servers) -> clock.Schedule:
-        """Runs the programs by the compiler's clock."""
-        return clock.schedule(chip, (
-            (module, {name: one.seconds(chip, network) for name, one in sent.items()}, carriers, default)
-            for module, (sent, carriers), default in zip(self._modules, self._sent, FUNCTIONS.values(), strict=False)))
+        """Runs the program by the compiler's clock."""
+        sends = {name: one.seconds(chip, network) for name, one in self._sent.items()}
+        return clock.schedule(chip, self._module, sends, self._carriers)
 
 
 def _traffic(module, computation):

@@ -75,8 +75,13 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
     best = best_with("orders of its axes on the chips' network", orders(best))
     if config.num_experts:
         num_tokens = experiment.run.batch_size * max(experiment.run.task_feature_lengths.values()) // num_microbatches
-        best = best_with("group sizes", group_sizes(best, num_tokens))
-        best_with("capacity factors", capacity_factors(best))
+        # Halves of the present size, or of the number of tokens if it is less, down to the smallest.
+        largest = min(best.group_size, num_tokens // best.num_groups_multiple)
+        sizes = itertools.takewhile(
+            lambda size: size >= SMALLEST_GROUP, (largest >> times for times in itertools.count(1)))
+        best = best_with("group sizes", [best._replace(group_size=size) for size in sizes])
+        best_with("capacity factors", [best._replace(capacity_factor=factor) for factor in PAPERS_CAPACITY_FACTORS
+                                       if factor != best.capacity_factor])
     return own, {choice: found[choice] for choice in ranked(found)}
 
 
@@ -115,21 +120,6 @@ def orders(best: Choice) -> list[Choice]:
     # Axes of one device stay, at the end: a rule may name them, and a mesh may leave out only one axis.
     return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in (*order, *mesh)}))
             for order in others if order != long]
-
-
-def group_sizes(best: Choice, num_tokens: int) -> list[Choice]:
-    """Returns group sizes that halve the present one, or the number of tokens if it is less, down to the smallest."""
-    sizes, size = [], min(best.group_size, num_tokens // best.num_groups_multiple) // 2
-    while size >= SMALLEST_GROUP:
-        sizes.append(best._replace(group_size=size))
-        size //= 2
-    return sizes
-
-
-def capacity_factors(best: Choice) -> list[Choice]:
-    """Returns the paper's capacity factors other than the present one."""
-    return [best._replace(capacity_factor=factor) for factor in PAPERS_CAPACITY_FACTORS
-            if factor != best.capacity_factor]
 
 
 def ranked(found: dict) -> list:

@@ -61,7 +61,14 @@ def run_compile(arguments: argparse.Namespace) -> dict:
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
     answers.check_outputs(arguments.save, arguments.plot)
-    described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"])
+
+    def check(described):
+        backend, kind = described.layout.backend, chips.kind(arguments.topology)
+        if backend == "dtensor" or backend not in ("auto", "pjrt") and kind == "GPU":
+            raise Refusal(f"For {kind}s the program of the pjrt back end is compiled, not that of {backend!r}; use "
+                          "backend='pjrt', or leave Layout.backend out.")
+
+    described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"], check=check)
     if arguments.compare is not None:
         return _compare(described, arguments)
     if arguments.search:
@@ -95,11 +102,7 @@ def _on_topology(described, topology):
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = len(compiler.devices_of(topology))
     # Not checked, because a search looks for what fits, and the plan of an answer checks.
-    described = experiments.on_devices(described, num_devices, chips.kind(topology), is_checked=False)
-    if described.layout.backend not in ("auto", "pjrt") and chips.kind(topology) == "GPU":
-        raise Refusal("For GPUs the program of the pjrt back end is compiled, not that of "
-                      f"{described.layout.backend!r}; leave out Layout.backend.")
-    return described
+    return experiments.on_devices(described, num_devices, chips.kind(topology), is_checked=False)
 
 
 def _compare(described, arguments):

@@ -210,7 +210,7 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
     if room is not None and num_bytes > room:
         raise Refusal(f"Each device would store {num_bytes / 2**30:.1f} GiB of weights and gradients, and has "
                       f"{room / 2**30:.1f} GiB; use more devices, or a layout that cuts the weights into smaller "
-                      "pieces (at_rest_rules, as in gin/layouts/fully_sharded.gin) with backend='pjrt' or 'dtensor'.")
+                      "pieces (at_rest_rules, as in gin/layouts/fully_sharded.gin) with backend='pjrt'.")
 
 
 def gpu_flops(name: str) -> list[float]:

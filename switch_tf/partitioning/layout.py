@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterable, Sequence
 
 from switch_tf.checks import shown
@@ -147,8 +146,8 @@ class Layout:
     @property
     def axes_over_several(self) -> list[str]:
         """Logical axes that `rules` split over several mesh axes of more than one device."""
-        return [logical for logical, axes in dict(self.rules).items()
-                if sum(self.mesh.get(axis, 1) > 1 for axis in _as_tuple(axes)) > 1]
+        return [logical for logical in dict(self.rules)
+                if sum(self.mesh.get(axis, 1) > 1 for axis in self.mesh_axes(logical)) > 1]
 
     def spec(self, axes: Sequence[str | None], at_rest: bool = False) -> tuple[tuple[str, ...], ...]:
         """Returns the mesh axes that split each dimension, the outermost first. An empty tuple does not split.
@@ -174,9 +173,7 @@ class Layout:
             shape: Shape of the whole tensor.
             spec: Mesh axes of each dimension, from `spec`.
         """
-        mesh = self.mesh
-        return tuple(math.ceil(size / math.prod(mesh.get(axis, 1) for axis in axes))
-                     for size, axes in zip(shape, spec, strict=True))
+        return tuple(math.ceil(size / self._count(axes)) for size, axes in zip(shape, spec, strict=True))
 
     def stored_bytes(self, weights: Iterable) -> int:
         """Returns the bytes of float32 weights and gradients that each device stores, without slots and activations.
@@ -193,7 +190,11 @@ class Layout:
 
     def num_pieces(self, axis: str) -> int:
         """Returns the number of pieces of activations along a logical axis."""
-        return math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in self.mesh_axes(axis))
+        return self._count(self.mesh_axes(axis))
+
+    def _count(self, mesh_axes):
+        """Returns the number of devices along mesh axes."""
+        return math.prod(self.mesh.get(axis, 1) for axis in mesh_axes)
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
         """Raises Refusal unless the pieces of every logical axis are equal.
@@ -203,7 +204,7 @@ class Layout:
         """
         for axis, mesh_axes in self._splits:
             size = sizes.get(axis)
-            pieces = math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in mesh_axes)
+            pieces = self._count(mesh_axes)
             if size is not None and size % pieces:
                 divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
                 names = " times ".join(map(repr, mesh_axes))
@@ -221,19 +222,3 @@ def _as_tuple(axes):
 def mesh_shape(mesh: dict[str, int]) -> str:
     """Returns the text of a mesh, such as "data=4,model=2"."""
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
-
-
-def batch_over_chips(layout: Layout, count: int, one_device: str) -> Layout:
-    """Returns a layout that splits the batch over a TPU, and prints so, for a run without rules on one device.
-
-    Args:
-        layout: Layout of the run, returned as it is if it has rules or several devices.
-        count: Number of devices of the TPU.
-        one_device: Back end that trains on one of them.
-    """
-    if layout.num_devices > 1 or layout.rules or layout.at_rest_rules or count == 1:
-        return layout
-    print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
-          f"gin/layouts/data.gin; --backend={one_device} trains on one of them.", file=sys.stderr, flush=True)
-    rules = (("batch", "data"), ("group", "data"))
-    return dataclasses.replace(layout, mesh_shape=f"data={count}", rules=rules)

@@ -48,7 +48,14 @@ def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
     return f"{' '.join(map(str, shape))} {':'.join(parts)}" if {*parts} - {"-"} else ""
 
 
-class DTensorVariable(dtensor.DVariable):
+class _Array:
+    """Makes a variable with `numpy` an array for NumPy."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+
+class DTensorVariable(_Array, dtensor.DVariable):
     """A weight or slot in the pieces of its `layout`.
 
     A function of the partitioner reads and assigns the pieces. Eager code reads the whole value, as a tensor or array
@@ -59,9 +66,6 @@ class DTensorVariable(dtensor.DVariable):
     def numpy(self) -> np.ndarray:
         """Returns the whole value on the host."""
         return whole(self.read_value())
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.numpy(), dtype)
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         if tf.inside_function():
@@ -78,14 +82,14 @@ class DTensorVariable(dtensor.DVariable):
                           "`export`, save the weights with `save_weights` and load them into a model that was built "
                           "without this partitioner.")
 
-    def assign(self, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().assign(self._in_pieces(value), *args, **kwargs)
+    def assign(self, value: Tensor, **options: Any) -> Any:
+        return super().assign(self._in_pieces(value), **options)
 
-    def assign_add(self, delta: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().assign_add(self._in_pieces(delta), *args, **kwargs)
+    def assign_add(self, delta: Tensor, **options: Any) -> Any:
+        return super().assign_add(self._in_pieces(delta), **options)
 
-    def assign_sub(self, delta: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().assign_sub(self._in_pieces(delta), *args, **kwargs)
+    def assign_sub(self, delta: Tensor, **options: Any) -> Any:
+        return super().assign_sub(self._in_pieces(delta), **options)
 
     def _in_pieces(self, value):
         """Cuts a value of the host, in eager code."""
@@ -196,18 +200,18 @@ def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[st
             (*(axis for _, axis in first), *last))
 
 
-class UnfoldedVariable:
+class UnfoldedVariable(_Array):
     """A weight that Keras reads and assigns like a tf.Variable, and that is stored unfolded.
 
     Args:
-        stored: dtensor.DVariable, or a tf.Variable of a program that is only compiled. Gradients have its shape.
+        stored: DTensorVariable. Gradients have its shape.
         unfolding: Unfolding of the weight.
-        used: dtensor.Layout in which DTensor folds and unfolds the weight. None if XLA's partitioner chooses it.
+        used: dtensor.Layout in which DTensor folds and unfolds the weight.
     """
 
     _should_act_as_resource_variable = True
 
-    def __init__(self, stored: tf.Variable, unfolding: Unfolding, used: dtensor.Layout | None = None):
+    def __init__(self, stored: DTensorVariable, unfolding: Unfolding, used: dtensor.Layout):
         self.stored, self.unfolding = stored, unfolding
         self.shape = tf.TensorShape(unfolding.shape)
         self.dtype, self.name, self.handle = stored.dtype, stored.name, stored.handle
@@ -217,16 +221,12 @@ class UnfoldedVariable:
     def __tf_tensor__(self, dtype=None, name=None):
         if not tf.inside_function():
             return tf.convert_to_tensor(self.unfolding.fold(tf.convert_to_tensor(self.stored)), dtype)
-        if isinstance(self.stored, DTensorVariable):
-            self.stored.check_function()
+        self.stored.check_function()
         return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value on the host, see `DTensorVariable`."""
         return self.unfolding.fold(self.stored.numpy(), np)
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Tensor) -> Any:
         return self.stored.assign(self._as_stored(value))
@@ -245,30 +245,18 @@ class UnfoldedVariable:
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a stored tensor in the shape of the weight."""
-        if self._used is not None:  # new dimensions are not split
-            specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
-            tensor = dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh))
-        return self.unfolding.fold(tensor)
+        # New dimensions are not split.
+        specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
+        return self.unfolding.fold(dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh)))
 
     def unfold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of the weight's shape in the stored shape and layout."""
-        whole = _laid_out(tensor, self._used)
-        return _laid_out(self.unfolding.unfold(whole), getattr(self.stored, "layout", None))
-
-
-def _laid_out(tensor, layout):
-    return tensor if layout is None else dtensor.relayout(tensor, layout)
-
-
-def as_stored(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Returns the gradients of variables in the shapes and layouts in which the variables are stored."""
-    return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
-            _laid_out(gradient, getattr(variable.value, "layout", None))
-            for gradient, variable in zip(gradients, variables, strict=True)]
+        whole = dtensor.relayout(tensor, self._used)
+        return dtensor.relayout(self.unfolding.unfold(whole), self.stored.layout)
 
 
 def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Returns gradients of `as_stored` in the shapes of the weights."""
+    """Returns gradients, which have the stored shapes of their weights, in the shapes of the weights."""
     return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
             for gradient, variable in zip(gradients, variables, strict=True)]
 
@@ -287,11 +275,11 @@ def unfolding_of(variable: keras.Variable) -> Unfolding:
 
 def assign(variable: keras.Variable, value: Any) -> None:
     """Assigns a whole array of the host to a Keras variable, in any stored form."""
-    target = stored(variable)
-    target.assign(unfolding_of(variable).unfold(np.asarray(value, target.dtype.as_numpy_dtype), np))
+    target = variable.value
+    target.assign(np.asarray(value, target.dtype.as_numpy_dtype))
 
 
-class PjrtVariable(tf.__internal__.tracking.Trackable):
+class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
     """A weight or slot that Keras reads and assigns like a tf.Variable, and that is stored in pieces on the devices.
 
     A function that TensorFlow traces reads and assigns `symbol`, which is an argument of the lowered program and has no
@@ -324,9 +312,6 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
                 self.symbol.assign(self._whole(array))
                 self._copied = array
             return tf.convert_to_tensor(self.symbol.read_value(), dtype)
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.numpy(), dtype)
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value on the host. With several processes, all of them call this together.

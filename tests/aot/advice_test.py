@@ -30,7 +30,7 @@ def _advice(answer, config=CONFIG, batch_size=128):
 def test_it_says_what_is_missing_and_what_helps():
     lines = _advice(_answer(11 * GIB, 8 * GIB))
     assert lines == [
-        "4.25 GiB a chip are missing: weights, slots and gradients take 12.00 GiB, activations and temporaries 8.00 "
+        "4.25 GiB a chip are missing: weights and slots take 12.00 GiB, activations and temporaries 8.00 "
         "GiB, of 15.75 GiB.",
         "Weights and slots are 28.00 GiB in all, 3.50 GiB a chip where all are split over all "
         "(gin/layouts/fully_sharded_model.gin); 4 chips hold them in half of their memory.",

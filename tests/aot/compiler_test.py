@@ -12,7 +12,6 @@ from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning.layout import Layout
 
 LENGTHS = {"inputs": 64, "targets": 32}
 
@@ -28,29 +27,12 @@ def _lower(layout, num_decoder_layers=1, lengths=LENGTHS):
 @pytest.fixture(scope="module")
 def lowered(shipped_layout):
     """The program of a step of an encoder on PJRT; golden_test.py has a decoder too."""
-    (program,) = _lower(shipped_layout("expert_model"), num_decoder_layers=0, lengths={"inputs": 64, "targets": 64})
-    return program
+    return _lower(shipped_layout("expert_model"), num_decoder_layers=0, lengths={"inputs": 64, "targets": 64})
 
 
 @pytest.fixture(scope="module")
 def compiled(lowered):
     return compiler.compile_step(lowered, "v5e:2x4")
-
-
-@pytest.mark.slow
-def test_gradients_lie_as_their_weights_and_go_from_one_program_of_dtensor_to_the_other(shipped_layout):
-    computed, applied = _lower(shipped_layout("expert_model", backend="dtensor"))
-    assert not any("mhlo.sharding" in program.text for program in (computed, applied))
-    gradients = [argument for argument in applied.arguments if argument.kind == "gradient"]
-    weights = {f"gradient of {argument.name}": argument for argument in computed.arguments if argument.kind == "weight"}
-    assert [argument.name for argument in gradients] == [*weights, "total 0"]
-    for gradient in gradients[:-1]:
-        weight = weights[gradient.name]
-        assert (gradient.shape, gradient.spec, gradient.dtype) == (weight.shape, weight.spec, "float32")
-    assert computed.results[:len(weights)] == [weight.spec for weight in weights.values()]
-    assert set(computed.results[len(weights):]) <= {(), ((),)}  # what is measured is whole everywhere
-    assert computed.program.updated == [] and applied.results == []
-    assert [argument.kind for argument in computed.arguments].count("feature") == 4
 
 
 def test_every_variable_is_an_argument_and_is_replaced(lowered):
@@ -74,28 +56,22 @@ def test_the_program_of_pjrt_has_weights_over_several_mesh_axes_as_they_are(ship
     layout = shipped_layout("fully_sharded_experts", backend="pjrt")
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=32, num_encoder_layers=1,
                           num_decoder_layers=0, encoder_sparse_step=1, num_experts=8, num_groups_multiple=8)
-    (lowered,) = lower.lower_step(SwitchTransformer(config), Adafactor(0.01), layout, 16, {"inputs": 64, "targets": 64},
-                                  StepSettings())
+    lowered = lower.lower_step(SwitchTransformer(config), Adafactor(0.01), layout, 16, {"inputs": 64, "targets": 64},
+                               StepSettings())
     experts = next(argument for argument in lowered.arguments if argument.name.endswith("experts/wi"))
     assert (experts.shape, experts.spec) == ((8, 32, 64), (("expert", "fsdp"), (), ("data",)))
     assert [argument.shape for argument in lowered.arguments if argument.kind == "feature"] == 3 * [(1, 16, 64)]
-
-
-@pytest.mark.parametrize("backend, has_two", [("auto", False), ("dtensor", True), ("tpu", False), ("pjrt", False)])
-def test_a_step_is_two_programs_where_a_tpu_trains_it_so(backend, has_two):
-    assert lower.has_two_programs(Layout(backend=backend)) == has_two
-    # "auto" is PJRT on a TPU.
 
 
 def test_packed_examples_bring_their_segments():
     config = SwitchConfig.from_preset("switch_tiny")
     added = lower.feature_specs(config, 8, LENGTHS, pack=True).items() - lower.feature_specs(config, 8, LENGTHS).items()
     assert {name: tuple(spec.shape) for name, spec in added} == {
-        "encoder_segment_ids": (8, 64), "decoder_segment_ids": (8, 32)}
+        "encoder_segment_ids": (1, 8, 64), "decoder_segment_ids": (1, 8, 32)}
 
 
 def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_no_weight_is_gathered(compiled):
-    sent = Program([compiled.hlo], {"data": 4, "model": 2}).collectives
+    sent = Program(compiled.hlo, {"data": 4, "model": 2}).collectives
     moved = [one for one in sent if one.kind == "all-to-all"]
     assert {one.axes for one in moved} == {("data",)}
     assert sorted(one.where for one in moved) == 2 * ["encoder/layers_0/mlp"] + 2 * ["gradient of encoder/layers_0/mlp"]
@@ -122,7 +98,7 @@ def test_state_is_stored_in_pieces_and_updated_in_place(lowered, compiled):
 
 def test_gradients_are_added_up_over_devices_in_float32(compiled):
     # Autodiff makes the gradient of a weight that was cast to bfloat16 in bfloat16.
-    sums = [one for one in Program([compiled.hlo], {"data": 4, "model": 2}).collectives
+    sums = [one for one in Program(compiled.hlo, {"data": 4, "model": 2}).collectives
             if one.kind == "all-reduce" and "data" in one.axes]
     assert sum(one.bytes for one in sums) > 4 * 50_000
     assert {one.shape.partition("[")[0] for one in sums} <= {"f32", "s32"}

@@ -8,7 +8,6 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.aot import estimate
-from switch_tf.aot.compiler import Compiled
 from switch_tf.aot.lower import Argument, Lowered
 from switch_tf.aot.program import Roofline
 from switch_tf.partitioning.layout import Layout
@@ -52,22 +51,13 @@ def _point(layers):
         {"attention": 3.0 * layers, "optimizer": 7.0 - layers})
 
 
-def test_gradients_live_between_two_programs_and_nothing_counts_twice():
+def test_bytes_are_of_the_pieces_of_one_chip_or_of_all():
     layout = Layout("data=4", (("batch", "data"),))
-    batch = Argument("tokens", "feature", (8, 5), "int32", (("data",), ()))  # 2 * 5 numbers a chip
-    weight, slot = (Argument(kind, kind, (6,), "float32", ((),)) for kind in ("weight", "slot"))
-    gradient = weight._replace(kind="gradient")
-    lowered = [Lowered(None, [batch, weight], [((),)], layout),
-               Lowered(None, [gradient, weight, slot], [], layout)]
-    kinds = ("arguments", "outputs", "aliased", "temporaries", "code", "peak")
-    compiled = [Compiled(dict(zip(kinds, memory, strict=True)), "", None) for memory in (
-        (40 + 24, 24 + 4, 0, 100, 7, 200), (3 * 24, 48, 48, 30, 5, 160))]
-    found = estimate._memory(lowered, compiled)
-    assert found == {"arguments": 40 + 24 + 24, "outputs": 24 + 4 + 48, "aliased": 48, "temporaries": 100, "code": 12,
-                     "peak": 200, "weights": 24, "slots": 24, "gradients": 24}
-    # batch, weights, slots, gradients, a metric, the larger temporaries, both programs
-    assert estimate.needed(found) == 40 + 24 + 24 + 24 + 4 + 100 + 12
-    assert estimate._memory(lowered[1:], compiled[1:])["arguments"] == 72
+    weight = Argument("a", "weight", (8, 5), "float32", (("data",), ()))  # 2 * 5 numbers a chip
+    slots = [Argument(name, "slot", (3,), "bfloat16", ((),)) for name in "bc"]
+    lowered = Lowered(None, [weight._replace(kind="feature"), weight, *slots], layout)
+    assert [estimate._bytes(lowered, kind, layout.piece) for kind in ("weight", "slot")] == [40, 12]
+    assert estimate._bytes(lowered, "weight", lambda shape, spec: shape) == 160
 
 
 def test_numbers_are_extended_linearly():

@@ -14,7 +14,7 @@ LINE = ('  %x.1 = {dtype}[4,2,80,128]{{3,2,1,0}} {kind}(%y), channel_id=1, repli
 
 
 def _program(*lines, before=""):
-    return Program([before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\n}\n"], MESH)
+    return Program(before + "\nENTRY %main.1 (p: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\n}\n", MESH)
 
 
 def _read(kind="all-to-all", groups="{{0,2,4,6},{1,3,5,7}}", name="switch_transformer/encoder/layers_1/mlp/XlaSharding",

@@ -1,9 +1,13 @@
 """Choices of a search, and their ranking."""
 
+import dataclasses
+
 import pytest
 
+from switch_tf import SwitchConfig
 from switch_tf.aot import search
 from switch_tf.partitioning.layout import Layout
+from tests.aot.made_up import experiment
 
 OWN = search.Choice("data=128,model=2", 4096, 128, 1.25)
 EXPERT_MODEL = Layout("data=128,model=2", (("batch", "data"), ("expert", "data"), ("mlp", "model")))
@@ -39,15 +43,32 @@ def test_axes_that_split_something_are_put_in_each_other_order():
         "b=4,a=2,c=2,d=3,one=1", "a=2,c=2,b=4,d=3,one=1", "a=2,b=4,d=3,c=2,one=1"]
 
 
+def _tried(config, batch_size):
+    """Returns the group sizes and the capacity factors that a search asks for, of a layout with a single mesh."""
+    lengths, layout = {"inputs": 512, "targets": 114}, Layout("data=8", (("batch", "data"), ("expert", "data")))
+    asked = []
+
+    def ask(questions):
+        asked.extend(questions.values())
+        return {name: {"fits": True, "predicted": {"step_seconds": place}} for place, name in enumerate(questions)}
+
+    search.search(experiment(config, layout, batch_size, lengths), ask)
+    first, *others = asked
+    sizes = [choice.group_size for choice in others if choice.group_size != first.group_size
+             and choice.capacity_factor == first.capacity_factor]
+    return sizes, [choice.capacity_factor for choice in others if choice.capacity_factor != first.capacity_factor]
+
+
 def test_groups_are_halved_and_capacities_are_the_papers():
-    assert [choice.group_size for choice in search.group_sizes(OWN, 2**20)] == [2048, 1024, 512, 256]
-    assert [choice.capacity_factor for choice in search.capacity_factors(OWN)] == [1.0]
-    assert [choice.capacity_factor for choice in search.capacity_factors(OWN._replace(capacity_factor=2.0))] == [
-        1.0, 1.25]
+    config = dataclasses.replace(SwitchConfig.from_preset("switch_base_8"), group_size=4096, num_groups_multiple=8)
+    assert _tried(config, 8 * 2**20 // 512) == ([2048, 1024, 512, 256], [1.0])
+    other = dataclasses.replace(config, train_capacity_factor=2.0)
+    assert _tried(other, 8 * 2**20 // 512)[1] == [1.0, 1.25]
 
 
 def test_a_group_size_that_no_group_fills_is_not_tried():
-    assert [choice.group_size for choice in search.group_sizes(OWN, 128 * 1024)] == [512, 256]
+    config = dataclasses.replace(SwitchConfig.from_preset("switch_base_8"), group_size=4096, num_groups_multiple=8)
+    assert _tried(config, 8 * 1024 // 512)[0] == [512, 256]
 
 
 @pytest.mark.parametrize("slow, expected", [(0.2, "fast"), (0.05, "slow")])

@@ -17,6 +17,6 @@ def test_more_than_a_device_has_is_refused(gib, accelerator, is_refused, monkeyp
         return
     words = (rf"^Each device would store {gib:.1f} GiB of weights and gradients, and has (16|95)\.0 GiB; use more "
              r"devices, or a layout that cuts the weights into smaller pieces \(at_rest_rules, as in "
-             r"gin/layouts/fully_sharded\.gin\) with backend='pjrt' or 'dtensor'\.$")
+             r"gin/layouts/fully_sharded\.gin\) with backend='pjrt'\.$")
     with pytest.raises(ValueError, match=words):
         chips.check_memory(int(gib * GIB))

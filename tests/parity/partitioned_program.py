@@ -18,15 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.aot import compiler
 from switch_tf.aot.lower import lower_step
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import lowering
-from switch_tf.partitioning.axes import axes_of
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.variables import unfolding
 from switch_tf.training.train_step import compile_steps
 
 # A pod's mesh, on 8 devices.
@@ -39,46 +36,47 @@ STEPS, BATCH, LENGTHS = 2, 16, {"inputs": 32, "targets": 16}
 def main(name: str) -> dict:
     """Takes a few steps both ways, each from where it stands."""
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
-    said = gin_syntax.read([f"gin/layouts/{name}.gin"], [*FOR_EIGHT.get(name, []), "Layout.backend='dtensor'"])
-    layout = said.part(parts.LAYOUT).make().resolve(8, "CPU")  # whose step is two programs
+    said = gin_syntax.read([f"gin/layouts/{name}.gin"], [*FOR_EIGHT.get(name, [])])
+    layout = said.part(parts.LAYOUT).make().resolve(8, "CPU")
     num_experts = 4 if "fsdp" in layout.mesh else 8  # one a device, where gradients are turned
     config = SwitchConfig(vocab_size=512, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1,
                           num_decoder_layers=1, encoder_sparse_step=1, num_experts=num_experts, num_groups_multiple=8,
                           dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)
     lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
     mesh = lowering.device_mesh(layout, jax.devices("cpu"))
-    computed, applied = ((program, compiler.jit(program, mesh)[0]) for program in lowered)
+    arguments, program = lowered.arguments, lowered.program
+    shardings = [lowering.named_sharding(mesh, argument.spec) for argument in arguments]
+    function = lowering.jit(program, [
+        jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=sharding)
+        for argument, sharding in zip(arguments, shardings, strict=True)])
 
     keras.utils.set_random_seed(0)
     model, optimizer = SwitchTransformer(config), Adafactor(0.01)
     Partitioner().build(model, optimizer)
     variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables]}
     step = compile_steps(model, optimizer, 0, StepSettings())
-    unfoldings = {path: unfolding(variable.shape, layout.spec(axes_of(variable), at_rest=True), layout.mesh)[0]
-                  for path, variable in variables.items()}
-    state = {argument.name: unfoldings[argument.name].unfold(variables[argument.name].numpy(), np)
-             for program in lowered for argument in program.arguments if argument.kind in ("weight", "slot")}
-    names = [argument.name for argument in lowered[1].arguments if argument.kind == "gradient"]
+    state = {argument.name: variables[argument.name].numpy() for argument in arguments if argument.kind != "feature"}
 
     losses, largest = [], 0.0
     for number in range(STEPS):
         features = _features(number, config.vocab_size)
-        results = _execute(*computed, mesh, {**features, **state})
-        gradients, results = dict(zip(names, results, strict=False)), results[len(names):]
-        updated = _execute(*applied, mesh, {**gradients, **state})
+        values = {**{name: value[None] for name, value in features.items()}, **state}
+        results = [np.asarray(value) for value in function(*(
+            jax.device_put(values[argument.name], sharding)
+            for argument, sharding in zip(arguments, shardings, strict=True)))]
+        results, updated = results[:len(program.results)], results[len(program.results):]
         measured, bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
-        assert int(bad_step) == -1
+        assert int(bad_step) == results[-1] == -1
         expected = [float(value) for value in tf.nest.flatten(measured) if value.shape.rank == 0]
-        found = [float(value) for value in results[:-1] if np.ndim(value) == 0]  # the last one says that it is finite
-        assert results[-1]
+        found = [float(value) for value in results[:-1] if np.ndim(value) == 0]
         # The program returns total and weight of each Mean, and this one is the first.
         losses.append((float(measured.batch.loss_terms["cross_entropy"].value), float(results[0] / results[1])))
         assert np.allclose(expected, found, rtol=1e-5), (expected, found)
-        for index, value in zip(lowered[1].program.updated, updated, strict=True):
-            name = lowered[1].arguments[index - len(lowered[1].program.captured)].name
+        for index, value in zip(program.updated, updated, strict=True):
+            name = arguments[index - len(program.captured)].name
             state[name] = value
             own = variables[name].numpy()
-            difference = np.abs(own - unfoldings[name].fold(value, np))
+            difference = np.abs(own - value)
             largest = max(largest, float(np.max(difference) / max(np.max(np.abs(own)), 1e-30)))
     return {"losses": losses, "largest_difference": largest}
 
@@ -91,13 +89,6 @@ def _features(seed, vocab_size):
     features = {"encoder_input_tokens": inputs, "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
                 "decoder_target_tokens": targets, "decoder_loss_weights": targets > 0}
     return {name: value.astype(np.int32) for name, value in features.items()}
-
-
-def _execute(lowered, function, mesh, values):
-    """Results of a program, whole: first those that replace nothing."""
-    arguments = [jax.device_put(values[argument.name], lowering.named_sharding(mesh, argument.spec))
-                 for argument in lowered.arguments]
-    return [np.asarray(value) for value in function(*arguments)]
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def main(name: str, kind: str, dtype: str) -> dict:
     lowering.lower = recorded
     with devices.supposed(kind, "of a test"):
         losses = _train(partitioner, dtype)
-        (compiled,) = lower.lower_step(SwitchTransformer(CONFIG, dtype=dtype), Adafactor(0.01), layout, BATCH, LENGTHS,
-                                       StepSettings())
+        compiled = lower.lower_step(SwitchTransformer(CONFIG, dtype=dtype), Adafactor(0.01), layout, BATCH, LENGTHS,
+                                    StepSettings())
     own, ahead = (_without_names(module) for module in (lowered[0].module, compiled.program.module))
     narrow = len(re.findall(r"stablehlo\.dot.*xbf16>, tensor<\S*bf16>\) -> tensor<\S*f32>", compiled.text))
     return {"is_same": own == ahead, "narrow": narrow, "losses": losses, "expected": _train(Partitioner(), dtype)}
@@ -61,7 +61,7 @@ def _train(partitioner, dtype):
     step, losses = compile_steps(model, optimizer, 0, StepSettings(), partitioner), []
     for number in range(STEPS):
         random = np.random.RandomState(number)
-        features = {feature: random.randint(1, CONFIG.vocab_size, (1, *spec.shape), "int32")
+        features = {feature: random.randint(1, CONFIG.vocab_size, spec.shape, "int32")
                     for feature, spec in lower.feature_specs(CONFIG, BATCH, LENGTHS).items()}
         measured, _ = step(partitioner.place({feature: tf.constant(value) for feature, value in features.items()}))
         losses.append(float(np.asarray(measured.batch.loss_terms["cross_entropy"].value)))

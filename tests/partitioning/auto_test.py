@@ -1,5 +1,7 @@
 """PJRT is the default on TPUs and GPUs that JAX has a client for; its client for CPUs stands for theirs here."""
 
+import dataclasses
+
 import jax
 import pytest
 import tensorflow as tf
@@ -7,7 +9,7 @@ import tensorflow as tf
 from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.ops import dtypes
-from switch_tf.partitioning import Layout, backends
+from switch_tf.partitioning import Layout, backends, cluster
 from switch_tf.partitioning.backends import dtensor, pjrt_client
 from switch_tf.partitioning.backends.pjrt import PjrtPartitioner
 from switch_tf.partitioning.backends.strategies import StrategyPartitioner
@@ -80,19 +82,40 @@ def test_a_run_without_a_layout_splits_its_batch_over_all_chips(on_tpu, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("backend", ["dtensor", "one_device", "mirrored", "tpu"])
+@pytest.mark.parametrize("backend", ["one_device", "mirrored", "tpu"])
 def test_back_ends_of_tensorflow_are_refused(on_tpu, backend):
     with pytest.raises(ValueError, match=f"backend='{backend}' cannot use the TPU of this machine without "
                                          "tensorflow-tpu .* use --backend=pjrt"):
         backends.create_partitioner(Layout("", DATA, backend=backend))
 
 
-def test_beside_tensorflow_tpu_the_default_is_dtensor(on_tpu, monkeypatch):
+@pytest.mark.parametrize("version", [None, "2.20.0"])
+def test_dtensor_is_refused_on_a_tpu_before_anything_starts(on_tpu, monkeypatch, version):
+    monkeypatch.setattr(environment, "installed_version", lambda name: version)
+    with pytest.raises(ValueError) as raised:
+        backends.create_partitioner(Layout("", DATA, backend="dtensor"))
+    assert str(raised.value) == (
+        "backend='dtensor' trains with DTensor here, which is for CPUs and GPUs, and this machine has a TPU; use "
+        "backend='pjrt', which 'auto' stands for here.")
+    assert not on_tpu and not devices.are_jax()
+
+
+def test_one_device_of_several_processes_would_be_dtensors_which_is_refused_on_a_tpu(on_tpu, monkeypatch):
     monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
-    monkeypatch.setattr(dtensor, "create", lambda layout, members: "dtensor")
-    assert backends.create_partitioner(Layout("", DATA)) == "dtensor"
-    with pytest.raises(ValueError, match="needs the libtpu that goes with JAX, and tensorflow-tpu another one"):
-        backends.create_partitioner(Layout("", DATA, backend="pjrt"))
+    variables = {}
+    cluster.put(variables, ["a:1", "b:1"], 0)
+    monkeypatch.setenv("TF_CONFIG", variables["TF_CONFIG"])
+    with pytest.raises(ValueError, match="backend='one_device' trains with DTensor here, which is for CPUs and GPUs"):
+        backends.create_partitioner(Layout("", DATA, backend="one_device"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "pjrt"])
+@pytest.mark.parametrize("layout", [Layout(), Layout("", DATA)])
+def test_beside_tensorflow_tpu_the_default_is_refused(on_tpu, monkeypatch, layout, backend):
+    monkeypatch.setattr(environment, "installed_version", lambda name: "2.20.0")
+    with pytest.raises(ValueError, match="needs the libtpu that goes with JAX, and tensorflow-tpu another one; .* or "
+                                         "use backend='tpu'"):
+        backends.create_partitioner(dataclasses.replace(layout, backend=backend))
 
 
 def test_commands_of_one_device_run_on_the_host(on_tpu, capsys, monkeypatch):

@@ -17,7 +17,7 @@ from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning import Layout, backends, cluster
 from switch_tf.partitioning.layout import BACKENDS
-from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 
 DATA = (("batch", "data"), ("group", "data"))
@@ -215,8 +215,11 @@ def test_one_gpu_needs_no_accelerator_system(gpus, layout):
     (tf.errors.UnavailableError, "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name'",
      False)])
 def test_a_bucket_that_fails_is_no_lost_process(kind, message, is_lost):
-    assert is_lost_process(kind(None, None, message)) is is_lost
-    assert not is_lost_process(OSError(message))
+    partitioner = Partitioner()
+    assert not partitioner.is_lost_process(kind(None, None, message))
+    partitioner.num_processes = 2
+    assert partitioner.is_lost_process(kind(None, None, message)) is is_lost
+    assert not partitioner.is_lost_process(OSError(message))
 
 
 # Refusals.
@@ -246,7 +249,7 @@ def test_a_mesh_is_laid_over_the_devices_of_all_processes(two_processes):
 def test_mirrored_trains_in_one_process(two_processes):
     assert two_processes["mirrored"] == (
         "backend='mirrored' trains in one process, on the devices of one host, but this run has 2 processes, and each "
-        "would train a model of its own; use backend='pjrt' or 'dtensor'.")
+        "would train a model of its own; use backend='pjrt'.")
 
 
 @pytest.mark.parametrize(("rules", "at_rest_rules", "split"), [
@@ -257,7 +260,7 @@ def test_tf_distribute_copies_the_model_so_only_the_batch_is_split(rules, at_res
         backends.create_partitioner(Layout("data=1", rules, at_rest_rules, "mirrored"))
     assert str(raised.value) == (
         f"backend='mirrored' copies the model to every device, so the layout cannot split {split}; use "
-        "gin/layouts/data.gin, or backend='pjrt' or 'dtensor'.")
+        "gin/layouts/data.gin, or backend='pjrt'.")
 
 
 def test_the_strategy_of_several_processes_names_what_covers_it():
@@ -284,7 +287,7 @@ def test_a_tpu_core_keeps_its_variables_whole(monkeypatch, is_named):
     if is_named:
         monkeypatch.setenv("TPU_NAME", "mine")
     message = (r"backend='tpu' copies the model to every device, so the layout cannot split {}; use "
-               r"gin/layouts/data\.gin, or backend='pjrt' or 'dtensor'\.$")
+               r"gin/layouts/data\.gin, or backend='pjrt'\.$")
     with pytest.raises(ValueError, match=message.format("expert")):
         backends.create_partitioner(Layout("", EXPERT, backend="tpu"))
     with pytest.raises(ValueError, match=message.format("embed")):

@@ -5,6 +5,7 @@ import typing
 
 from etils import epy
 
+from switch_tf import environment
 from switch_tf.hardware import host
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.layout import BACKENDS, Layout
@@ -25,10 +26,10 @@ def create_partitioner(layout: Layout) -> "Partitioner":
     Raises:
         Refusal: The mesh does not fit the devices, or this machine cannot run the back end.
     """
-    backend = layout.backend
-    if backend == "auto" and (devices.is_tpu_of_jax() or host.has_gpu_of_jax()):
+    backend, is_tpu = layout.backend, devices.device_type() == "TPU"
+    if backend == "auto" and (is_tpu or host.has_gpu_of_jax()):
         backend = "pjrt"
-    if backend != "pjrt" and devices.is_tpu_of_jax():
+    if is_tpu and backend not in ("pjrt", "dtensor") and environment.installed_version("tensorflow-tpu") is None:
         raise Refusal(f"backend={backend!r} cannot use the TPU of this machine without tensorflow-tpu "
                       "(docs/cloud_tpu.md); use --backend=pjrt, which 'auto' stands for here.")
     return importlib.import_module(BACKENDS[backend]).create(layout, cluster.members())

@@ -1,4 +1,4 @@
-"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs, GPUs or TPUs, in one process or several.
+"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs or GPUs, in one process or several.
 
 Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two things would go wrong without an
 error:
@@ -10,7 +10,6 @@ error:
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -20,17 +19,16 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.hardware import chips, devices
+from switch_tf.hardware import devices
 from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.cluster import Cluster
-from switch_tf.partitioning.layout import Layout, batch_over_chips
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.layout import Layout
+from switch_tf.partitioning.partitioner import Partitioner, initial_value
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import (
     DTensorVariable,
     Piece,
     UnfoldedVariable,
-    as_stored,
     as_used,
     in_host_memory,
     pack,
@@ -45,36 +43,27 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
 
-    With backend="auto", one device trains without DTensor. The path for TPUs has never run on hardware.
+    With backend="auto", one device trains without DTensor.
     """
     kind, num_processes = devices.device_type(), len(members.addresses)
+    if kind == "TPU":
+        raise Refusal(f"backend={layout.backend!r} trains with DTensor here, which is for CPUs and GPUs, and this "
+                      "machine has a TPU; use backend='pjrt', which 'auto' stands for here.")
     layout.check_processes(num_processes)
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    if kind == "TPU":
-        _check_axes(layout)
-        # First, because TensorFlow refuses it after it has listed its devices.
-        dtensor.initialize_accelerator_system(kind)
-        count = dtensor.num_global_devices(kind)
-        if layout.num_devices == 1 and not layout.open_axes and count > 1 and (layout.rules or layout.at_rest_rules):
-            raise Refusal(f"MESH_SHAPE {layout.mesh_shape!r} is for one device, but a program on this TPU runs on all "
-                          f"of its {count}; make the product of its sizes {count}.")
-        layout = batch_over_chips(layout, count, "one_device")
-    else:
-        # With several processes, TensorFlow must not list its devices yet.
-        count = num_processes * (devices if num_processes == 1 else dtensor).num_local_devices(kind)
+    # Virtual devices count. Nothing is started: TensorFlow must not list its devices yet.
+    count = num_processes * dtensor.num_local_devices(kind)
     layout = layout.resolve(count, kind)
-    _check_axes(layout)
-    if layout.backend == "auto" and num_processes == layout.num_devices == 1 and kind != "TPU":
+    if split := layout.axes_over_several:
+        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
+                      "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
+                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
+                      "size 1 in MESH_SHAPE.")
+    if layout.backend == "auto" and num_processes == layout.num_devices == 1:
         return Partitioner(layout)
     dimensions = list(layout.mesh.items())
-    if kind == "TPU":
-        # Without XLA's partitioner (`use_xla_spmd`), under which variables have no layout and the first step aborts.
-        # The devices are in the order of the torus, x first; by default TensorFlow makes rings of all axes but the
-        # first.
-        return DTensorPartitioner(layout, dtensor.create_tpu_mesh(
-            list(layout.mesh), list(layout.mesh.values()), "", ring_dims=0, use_xla_spmd=False))
     if kind == "GPU":
         os.environ.setdefault("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "1")
         # Makes a CPU device for each GPU, which writing a checkpoint needs.
@@ -86,15 +75,6 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         return DTensorPartitioner(layout, dtensor.create_distributed_mesh(dimensions, device_type=kind))
     return DTensorPartitioner(layout, dtensor.create_mesh(
         dimensions, devices=[f"{kind}:{index}" for index in range(layout.num_devices)]))
-
-
-def _check_axes(layout):
-    """Refuses a layout that splits one dimension of activations over several mesh axes."""
-    if split := layout.axes_over_several:
-        raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
-                      "an axis of activations over one; use backend='pjrt', which splits it over all of them, "
-                      "gin/layouts/expert.gin or fully_sharded.gin, or leave all of these mesh axes but one at "
-                      "size 1 in MESH_SHAPE.")
 
 
 class DTensorPartitioner(Partitioner):
@@ -111,7 +91,6 @@ class DTensorPartitioner(Partitioner):
 
     def __init__(self, layout: Layout, mesh: dtensor.Mesh):
         super().__init__(layout)
-        _check_axes(layout)
         self.mesh = mesh
         self.num_processes = dtensor.num_clients()
         self.process_index = dtensor.client_id()
@@ -124,8 +103,6 @@ class DTensorPartitioner(Partitioner):
         if use_xla:
             raise Refusal("use_xla=True compiles the step of one device; DTensor cuts the step first, so leave "
                           "use_xla at False under a layout of several devices.")
-        if self.mesh.device_type() == "TPU":
-            chips.check_memory(self.layout.stored_bytes(config.weights()))
 
     def sharding(self, axes: Axes) -> dtensor.Layout:
         """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
@@ -154,13 +131,9 @@ class DTensorPartitioner(Partitioner):
 
     # Variables.
 
-    def creates_variables(self) -> AbstractContextManager:
-        return tf.variable_creator_scope(self._create)
-
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
-            value = kwargs["initial_value"]
-            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+            value = initial_value(kwargs)
         axes = axes_of_new_variable(value.shape.rank)
         storage, mesh_axes = unfolding(value.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
         variable = DTensorVariable(pack(storage.unfold(value.numpy(), np), self._layout(mesh_axes)),
@@ -187,12 +160,8 @@ class DTensorPartitioner(Partitioner):
     # Steps.
 
     def rows(self, batch_size: int) -> tuple[int, int]:
-        axis = self.sharding(("batch",)).sharding_specs[0]
-        if axis == dtensor.UNSHARDED:
-            return 0, batch_size
-        pieces = [location[axis] for location in self.mesh.local_device_locations()]
-        size = batch_size // self.mesh.dim_size(axis)
-        return min(pieces) * size, (max(pieces) + 1) * size
+        ranges = [index[0] for index in slices((batch_size,), self.sharding(("batch",)))]
+        return min(rows.start for rows in ranges), max(rows.stop for rows in ranges)
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         # One step a call, without the axis of steps: indexing that axis would move the batch between devices.
@@ -201,17 +170,17 @@ class DTensorPartitioner(Partitioner):
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
-            with context.within(annotator=self):
-                gradients, totals, measured, is_finite = compute(features)
-                others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
-                return as_stored(gradients, self._trained), others
+            gradients, totals, measured, is_finite = compute(features)
+            others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
+            # As the variables are stored.
+            return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
+                    dtensor.relayout(gradient, variable.value.layout)
+                    for gradient, variable in zip(gradients, self._trained, strict=True)], others
 
         def applied(gradients, totals):
-            with context.within(annotator=self):
-                apply(as_used(gradients, self._trained), totals)
+            apply(as_used(gradients, self._trained), totals)
 
-        compute_function = tf.function(computed, autograph=False)
-        apply_function = tf.function(applied, autograph=False)
+        compute_function, apply_function = self._function(computed), self._function(applied)
 
         def one_step(features, index):
             gradients, (totals, measured, is_finite) = compute_function(features)
@@ -223,12 +192,11 @@ class DTensorPartitioner(Partitioner):
         return one_step
 
     def results(self, call: Callable) -> Callable:
-        def traced(features):
-            with context.within(annotator=self):
-                return tf.nest.map_structure(self._replicate, call(features))
-
-        function = tf.function(traced, autograph=False)
+        function = self._function(lambda features: tf.nest.map_structure(self._replicate, call(features)))
         return lambda features: tf.nest.map_structure(self.on_host, function(features))
+
+    def _function(self, call):
+        return tf.function(context.within(annotator=self)(call), autograph=False)
 
     def compile(self, function: Callable, use_xla: bool = False) -> Callable:
         return function  # its two parts are compiled functions

@@ -32,12 +32,13 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     TPU of this machine, or the one that TPU_NAME names.
     """
     kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
+    local = tf.experimental.dtensor.num_local_devices(kind)
     if backend == "one_device":
         if count > 1:
             return dtensor.create(layout, members)
         if kind == "TPU":
             return _on_tpu(layout.resolve(1, kind))
-        layout = layout.resolve(devices.num_local_devices(kind), kind).resolve(1, kind)
+        layout = layout.resolve(local, kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
     # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for others.
     name = None if host.has_tpu() else os.environ.get("TPU_NAME")
@@ -46,15 +47,15 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
                       "TPU_NAME, or leave backend at 'auto'.")
     if count > 1:
         raise Refusal(f"backend={backend!r} trains in one process, on the devices of one host, but this run has "
-                      f"{count} processes, and each would train a model of its own; use backend='pjrt' or 'dtensor'.")
+                      f"{count} processes, and each would train a model of its own; use backend='pjrt'.")
     if split := sorted({logical for logical, _ in (*layout.rules, *layout.at_rest_rules)} - {"batch", "group"}):
         raise Refusal(f"backend={backend!r} copies the model to every device, so the layout cannot split "
-                      f"{', '.join(split)}; use gin/layouts/data.gin, or backend='pjrt' or 'dtensor'.")
+                      f"{', '.join(split)}; use gin/layouts/data.gin, or backend='pjrt'.")
     if backend == "tpu":
         return _on_tpu(layout, name)
     if kind == "TPU":
-        raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu' or 'dtensor'.")
-    layout = layout.resolve(devices.num_local_devices(kind), kind)
+        raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='pjrt' or 'tpu'.")
+    layout = layout.resolve(local, kind)
     return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(layout.num_devices)]))
 
