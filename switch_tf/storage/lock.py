@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
@@ -28,30 +28,15 @@ LIFETIME = 60.0  # seconds without a renewal after which another process takes t
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-class Use(NamedTuple):
-    """Wording of a lock's messages.
-
-    Attributes:
-        doing: What another owner does, as in "is training in".
-        argument: Name of the option that gives the path.
-        thing: The path, as in "run folder".
-    """
-
-    doing: str
-    argument: str
-    thing: str
-
-
-RUN = Use("training in", "MODEL_DIR", "run folder")
-
-
 class Lock:
     """Exclusive use of a file or folder, until `close` or the end of the process.
 
     Args:
         path: File or folder that is used. It need not exist.
         place: Path of the lock.
-        use: Use.
+        doing: What an owner does, as in "is training in", for messages.
+        argument: Name of the option that gives the path.
+        thing: The path, as in "run folder".
 
     Attributes:
         token: Text that no other lock has.
@@ -61,8 +46,9 @@ class Lock:
         OSError: The lock cannot be written.
     """
 
-    def __init__(self, path: Any, place: Any, use: Use):
-        self._path, self._place, self._use = path, place, use
+    def __init__(self, path: Any, place: Any, doing: str = "training in", argument: str = "MODEL_DIR",
+                 thing: str = "run folder"):
+        self._path, self._place, self._doing, self._argument, self._thing = path, place, doing, argument, thing
         self.token = secrets.token_hex(8)
         self._is_local = places.is_local(place)
         self._loss: str | None = None  # the reason why this process no longer owns the path
@@ -124,13 +110,13 @@ class Lock:
                 objects.write(self._place, None, self._lease)
 
     def _taken(self, owner):
-        return Refusal(f"Another process ({owner}) is {self._use.doing} {str(self._path)!r}; wait for it, stop it, or "
-                       f"name another {self._use.argument}.")
+        return Refusal(f"Another process ({owner}) is {self._doing} {str(self._path)!r}; wait for it, stop it, or "
+                       f"name another {self._argument}.")
 
     def removed(self) -> str:
         """Returns the message about a path that is gone."""
-        return (f"The {self._use.thing} {str(self._path)!r} was removed or replaced while this process was "
-                f"{self._use.doing} it, so nothing can be saved there any more; start again, and leave it in place.")
+        return (f"The {self._thing} {str(self._path)!r} was removed or replaced while this process was "
+                f"{self._doing} it, so nothing can be saved there any more; start again, and leave it in place.")
 
     # On a disk.
 
@@ -155,7 +141,7 @@ class Lock:
                 if error.errno not in _NO_LOCKS:
                     raise
                 raise Refusal(f"The file system of {str(self._path)!r} has no locks ({error.strerror}), so two "
-                              f"processes could write there at a time; name another {self._use.argument}, on a "
+                              f"processes could write there at a time; name another {self._argument}, on a "
                               "local disk, or mount that file system with locks.") from error
             else:
                 if self._is_same_file():  # and not one that its owner just removed
@@ -213,7 +199,7 @@ class Lock:
                     self._loss = self.removed()
                 else:
                     owner = _owner(found)
-                    self._loss = (f"Another process{f' ({owner})' if owner else ''} has taken the {self._use.thing} "
+                    self._loss = (f"Another process{f' ({owner})' if owner else ''} has taken the {self._thing} "
                                   f"{str(self._path)!r}, because this one was cut off from it or suspended for over a "
                                   "minute, so nothing is saved there any more; let the other one go on.")
 
@@ -269,7 +255,7 @@ def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
     try:
         if places.is_local(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(output, place, Use("writing", argument, "output"))
+        lock = Lock(output, place, "writing", argument, "output")
     except OSError as error:
         raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one.") from error
     try:

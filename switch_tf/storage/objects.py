@@ -98,22 +98,13 @@ def urls_of(folder: Place) -> list[str]:
     return [f"gs://{bucket}/{key.decode()}" for key in found]
 
 
-def remove(path: Place) -> None:
-    """Removes an object, if there is one.
-
-    Raises:
-        BucketError: The bucket does not answer, refuses or does not exist.
-    """
-    _call(path, lambda bucket, name: bucket.write(name, None))
-
-
-def write(path: Place, content: bytes | None, generation: bytes) -> bytes:
+def write(path: Place, content: bytes | None, generation: bytes | None) -> bytes:
     """Writes an object, or removes it if the content is None. Returns its new generation.
 
     Args:
         path: Path of the object.
         content: Its new content.
-        generation: Generation that `read` or `write` returned.
+        generation: Generation that `read` or `write` returned. None writes or removes any.
 
     Raises:
         Conflict: Somebody else has written or removed it.

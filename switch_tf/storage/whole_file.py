@@ -109,15 +109,9 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
         OSError: The file cannot be written.
         Outage: The path no longer belongs to this process, which had locked it.
     """
-    place, owner = places.at(path), owner_of(path)
     parts = [content.encode() if isinstance(content, str) else content] if isinstance(content, str | bytes) else content
-    if places.is_local(place):
-        with written(place) as unfinished, open(unfinished, "wb") as file:
-            file.writelines(parts)
-    elif owner:
-        owner.replace(place, b"".join(parts))
-    else:  # an object appears whole
-        place.write_bytes(b"".join(parts))
+    with written(path) as unfinished, open(unfinished, "wb") as file:
+        file.writelines(parts)
 
 
 @contextlib.contextmanager
@@ -167,4 +161,4 @@ def remove_tree(folder: Any) -> None:
     if places.is_local(folder):
         shutil.rmtree(folder)
     for url in urls:
-        objects.remove(url)
+        objects.write(url, None, None)

@@ -156,7 +156,7 @@ def test_of_many_that_come_at_once_one_holds_it(folder, count):
 
     def come():
         try:
-            held.append(lock.Lock(folder, folder / "lock", lock.RUN))
+            held.append(lock.Lock(folder, folder / "lock"))
         except Refusal as error:
             taken.append(error)
 
@@ -171,7 +171,7 @@ def test_of_many_that_come_at_once_one_holds_it(folder, count):
 
 def test_whatever_a_process_writes_or_removes_after_another_one_took_its_folder_is_refused(folder, monkeypatch):
     """Also if it has not noticed, because it slept between its check and its write."""
-    held = lock.Lock(folder, folder / "lock", lock.RUN)
+    held = lock.Lock(folder, folder / "lock")
     mirrored = mirror.Mirror(folder)
     for name in ("whole", "removed", "deep/whole"):
         whole_file.write_whole(folder / name, name)
@@ -213,7 +213,7 @@ def test_a_file_that_somebody_else_changed_is_written_again_by_its_owner(folder)
 def test_of_nested_locks_the_innermost_decides(folder, tmp_path):
     """A comparison locks its folder, and each of its runs the folder of its variant."""
     with lock.held(folder / "comparison"):
-        held = lock.Lock(folder / "comparison" / "run", folder / "comparison" / "run" / "lock", lock.RUN)
+        held = lock.Lock(folder / "comparison" / "run", folder / "comparison" / "run" / "lock")
         whole_file.write_whole(folder / "comparison" / "run" / "a", "first")
         take(folder / "comparison" / "run")
         held._renewed = 0  # a minute later
@@ -264,8 +264,8 @@ def test_a_lease_is_renewed_during_a_long_upload(folder, monkeypatch):
 
 
 def test_a_folder_that_was_removed_is_no_takeover(folder):
-    held = lock.Lock(folder, folder / "lock", lock.RUN)
-    objects.remove(folder / "lock")
+    held = lock.Lock(folder, folder / "lock")
+    objects.write(folder / "lock", None, None)
     time.sleep(0.3)
     with pytest.raises(Outage, match="was removed or replaced while this process was training in it"):
         held.check()
