@@ -220,12 +220,6 @@ def copy(source: pathlib.Path, target: Any) -> None:
         shutil.copyfileobj(file, opened, _PART)
 
 
-def upload(folder: pathlib.Path, target: Any) -> None:
-    """Copies all files of a local folder into a folder of a bucket."""
-    for name, file in files_in(folder):
-        copy(file, target / name)
-
-
 @contextlib.contextmanager
 def fetched(path: Place) -> Iterator[pathlib.Path]:
     """Yields a file as a local one, for libraries that read only those; a copy if it is in a bucket."""
@@ -248,4 +242,5 @@ def uploaded(folder: Place) -> Iterator[pathlib.Path]:
         return
     with tempfile.TemporaryDirectory() as local:
         yield pathlib.Path(local)
-        upload(pathlib.Path(local), place)
+        for name, file in files_in(pathlib.Path(local)):
+            copy(file, place / name)
