@@ -52,22 +52,6 @@ class AddedFeatures(NamedTuple):
         return {**batches, **{name: tf.constant(found[name].reshape(*before, width), tf.int32)
                               for name, width in self.widths.items()}}
 
-    def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
-        """Returns the specifications of these features, with dimensions before the width."""
-        return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
-
-
-class _Position(NamedTuple):
-    """A position of one part.
-
-    Attributes:
-        files: Ending -> content, or None for the beginning of the data.
-        step: Steps that had been taken there, negative for those before this process.
-    """
-
-    files: dict[str, bytes] | None = None
-    step: int = 0
-
 
 def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: tuple[int, int] | None = None,
                 added: AddedFeatures | None = None) -> "Batches":
@@ -118,15 +102,17 @@ class Batches:
         self.is_stuck = False
         self._ahead: concurrent.futures.Future | None = None  # the next batches, being read
         self._steps = 0
-        self._known = dict.fromkeys(parts, _Position())  # the last one of each part that can be read again
+        # The last position of each part that can be read again: ending -> content of its files, or None for the
+        # beginning of the data, and the steps that had been taken there, negative for those before this process.
+        self._known: dict = dict.fromkeys(parts, (None, 0))
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """Specification of the result of `next`: dict of <int32>[steps_per_call, batch, length]."""
-        before = self._steps_per_call, self._batch_size
-        read = {name: tf.TensorSpec([*before, *feature.shape[2:]], feature.dtype)
-                for name, feature in self._spec_of_part.items()}
-        return read | (self._added.specs(*before) if self._added else {})
+        widths = {name: feature.shape[2] for name, feature in self._spec_of_part.items()}
+        widths |= self._added.widths if self._added else {}
+        return {name: tf.TensorSpec([self._steps_per_call, self._batch_size, width], tf.int32)
+                for name, width in widths.items()}
 
     def without_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns batches with the features of the data alone."""
@@ -151,14 +137,12 @@ class Batches:
 
         After None there are no more batches, and `save` writes the position after the last batches that were returned.
         """
-        batches = None if self.is_stuck else self._result(self._reading(), gives_up)
+        if self.is_stuck:
+            return None
+        call, self._ahead = self._ahead or _started(self._read), None
+        batches = self._result(call, gives_up)
         self._steps += self._steps_per_call * (batches is not None)
         return batches
-
-    def _reading(self):
-        """Returns the call that reads the next batches."""
-        call, self._ahead = self._ahead or _started(self._read), None
-        return call
 
     def _result(self, call, gives_up):
         """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
@@ -184,8 +168,8 @@ class Batches:
         if self._ahead:
             due = time.monotonic() + _CLOSING_SECONDS
             with contextlib.suppress(tf.errors.OpError, StopIteration, Refusal):  # nobody wants these batches any more
-                self._result(self._reading(), lambda: time.monotonic() > due)
-        self._parts = {}
+                self._result(self._ahead, lambda: time.monotonic() > due)
+        self._parts, self._ahead = {}, None
 
     def save(self, folder: pathlib.Path, process_index: int) -> None:
         """Writes the position of the next batch; each process writes its own parts of the same step.
@@ -216,13 +200,13 @@ class Batches:
                 if self._result(_started(lambda: write(written)), lambda: time.monotonic() > due):
                     for index, name in names.items():
                         if not self._corrupt[index].has_failed:
-                            self._known[index] = _Position(_files(written, name), self._steps)
+                            self._known[index] = _files(written, name), self._steps
         for index, name in names.items():
-            known = self._known[index]
-            for ending, content in (known.files or {}).items():
+            files, step = self._known[index]
+            for ending, content in (files or {}).items():
                 (folder / f"{name}{ending}").write_bytes(content)
-            if known.files is None or known.step != self._steps:
-                later = {"steps": self._steps - known.step, "is_from_start": known.files is None}
+            if files is None or step != self._steps:
+                later = {"steps": self._steps - step, "is_from_start": files is None}
                 (folder / name).with_suffix(_LATER).write_text(json.dumps(later))
 
     def restore(self, folder: pathlib.Path) -> None:
@@ -244,7 +228,7 @@ class Batches:
                     _parsed(found, self._corrupt[index].take_up)
             for _ in range(steps // self._steps_per_call):
                 next(part)
-            self._known[index] = _Position(None if is_from_start else _files(folder, place.name), self._steps - steps)
+            self._known[index] = None if is_from_start else _files(folder, place.name), self._steps - steps
 
 
 def _files(folder, name):
