@@ -18,8 +18,16 @@ from switch_tf.data.evaluator import (
     write_records,
 )
 from switch_tf.data.example_files import BadData, TextFile, examples_of_lines, find_files, kind_of
-from switch_tf.data.inspection import bad_row, check_examples, examples, refusing_bad_rows
-from switch_tf.data.pipeline import DatasetDescription, description_of_data, fingerprint, get_dataset
+from switch_tf.data.pipeline import (
+    DatasetDescription,
+    bad_row,
+    check_examples,
+    description_of_data,
+    examples,
+    fingerprint,
+    get_dataset,
+    refusing_bad_rows,
+)
 from switch_tf.data.providers import check_task, check_vocabulary, passes, target_vocabulary, vocabulary_size
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
 from switch_tf.data.spelling import SpellingOps, pieces, read_text, spell, spellings
