@@ -28,11 +28,19 @@ from switch_tf.data.pipeline import (
     get_dataset,
     refusing_bad_rows,
 )
-from switch_tf.data.providers import check_task, check_vocabulary, passes, target_vocabulary, vocabulary_size
 from switch_tf.data.reading import Reading, reading_of, typed_sentinels
 from switch_tf.data.spelling import SpellingOps, pieces, read_text, spell, spellings
 from switch_tf.data.task_catalog import describe, names, pieces_fingerprint, vocabulary_fingerprint
-from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, keep_jax_on_cpu
+from switch_tf.data.vocabularies import (
+    NUM_SENTINELS,
+    check_task,
+    check_vocabulary,
+    get_vocabulary,
+    keep_jax_on_cpu,
+    passes,
+    target_vocabulary,
+    vocabulary_size,
+)
 
 __all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
            "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",

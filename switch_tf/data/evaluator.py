@@ -20,7 +20,7 @@ from switch_tf import checks
 from switch_tf.configs import directions
 from switch_tf.data.evaluation_sets import evaluation_owner
 from switch_tf.data.pipeline import DatasetDescription, check_description, refusing_bad_rows
-from switch_tf.data.providers import get_provider, import_seqio, replace_tasks, tasks_of
+from switch_tf.data.vocabularies import get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole

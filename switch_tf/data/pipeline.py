@@ -24,10 +24,16 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.data import cache_files
 from switch_tf.data.cache_files import CorruptRecords
 from switch_tf.data.example_files import BadData
-from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of, with_counted_passes
 from switch_tf.data.spelling import spell
 from switch_tf.data.task_catalog import source_fingerprint
-from switch_tf.data.vocabularies import import_seqio
+from switch_tf.data.vocabularies import (
+    check_split,
+    get_provider,
+    import_seqio,
+    replace_tasks,
+    tasks_of,
+    with_counted_passes,
+)
 from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 if TYPE_CHECKING:

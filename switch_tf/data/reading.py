@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from switch_tf import checks
 from switch_tf.configs.choices import check_choice
-from switch_tf.data.providers import get_provider
 from switch_tf.data.spelling import SENTINELS, read_text
+from switch_tf.data.vocabularies import get_provider
 from switch_tf.refusals import Refusal
 
 if TYPE_CHECKING:
