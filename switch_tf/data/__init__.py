@@ -28,8 +28,16 @@ from switch_tf.data.pipeline import (
     get_dataset,
     refusing_bad_rows,
 )
-from switch_tf.data.reading import Reading, reading_of, typed_sentinels
-from switch_tf.data.spelling import SpellingOps, pieces, read_text, spell, spellings
+from switch_tf.data.reading import (
+    Reading,
+    SpellingOps,
+    pieces,
+    read_text,
+    reading_of,
+    spell,
+    spellings,
+    typed_sentinels,
+)
 from switch_tf.data.task_catalog import describe, names, pieces_fingerprint, vocabulary_fingerprint
 from switch_tf.data.vocabularies import (
     NUM_SENTINELS,

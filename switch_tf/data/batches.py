@@ -52,6 +52,10 @@ class AddedFeatures(NamedTuple):
         return {**batches, **{name: tf.constant(found[name].reshape(*before, width), tf.int32)
                               for name, width in self.widths.items()}}
 
+    def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
+        """Returns the specifications of these features, with dimensions before the width."""
+        return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
+
 
 def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: tuple[int, int] | None = None,
                 added: AddedFeatures | None = None) -> "Batches":
@@ -109,10 +113,10 @@ class Batches:
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
         """Specification of the result of `next`: dict of <int32>[steps_per_call, batch, length]."""
-        widths = {name: feature.shape[2] for name, feature in self._spec_of_part.items()}
-        widths |= self._added.widths if self._added else {}
-        return {name: tf.TensorSpec([self._steps_per_call, self._batch_size, width], tf.int32)
-                for name, width in widths.items()}
+        before = self._steps_per_call, self._batch_size
+        read = {name: tf.TensorSpec([*before, *feature.shape[2:]], feature.dtype)
+                for name, feature in self._spec_of_part.items()}
+        return read | (self._added.specs(*before) if self._added else {})
 
     def without_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns batches with the features of the data alone."""

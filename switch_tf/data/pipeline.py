@@ -24,7 +24,7 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.data import cache_files
 from switch_tf.data.cache_files import CorruptRecords
 from switch_tf.data.example_files import BadData
-from switch_tf.data.spelling import spell
+from switch_tf.data.reading import spell
 from switch_tf.data.task_catalog import source_fingerprint
 from switch_tf.data.vocabularies import (
     check_split,

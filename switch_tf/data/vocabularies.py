@@ -288,10 +288,6 @@ def _of_copy(path, extra_ids, size):
     return import_seqio().SentencePieceVocabulary(str(path), extra_ids)
 
 
-if TYPE_CHECKING:
-    import seqio
-
-
 def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) -> int:
     """Returns the number of ids of a task's or mixture's vocabulary, sentinels included.
 
