@@ -2,7 +2,7 @@
 
 A lock on a disk ends with its process. A lease is an object that its owner renews. Another process takes it if it has
 not changed for a minute, or if its owner ran on this machine and has ended. The bucket refuses to write an object that
-another process has written since (`objects`), the lease among them, and `whole_file` writes all files of a path that is
+another process has written since (`places`), the lease among them, and `whole_file` writes all files of a path that is
 locked through its lock. So a process that slept while another one took its lease changes nothing after it wakes up.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
-from switch_tf.storage import json_lines, leftovers, objects, outputs, places, whole_file
+from switch_tf.storage import json_lines, leftovers, outputs, places, whole_file
 from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
@@ -88,12 +88,12 @@ class Lock:
             key = os.fspath(path)
             while True:
                 if key not in self._generations:
-                    _, self._generations[key] = objects.read(path)
+                    _, self._generations[key] = places.read_object(path)
                 self.check()  # after the generation was read, so another owner's write would change it
                 try:
-                    self._generations[key] = objects.write(path, content, self._generations[key])
+                    self._generations[key] = places.write_object(path, content, self._generations[key])
                     return
-                except objects.Conflict:
+                except places.Conflict:
                     del self._generations[key]
                     self._renew()
 
@@ -105,9 +105,9 @@ class Lock:
             return
         self._ended.set()
         self._thread.join(timeout=PERIOD)
-        with self._changing, contextlib.suppress(objects.Conflict, OSError):  # it ends by itself
+        with self._changing, contextlib.suppress(places.Conflict, OSError):  # it ends by itself
             if self._loss is None:
-                objects.write(self._place, None, self._lease)
+                places.write_object(self._place, None, self._lease)
 
     def _taken(self, owner):
         return Refusal(f"Another process ({owner}) is {self._doing} {str(self._path)!r}; wait for it, stop it, or "
@@ -164,7 +164,7 @@ class Lock:
         watched, until = b"", 0.0
         while True:
             self._renewed = _now()
-            found, generation = objects.read(self._place)
+            found, generation = places.read_object(self._place)
             owner = _owner(found)
             if owner is not None:
                 if generation != watched:
@@ -176,8 +176,8 @@ class Lock:
                 if _now() < until:
                     time.sleep(min(PERIOD, LIFETIME) / 3)
                     continue
-            with contextlib.suppress(objects.Conflict):  # another process was faster
-                self._lease = objects.write(self._place, self._text, generation)
+            with contextlib.suppress(places.Conflict):  # another process was faster
+                self._lease = places.write_object(self._place, self._text, generation)
                 return
 
     def _renew(self):
@@ -191,10 +191,10 @@ class Lock:
                 return
             before = _now()
             try:
-                self._lease = objects.write(self._place, self._text, self._lease)
+                self._lease = places.write_object(self._place, self._text, self._lease)
                 self._renewed = before
-            except objects.Conflict:
-                found, _ = objects.read(self._place)
+            except places.Conflict:
+                found, _ = places.read_object(self._place)
                 if found is None:
                     self._loss = self.removed()
                 else:
@@ -228,7 +228,7 @@ def is_held(place: Any) -> bool:
     """Returns whether a process has a lock. True if that is unknown. Of a lease it takes this machine's clock."""
     try:
         if not places.is_local(place):
-            return _owner(objects.read(place)[0]) is not None and time.time() - place.stat().st_mtime < LIFETIME
+            return _owner(places.read_object(place)[0]) is not None and time.time() - place.stat().st_mtime < LIFETIME
         with open(place, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:

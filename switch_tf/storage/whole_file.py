@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import objects, places
+from switch_tf.storage import places
 from switch_tf.storage.places import Place
 
 # Cause and way out, by errno.
@@ -156,9 +156,9 @@ def remove_tree(folder: Any) -> None:
 
     Raises: See `put`.
     """
-    urls = [] if places.is_local(folder) else objects.urls_of(folder)
+    urls = [] if places.is_local(folder) else places.urls_of(folder)
     check_owned(folder)
     if places.is_local(folder):
         shutil.rmtree(folder)
     for url in urls:
-        objects.write(url, None, None)
+        places.write_object(url, None, None)

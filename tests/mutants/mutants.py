@@ -267,7 +267,7 @@ MUTANTS = (
     Mutant("training/loop.py", "if is_last and not is_earlier:", "if False:", ("tests/training/trainer_test.py",)),
     Mutant("training/speed.py", "_FIRST_CALL = 2", "_FIRST_CALL = 1", ("tests/training/profiling_test.py",)),
     # Writes of a suspended process, and files of other people.
-    Mutant("storage/objects.py", "content, if_equal=generation)", "content)", LOCK),
+    Mutant("storage/places.py", "content, if_equal=generation)", "content)", LOCK),
     Mutant("storage/whole_file.py", "max(found, key=len)", "min(found, key=len)", LOCK),
     Mutant("storage/lock.py", "                self.check()  # after the generation was read,",
            "                # after the generation was read,", LOCK),
