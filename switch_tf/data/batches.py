@@ -22,7 +22,7 @@ from switch_tf import checks
 from switch_tf.data.cache_files import CorruptRecords
 from switch_tf.data.pipeline import DatasetDescription, check_description, get_dataset, get_part
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.storage import json_lines, places
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
@@ -224,7 +224,8 @@ class Batches:
             saved = sorted(folder.glob(f"{_name(index, '*')}.*"))
             place = folder / (saved[0].name.partition(".")[0] if saved else _name(index, 0))
             later = next((file for file in (place.with_suffix(_LATER), folder / _LATER_OF_ALL) if file.exists()), None)
-            steps, is_from_start = _parsed(later, _later_of) if later else (0, False)
+            steps, is_from_start = _parsed(later, lambda entries: (
+                int(entries["steps"]), bool(entries["is_from_start"]))) if later else (0, False)
             if not is_from_start:
                 literal = places.Literal(place)
                 tf.train.Checkpoint(iterator=part).read(str(literal)).assert_existing_objects_matched()
@@ -241,14 +242,9 @@ def _files(folder, name):
             if not file.name.endswith(_LATER)}
 
 
-def _later_of(text):
-    later = json.loads(text)
-    return int(later["steps"]), bool(later["is_from_start"])
-
-
 def _parsed(file, parse):
     try:
-        return parse(places.content(file, 2**25).decode())
+        return parse(json_lines.load(file))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AssertionError(f"{file} is damaged") from error
 

@@ -312,12 +312,12 @@ class CorruptRecords:
         return json.dumps({place: [number for _, number in records] for place, records in itertools.groupby(
             found, lambda record: record[0])}) if found else ""
 
-    def take_up(self, text: str) -> None:
-        """Adds the records of a `text` of an earlier process.
+    def take_up(self, records: dict) -> None:
+        """Adds the records of a parsed `text` of an earlier process.
 
         Raises:
-            ValueError, AttributeError, TypeError: It is no such text.
+            ValueError, AttributeError, TypeError: They are no such records.
         """
-        found = {(place, int(number)) for place, numbers in json.loads(text).items() for number in numbers}
+        found = {(place, int(number)) for place, numbers in records.items() for number in numbers}
         with self._lock:
             self._found |= found

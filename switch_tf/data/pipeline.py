@@ -241,17 +241,13 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
         source = cached_tasks.CachedSource(split, cache_files.load(task, split, cache_dir), folder, description.seed,
                                            corrupt)
         # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
-        steps = [_identity] * place + list(task.preprocessors[place:])
+        steps = [lambda dataset: dataset] * place + list(task.preprocessors[place:])
         buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
         return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
 
     provider = replace_tasks(provider, change) if description.use_cached_tasks else provider
     check_split(provider, split)
     return provider
-
-
-def _identity(dataset):
-    return dataset
 
 
 def failure(task: "seqio.Task", split: str, error: Exception) -> str:

@@ -14,8 +14,8 @@ from switch_tf.storage import places
 from tests.reliability.small_run import ON_ONE_DEVICE, Process
 
 # A lease is taken after four seconds without a renewal.
-_PROGRAM = ("-c", "import sys; from switch_tf.cli import main; from switch_tf.storage import lock, mirror; "
-            "lock.PERIOD, lock.LIFETIME, mirror.PERIOD = 0.5, 4.0, 0.3; sys.exit(main.main(sys.argv[1:]))")
+_PROGRAM = ("-c", "import sys; from switch_tf.cli import main; from switch_tf.storage import lock, whole_file; "
+            "lock.PERIOD, lock.LIFETIME, whole_file.UPLOAD_PERIOD = 0.5, 4.0, 0.3; sys.exit(main.main(sys.argv[1:]))")
 
 
 def contents(folder):

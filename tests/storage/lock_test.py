@@ -15,7 +15,7 @@ import pytest
 
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
-from switch_tf.storage import leftovers, lock, mirror, places, whole_file
+from switch_tf.storage import leftovers, lock, places, whole_file
 
 _HOLD = """
 import sys
@@ -172,7 +172,7 @@ def test_of_many_that_come_at_once_one_holds_it(folder, count):
 def test_whatever_a_process_writes_or_removes_after_another_one_took_its_folder_is_refused(folder, monkeypatch):
     """Also if it has not noticed, because it slept between its check and its write."""
     held = lock.Lock(folder, folder / "lock")
-    mirrored = mirror.Mirror(folder)
+    mirrored = whole_file.Mirror(folder)
     for name in ("whole", "removed", "deep/whole"):
         whole_file.write_whole(folder / name, name)
     (mirrored.local / "lines").write_text("one")
