@@ -75,7 +75,8 @@ class Reading:
         if not isinstance(self.prefix, str) or re.search("[\ud800-\udfff]", self.prefix):
             raise Refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
         check_choice("sentinels", self.sentinels, SENTINELS)
-        if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(map(_is_field, self.fields))):
+        if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(
+                isinstance(field, str) or type(field) is int and field >= 0 for field in self.fields)):
             raise Refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
 
     def as_data(self) -> dict:
@@ -119,10 +120,6 @@ class Reading:
         if self.keeps_end:
             return [*ids[:length - len(end)], *end], num_cut
         return [*ids, *end][:length], num_cut
-
-
-def _is_field(field):
-    return isinstance(field, str) or type(field) is int and field >= 0
 
 
 def typed_sentinels(meaning: str) -> Callable:
@@ -399,9 +396,8 @@ class SpellingOps(tf.Module):
         else:
             ids = self._spelt_out(self._encode(texts))
         if ends:
-            end = tf.cast(ids.row_lengths() > 0, tf.int64)
-            ids = tf.concat([ids[:, :length - 1] if self._keeps_end else ids, tf.RaggedTensor.from_row_lengths(
-                tf.fill([tf.reduce_sum(end)], self._eos_id), end)], axis=1)
+            ids = tf.concat([ids[:, :length - 1] if self._keeps_end else ids, tf.ones_like(ids[:, :1]) * self._eos_id],
+                            axis=1)
         ids = ids[:, :length].to_tensor(0)
         # At least one position, also if all texts are empty.
         return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
@@ -439,11 +435,7 @@ class SpellingOps(tf.Module):
         ids = self._encode(tf.where(is_empty, "", texts))
         starts = tf.where(follows, tf.constant(gaps.num_before, tf.int64), 0)
         ends = ids.row_lengths() - tf.cast(precedes, tf.int64)
-        is_kept = tf.ragged.map_flat_values(
-            lambda place: (place >= tf.gather(starts, ids.value_rowids())) & (
-                place < tf.gather(ends, ids.value_rowids())),
-            tf.ragged.range(ids.row_lengths()))
-        return tf.ragged.boolean_mask(ids, is_kept)
+        return tf.gather(ids, tf.ragged.range(starts, ends), batch_dims=1)
 
     def _spelt_out(self, ids):
         """Replaces sentinels that occur in plain text by ordinary pieces, in <int32>[text, (id)]."""
@@ -460,16 +452,13 @@ class SpellingOps(tf.Module):
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
         """Spells each row up to its end of sequence, see `spell`: <int32>[batch, length] -> <string>[batch]."""
         is_before_end = tf.cumsum(tf.cast(tf.equal(ids, self._eos_id), tf.int32), axis=1) < 1
-        is_real = is_before_end & (ids > 0)
-        num_left = tf.cumsum(tf.cast(is_real, tf.int32), axis=1, reverse=True)  # 0 if only padding follows
-        rows = tf.ragged.boolean_mask(ids, is_before_end & (num_left > 0))
+        rows = tf.RaggedTensor.from_tensor(tf.where(is_before_end, ids, 0), padding=0)
         values, row = rows.values, rows.value_rowids()
         is_plain = values < self._vocab_size - self._num_sentinels
         # A piece is a run of plain ids, or one special id.
         begins = ~(_is_same_row(row) & is_plain & tf.roll(is_plain, 1, 0))
         first = tf.boolean_mask(values, begins)
-        pieces = tf.RaggedTensor.from_value_rowids(
-            tf.where(is_plain, values, 0), tf.cumsum(tf.cast(begins, tf.int64)) - 1, nrows=tf.size(first, tf.int64))
+        pieces = tf.RaggedTensor.from_row_starts(tf.where(is_plain, values, 0), tf.where(begins)[:, 0])
         sentinel = self._vocab_size - 1 - first
         name = tf.where(sentinel >= 0, tf.strings.join(["<extra_id_", tf.strings.as_string(sentinel), ">"]),
                         tf.strings.join(["<id_", tf.strings.as_string(first), ">"]))
@@ -479,7 +468,7 @@ class SpellingOps(tf.Module):
             tf.boolean_mask(row, begins), first, words))
         # The blank between a text and a name, as in `spell`.
         gaps, has_text = self._gaps, _is_same_row(row)
-        ends = tf.strings.regex_full_match(tf.concat([[""], words[:-1]], axis=0)[:tf.size(words)], r"(?s).* ")
+        ends = tf.roll(tf.strings.regex_full_match(words, r"(?s).* "), 1, 0)
         has_blank = has_text & ~ends
         if gaps is None or gaps.keeps_blanks:
             gap_has_blank = tf.where(has_text, ends, gaps.adds_blank) if gaps else tf.zeros_like(ends)

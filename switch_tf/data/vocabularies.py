@@ -193,10 +193,9 @@ def store(vocabulary: "seqio.Vocabulary", folder: str | pathlib.Path, feature: s
         Unreadable: the vocabulary's own file can no longer be read.
         Refusal: the folder cannot be written.
     """
-    name = name or name_of(vocabulary)
-    if type(vocabulary) is import_seqio().ByteVocabulary:
+    name, seqio = name or name_of(vocabulary), import_seqio()
+    if type(vocabulary) is seqio.ByteVocabulary:
         return Stored(BYTES, name, vocabulary.vocab_size, vocabulary.extra_ids)
-    seqio = import_seqio()
     is_made_of_its_file = type(vocabulary) is seqio.SentencePieceVocabulary and (  # and its number of sentinels
         {**vocabulary.__getstate__(), "_use_fast_tokenizer": False} == seqio.SentencePieceVocabulary(
             vocabulary.sentencepiece_model_file, vocabulary.extra_ids).__getstate__())

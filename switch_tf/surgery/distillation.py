@@ -132,11 +132,6 @@ class LiveTeacher(Objective):
         return found.resolve(path), found
 
     @functools.cached_property
-    def _description(self) -> dict[str, Any]:
-        """The description of a checkpoint of switch_tf."""
-        return folders.describe(self._source[0])
-
-    @functools.cached_property
     def _config(self) -> SwitchConfig:
         path, found = self._source
         config = found.config_of(path)
@@ -153,7 +148,7 @@ class LiveTeacher(Objective):
         """A text that differs for any two checkpoints: the hash of their files, of large ones that of samples."""
         path, found = self._source
         if found is SWITCH_TF:
-            return folders.identity(self._description)
+            return folders.identity(folders.describe(path))
         start = str(path)
         files = [name.removeprefix(start) for name, _, _ in converting.state(path)
                  if "/state." not in name.removeprefix(start)]  # the optimizer's, of T5X
@@ -198,7 +193,7 @@ class LiveTeacher(Objective):
         """Returns a name in `continuation.record`, and the vocabulary as it stands there, None if it is not known."""
         path, found = self._source
         if found is SWITCH_TF:
-            record = self._description["configuration"]
+            record = folders.describe(path)["configuration"]
             # Checkpoints of earlier versions recorded the bytes of their vocabularies alone.
             name = "pieces" if record.get("pieces") else "vocabulary"
             return name, record.get(name)
