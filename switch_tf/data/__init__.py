@@ -11,7 +11,6 @@ from switch_tf.data.evaluator import (
     Evaluator,
     TaskScores,
     average,
-    check_metrics,
     declares_directions,
     has_metrics,
     names_of_tasks,
@@ -50,7 +49,7 @@ from switch_tf.data.vocabularies import (
     vocabulary_size,
 )
 
-__all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
+__all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_task",
            "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",
            "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint", "finish_cache", "get_batches",
            "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "kind_of", "names",

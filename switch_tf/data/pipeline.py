@@ -173,11 +173,8 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     converter = feature_converter(provider, description)
 
     def fill(batch):  # with rows of zeros up to the batch size
-        filled = {}
-        for name, tokens in batch.items():
-            missing = batch_size - tf.shape(tokens)[0]
-            filled[name] = tf.ensure_shape(tf.pad(tokens, [[0, missing], [0, 0]]), [batch_size, tokens.shape[1]])
-        return filled
+        return {name: tf.ensure_shape(tf.pad(tokens, [[0, batch_size - tf.shape(tokens)[0]], [0, 0]]),
+                                      [batch_size, tokens.shape[1]]) for name, tokens in batch.items()}
 
     examples = read_once(provider, description)
     batches = converter(examples, dict(description.task_feature_lengths)).batch(batch_size)

@@ -408,14 +408,12 @@ class SpellingOps(tf.Module):
         # Cut at a byte that UTF-8 does not have. tensorflow-text's regex_split ends a text at a NUL.
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
         pieces = tf.strings.split(tf.strings.regex_replace(texts, sentinel, b"\xff\\0\xff"), b"\xff")
-        pieces = tf.ragged.boolean_mask(pieces, tf.not_equal(pieces, ""))
-        words, row = pieces.flat_values, pieces.value_rowids()
-        is_sentinel = tf.strings.regex_full_match(words, sentinel)
-        # The neighbours of plain text in its row are sentinels.
-        is_same = _is_same_row(row)
-        follows = is_same & ~is_sentinel
-        precedes = tf.concat([is_same[1:], tf.zeros_like(is_same[:1])], 0) & ~is_sentinel
-        plain = self._spelt_out(self._encode_beside(tf.where(is_sentinel, "", words), follows, precedes))
+        # Of each text, the pieces at odd places are sentinels, and those at even places are plain text or empty.
+        words, place = pieces.flat_values, tf.ragged.range(pieces.row_lengths()).flat_values
+        is_sentinel = place % 2 > 0
+        is_plain = ~is_sentinel & tf.not_equal(words, "")
+        precedes = is_plain & tf.roll(is_sentinel, -1, 0)
+        plain = self._spelt_out(self._encode_beside(tf.where(is_plain, words, ""), is_plain & (place > 0), precedes))
         numbers = tf.strings.to_number(
             tf.strings.regex_replace(tf.boolean_mask(words, is_sentinel), "[^0-9]", ""), tf.int32)
         special = tf.RaggedTensor.from_row_lengths(self._vocab_size - 1 - numbers, tf.cast(is_sentinel, tf.int64))
@@ -433,7 +431,7 @@ class SpellingOps(tf.Module):
         beside = tf.strings.regex_replace(texts, f"^{gaps.joined}", f" {gaps.joined}") if gaps.joined else texts
         texts = tf.where(follows, gaps.anchor + beside, texts)
         ids = self._encode(tf.where(is_empty, "", texts))
-        starts = tf.where(follows, tf.constant(gaps.num_before, tf.int64), 0)
+        starts = tf.cast(follows, tf.int64) * gaps.num_before
         ends = ids.row_lengths() - tf.cast(precedes, tf.int64)
         return tf.gather(ids, tf.ragged.range(starts, ends), batch_dims=1)
 
@@ -444,8 +442,7 @@ class SpellingOps(tf.Module):
         names = tf.ragged.constant([[], *map(list, self._gaps.names)], tf.int32)
         first = self._vocab_size - self._num_sentinels
         is_plain = ids.flat_values < first
-        plain = tf.RaggedTensor.from_row_lengths(
-            tf.boolean_mask(ids.flat_values, is_plain), tf.cast(is_plain, tf.int64))
+        plain = tf.ragged.boolean_mask(ids.flat_values[:, None], is_plain[:, None])
         named = tf.gather(names, tf.where(is_plain, 0, ids.flat_values - first + 1))
         return ids.with_flat_values(tf.concat([plain, named], axis=1)).merge_dims(1, 2)
 
@@ -460,8 +457,8 @@ class SpellingOps(tf.Module):
         first = tf.boolean_mask(values, begins)
         pieces = tf.RaggedTensor.from_row_starts(tf.where(is_plain, values, 0), tf.where(begins)[:, 0])
         sentinel = self._vocab_size - 1 - first
-        name = tf.where(sentinel >= 0, tf.strings.join(["<extra_id_", tf.strings.as_string(sentinel), ">"]),
-                        tf.strings.join(["<id_", tf.strings.as_string(first), ">"]))
+        name = tf.where(sentinel >= 0, "<extra_id_" + tf.strings.as_string(sentinel) + ">",
+                        "<id_" + tf.strings.as_string(first) + ">")
         words = tf.where(tf.boolean_mask(is_plain, begins), self._decode(pieces), name)
         is_text = tf.not_equal(words, "")
         row, first, words = (tf.boolean_mask(values, is_text) for values in (
@@ -474,8 +471,8 @@ class SpellingOps(tf.Module):
             gap_has_blank = tf.where(has_text, ends, gaps.adds_blank) if gaps else tf.zeros_like(ends)
             has_blank = tf.where(first < self._vocab_size, gap_has_blank, has_blank)
         has_blank &= first >= self._vocab_size - self._num_sentinels
-        words = tf.strings.join([tf.where(has_blank, " ", ""), words])
-        texts = tf.strings.reduce_join(tf.RaggedTensor.from_value_rowids(words, row, rows.nrows()), axis=1)
+        words = tf.RaggedTensor.from_value_rowids(tf.where(has_blank, " ", "") + words, row, rows.nrows())
+        texts = tf.strings.reduce_join(words, axis=1)
         if gaps is None or (gaps.keeps_blanks and not gaps.adds_blank):
             return texts
         return tf.strings.regex_replace(texts, "^ " if gaps.keeps_blanks else "^ +", "")  # that SentencePiece adds

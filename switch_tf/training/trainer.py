@@ -97,7 +97,6 @@ class Trainer:
         if run.eval_period:
             data.check_examples(held_out)
             if data.has_metrics(task, "validation"):
-                data.check_metrics(task, "validation")
                 check_decodes(config)
         if run.shown_examples:
             data.check_examples(held_out)
