@@ -223,13 +223,13 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
 
 def difference(saved: dict, new: dict) -> str | None:
     """Returns the first difference of two requests in words, None if they agree."""
-    for name, value in new.items():
-        if saved.get(name) == value:
+    for name, now in new.items():
+        was = saved.get(name)
+        if was == now:
             continue
-        was, now = saved.get(name), value
-        if isinstance(value, dict) and isinstance(was, dict):
-            key = next(key for key in sorted({*was, *value}) if was.get(key) != value.get(key))
-            name, was, now = f"{name}, {key},", was.get(key), value.get(key)
+        if isinstance(now, dict) and isinstance(was, dict):
+            key = next(key for key in sorted({*was, *now}) if was.get(key) != now.get(key))
+            name, was, now = f"{name}, {key},", was.get(key), now.get(key)
         return f"its {name} was {was!r} and is {now!r}"
     return None
 

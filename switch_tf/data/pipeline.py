@@ -43,7 +43,6 @@ with epy.lazy_imports():  # imports seqio
     from switch_tf.data import cached_tasks
 
 
-FEATURES = ("inputs", "targets")
 _SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
 _SECONDS = 20  # to look for a row at fault
 _CHUNK = 256  # rows that are tried together
@@ -265,7 +264,7 @@ def feature_converter(provider: "seqio.Task | seqio.Mixture", description: Datas
     """Returns seqio's converter of examples to the features of the model."""
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
-    if not set(FEATURES) <= set(ranks):
+    if not {"inputs", "targets"} <= ranks.keys():
         raise Refusal(f"The model reads inputs and targets, but {provider.name!r} has only {', '.join(ranks)}.")
     if description.pack and set(ranks.values()) != {1}:
         raise Refusal(f"Packing needs features that are sequences of tokens (rank 1), received ranks {ranks}.")

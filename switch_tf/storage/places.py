@@ -28,7 +28,7 @@ Place = str | os.PathLike
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
-_OF_PATTERNS = set("*?[]\\")
+OF_PATTERNS = set("*?[]\\")  # characters of a path that TensorFlow takes for a pattern
 _PART = 2**24  # bytes to copy at a time
 _BLOCK = 2**16  # bytes of a sample
 # "gs:/bucket/x" is a typing mistake, or a URL that went through pathlib. One letter may name a drive.
@@ -63,7 +63,7 @@ class Literal:
 
     def __init__(self, path: pathlib.Path):
         self._text, self._folder = str(path), None
-        if is_local(path) and _OF_PATTERNS & set(self._text) and path.parent.is_dir():
+        if is_local(path) and OF_PATTERNS & set(self._text) and path.parent.is_dir():
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
             self._text = f"/proc/self/fd/{self._folder}/{path.name}"
 
@@ -182,11 +182,6 @@ def raise_failure(error: BaseException, path: Place) -> None:
             "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"}):
         with os_errors(path):
             raise error
-
-
-def is_pattern(path: Place) -> bool:
-    """Returns whether TensorFlow would take a path in a bucket for a pattern, for which there is no remedy."""
-    return not is_local(path) and bool(_OF_PATTERNS & set(os.fspath(path)))
 
 
 def size(path: Place) -> int:

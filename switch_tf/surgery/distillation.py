@@ -123,7 +123,6 @@ class LiveTeacher(Objective):
         self.capacity_factor = checks.optional("Distillation.teacher_capacity_factor", capacity_factor, checks.number,
                                                "above 0")
         self.dtype = dtype
-        self._model: SwitchTransformer
 
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
