@@ -169,11 +169,12 @@ class Batches:
 
     def close(self) -> None:
         """Ends prefetching, because a thread that runs Python when the interpreter ends would abort the process."""
-        if self._ahead:
+        call, self._ahead = self._ahead, None
+        if call:
             due = time.monotonic() + _CLOSING_SECONDS
             with contextlib.suppress(tf.errors.OpError, StopIteration, Refusal):  # nobody wants these batches any more
-                self._result(self._ahead, lambda: time.monotonic() > due)
-        self._parts, self._ahead = {}, None
+                self._result(call, lambda: time.monotonic() > due)
+        self._parts = {}
 
     def save(self, folder: pathlib.Path, process_index: int) -> None:
         """Writes the position of the next batch; each process writes its own parts of the same step.
