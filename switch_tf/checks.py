@@ -100,10 +100,10 @@ def place(name: str, value: Any) -> Any:
     if not places.is_supported(value):
         raise Refusal(f"{name} must be a path of this machine or of a bucket, such as gs://bucket/x, not "
                       f"{os.fspath(value)!r}; use one of these, and copy the files if they are elsewhere.")
-    if places.is_pattern(value):
-        raise Refusal(f"{name} must have none of * ? [ ] and \\ in a bucket, where TensorFlow takes it for a pattern, "
-                      f"not {os.fspath(value)!r}; use another name.")
     if not places.is_local(value):
+        if places.OF_PATTERNS & set(os.fspath(value)):
+            raise Refusal(f"{name} must have none of * ? [ ] and \\ in a bucket, where TensorFlow takes it for a "
+                          f"pattern, not {os.fspath(value)!r}; use another name.")
         return value
     try:
         os.stat(value)

@@ -263,7 +263,7 @@ PUBLIC = {
     "data.TextFile": (data.TextFile, {"name": "no-such.txt", "fields": ["text"]}, ()),
     "data.Evaluator": (data.Evaluator, {"description": None, "num_examples": 1}, ()),
     **{f"data.{name}": (getattr(data, name), {"mixture_or_task_name": "task", "split": "validation"}, ())
-       for name in ("has_metrics", "check_metrics", "declares_directions", "names_of_tasks")},
+       for name in ("has_metrics", "declares_directions", "names_of_tasks")},
     "conversion.from_mesh_tensorflow": (
         conversion.from_mesh_tensorflow, {"folder": "no-such-folder", "config": None}, ()),
     "conversion.from_switch_tf": (conversion.from_switch_tf, {"source": "no-such-folder"}, ()),

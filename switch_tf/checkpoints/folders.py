@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
-from switch_tf.storage import json_lines, leftovers, objects, places
+from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import write_whole
 
 FORMAT_VERSION = 4
@@ -50,7 +50,7 @@ def steps(folder: Folder) -> list[int]:
     """Returns the steps of the checkpoints in a folder, oldest first."""
     folder = places.at(folder)
     if not places.is_local(folder):  # one request for all
-        found = (re.fullmatch(rf".*/({_STEP.pattern})/{DESCRIPTION}", url) for url in objects.urls_of(folder))
+        found = (re.fullmatch(rf".*/({_STEP.pattern})/{DESCRIPTION}", url) for url in places.urls_of(folder))
     else:
         entries = folder.iterdir() if folder.is_dir() else ()
         found = (re.fullmatch(f"({_STEP.pattern})", entry.name) for entry in entries if entry.is_dir())
@@ -63,7 +63,7 @@ def is_complete(checkpoint: Any) -> bool:
     renames, if it has the description, which is written last."""
     if places.is_local(checkpoint):
         return checkpoint.is_dir()
-    return objects.read(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow remembers a removed one for seconds
+    return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow remembers a removed one for seconds
 
 
 def path_of(folder: Folder, step: int) -> pathlib.Path:

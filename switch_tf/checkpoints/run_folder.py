@@ -46,7 +46,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             leftovers.make_room(self.checkpoints, is_folder=True)
             self.checkpoints.mkdir(exist_ok=True)
-            self._lock = lock.Lock(self.path, self.path / _LOCK, lock.RUN)
+            self._lock = lock.Lock(self.path, self.path / _LOCK)
             for folder in (self.path, self.checkpoints):
                 leftovers.remove_unfinished(folder)
             folders.remove_unfinished(self.checkpoints)

@@ -4,7 +4,7 @@ from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import names
 from switch_tf.configs.run import Run
-from switch_tf.data import providers, vocabularies
+from switch_tf.data import vocabularies
 from switch_tf.refusals import Refusal
 from switch_tf.storage import outputs, places
 
@@ -34,7 +34,7 @@ def choose(run: Run) -> str | None:
 
 def _choice_of(folder, task):
     """Returns the VOCABULARY that gives a task the vocabulary of a run; None if the task has it or takes no other."""
-    task_vocabularies = providers.text_vocabularies_of(task)
+    task_vocabularies = vocabularies.text_vocabularies_of(task)
     try:
         copies = set(map(vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))
         if len(copies) != 1 or not task_vocabularies:

@@ -61,9 +61,9 @@ def run_tasks(arguments: argparse.Namespace) -> tuple[dict, str]:
     size = data.vocabulary_size(name, arguments.vocabulary)
     examples = data.examples(description, _NUM_EXAMPLES)
     result = {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
-    from switch_tf.data.inspection import describe  # not lazily: `examples` of the package is the function
+    from switch_tf.data.pipeline import describe_examples  # not lazily: `examples` of the package is the function
 
-    return result, describe(result)
+    return result, describe_examples(result)
 
 
 def _list(arguments):

@@ -19,7 +19,7 @@ from switch_tf.surgery import sources
 from switch_tf.surgery.kernels import Changes
 
 with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
-    from switch_tf.surgery import averaging, shrinking, upcycling
+    from switch_tf.surgery import shrinking, upcycling
 
 CONVERT_EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
@@ -138,7 +138,7 @@ def run_average(arguments: argparse.Namespace) -> tuple[dict, str]:
     sources.check_same(checkpoints)
     with options.new_output(arguments) as output:
         quiet.import_tensorflow()
-        return averaging.average_run(folder, checkpoints, output)
+        return upcycling.average_run(folder, checkpoints, output)
 
 
 SHRINK_EXAMPLES = r"""

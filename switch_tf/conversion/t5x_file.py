@@ -40,7 +40,7 @@ from switch_tf.conversion.untrusted_files import (
     values_at,
 )
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import objects, places
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
 with epy.lazy_imports():
@@ -147,7 +147,7 @@ def _largest_file(folder):
 
 def _open_zarr(folder, place, name, driver, is_database):
     where = folder if is_database else folder / place
-    store = objects.store_of(where)
+    store = places.store_of(where)
     if is_database:
         store = {"driver": "ocdbt", "base": store, "path": f"{place}/"}
     elif not (where / _DESCRIPTIONS[driver]).is_file():
@@ -160,7 +160,7 @@ def _open_zarr(folder, place, name, driver, is_database):
         except ValueError as error:  # damage, with a long description
             reason = first_line(error).partition(" [")[0]
             if not places.is_local(where) and reason.startswith(_OUTAGES):
-                raise objects.failure(error, where) from error
+                raise places.bucket_failure(error, where) from error
             raise Refusal(f"{name!r} cannot be read ({reason}); download {where} again.") from error
 
     if where.is_symlink() and not is_database:

@@ -11,22 +11,45 @@ from switch_tf.data.evaluator import (
     Evaluator,
     TaskScores,
     average,
-    check_metrics,
     declares_directions,
     has_metrics,
     names_of_tasks,
     write_records,
 )
 from switch_tf.data.example_files import BadData, TextFile, examples_of_lines, find_files, kind_of
-from switch_tf.data.inspection import bad_row, check_examples, examples, refusing_bad_rows
-from switch_tf.data.pipeline import DatasetDescription, description_of_data, fingerprint, get_dataset
-from switch_tf.data.providers import check_task, check_vocabulary, passes, target_vocabulary, vocabulary_size
-from switch_tf.data.reading import Reading, reading_of, typed_sentinels
-from switch_tf.data.spelling import SpellingOps, pieces, read_text, spell, spellings
+from switch_tf.data.pipeline import (
+    DatasetDescription,
+    bad_row,
+    check_examples,
+    description_of_data,
+    examples,
+    fingerprint,
+    get_dataset,
+    refusing_bad_rows,
+)
+from switch_tf.data.reading import (
+    Reading,
+    SpellingOps,
+    pieces,
+    read_text,
+    reading_of,
+    spell,
+    spellings,
+    typed_sentinels,
+)
 from switch_tf.data.task_catalog import describe, names, pieces_fingerprint, vocabulary_fingerprint
-from switch_tf.data.vocabularies import NUM_SENTINELS, get_vocabulary, keep_jax_on_cpu
+from switch_tf.data.vocabularies import (
+    NUM_SENTINELS,
+    check_task,
+    check_vocabulary,
+    get_vocabulary,
+    keep_jax_on_cpu,
+    passes,
+    target_vocabulary,
+    vocabulary_size,
+)
 
-__all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_metrics", "check_task",
+__all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_task",
            "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",
            "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint", "finish_cache", "get_batches",
            "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "kind_of", "names",

@@ -22,7 +22,7 @@ from switch_tf import checks
 from switch_tf.data.cache_files import CorruptRecords
 from switch_tf.data.pipeline import DatasetDescription, check_description, get_dataset, get_part
 from switch_tf.refusals import Refusal
-from switch_tf.storage import places
+from switch_tf.storage import json_lines, places
 
 _SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
 _CLOSING_SECONDS = 5  # for batches that are being read
@@ -55,18 +55,6 @@ class AddedFeatures(NamedTuple):
     def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
         """Returns the specifications of these features, with dimensions before the width."""
         return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
-
-
-class _Position(NamedTuple):
-    """A position of one part.
-
-    Attributes:
-        files: Ending -> content, or None for the beginning of the data.
-        step: Steps that had been taken there, negative for those before this process.
-    """
-
-    files: dict[str, bytes] | None = None
-    step: int = 0
 
 
 def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: tuple[int, int] | None = None,
@@ -118,7 +106,9 @@ class Batches:
         self.is_stuck = False
         self._ahead: concurrent.futures.Future | None = None  # the next batches, being read
         self._steps = 0
-        self._known = dict.fromkeys(parts, _Position())  # the last one of each part that can be read again
+        # The last position of each part that can be read again: ending -> content of its files, or None for the
+        # beginning of the data, and the steps that had been taken there, negative for those before this process.
+        self._known: dict = dict.fromkeys(parts, (None, 0))
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
@@ -151,14 +141,12 @@ class Batches:
 
         After None there are no more batches, and `save` writes the position after the last batches that were returned.
         """
-        batches = None if self.is_stuck else self._result(self._reading(), gives_up)
+        if self.is_stuck:
+            return None
+        call, self._ahead = self._ahead or _started(self._read), None
+        batches = self._result(call, gives_up)
         self._steps += self._steps_per_call * (batches is not None)
         return batches
-
-    def _reading(self):
-        """Returns the call that reads the next batches."""
-        call, self._ahead = self._ahead or _started(self._read), None
-        return call
 
     def _result(self, call, gives_up):
         """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
@@ -181,10 +169,11 @@ class Batches:
 
     def close(self) -> None:
         """Ends prefetching, because a thread that runs Python when the interpreter ends would abort the process."""
-        if self._ahead:
+        call, self._ahead = self._ahead, None
+        if call:
             due = time.monotonic() + _CLOSING_SECONDS
             with contextlib.suppress(tf.errors.OpError, StopIteration, Refusal):  # nobody wants these batches any more
-                self._result(self._reading(), lambda: time.monotonic() > due)
+                self._result(call, lambda: time.monotonic() > due)
         self._parts = {}
 
     def save(self, folder: pathlib.Path, process_index: int) -> None:
@@ -216,13 +205,13 @@ class Batches:
                 if self._result(_started(lambda: write(written)), lambda: time.monotonic() > due):
                     for index, name in names.items():
                         if not self._corrupt[index].has_failed:
-                            self._known[index] = _Position(_files(written, name), self._steps)
+                            self._known[index] = _files(written, name), self._steps
         for index, name in names.items():
-            known = self._known[index]
-            for ending, content in (known.files or {}).items():
+            files, step = self._known[index]
+            for ending, content in (files or {}).items():
                 (folder / f"{name}{ending}").write_bytes(content)
-            if known.files is None or known.step != self._steps:
-                later = {"steps": self._steps - known.step, "is_from_start": known.files is None}
+            if files is None or step != self._steps:
+                later = {"steps": self._steps - step, "is_from_start": files is None}
                 (folder / name).with_suffix(_LATER).write_text(json.dumps(later))
 
     def restore(self, folder: pathlib.Path) -> None:
@@ -236,7 +225,8 @@ class Batches:
             saved = sorted(folder.glob(f"{_name(index, '*')}.*"))
             place = folder / (saved[0].name.partition(".")[0] if saved else _name(index, 0))
             later = next((file for file in (place.with_suffix(_LATER), folder / _LATER_OF_ALL) if file.exists()), None)
-            steps, is_from_start = _parsed(later, _later_of) if later else (0, False)
+            steps, is_from_start = _parsed(later, lambda entries: (
+                int(entries["steps"]), bool(entries["is_from_start"]))) if later else (0, False)
             if not is_from_start:
                 literal = places.Literal(place)
                 tf.train.Checkpoint(iterator=part).read(str(literal)).assert_existing_objects_matched()
@@ -244,7 +234,7 @@ class Batches:
                     _parsed(found, self._corrupt[index].take_up)
             for _ in range(steps // self._steps_per_call):
                 next(part)
-            self._known[index] = _Position(None if is_from_start else _files(folder, place.name), self._steps - steps)
+            self._known[index] = None if is_from_start else _files(folder, place.name), self._steps - steps
 
 
 def _files(folder, name):
@@ -253,14 +243,9 @@ def _files(folder, name):
             if not file.name.endswith(_LATER)}
 
 
-def _later_of(text):
-    later = json.loads(text)
-    return int(later["steps"]), bool(later["is_from_start"])
-
-
 def _parsed(file, parse):
     try:
-        return parse(places.content(file, 2**25).decode())
+        return parse(json_lines.load(file))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AssertionError(f"{file} is damaged") from error
 

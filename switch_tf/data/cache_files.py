@@ -223,13 +223,13 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
 
 def difference(saved: dict, new: dict) -> str | None:
     """Returns the first difference of two requests in words, None if they agree."""
-    for name, value in new.items():
-        if saved.get(name) == value:
+    for name, now in new.items():
+        was = saved.get(name)
+        if was == now:
             continue
-        was, now = saved.get(name), value
-        if isinstance(value, dict) and isinstance(was, dict):
-            key = next(key for key in sorted({*was, *value}) if was.get(key) != value.get(key))
-            name, was, now = f"{name}, {key},", was.get(key), value.get(key)
+        if isinstance(now, dict) and isinstance(was, dict):
+            key = next(key for key in sorted({*was, *now}) if was.get(key) != now.get(key))
+            name, was, now = f"{name}, {key},", was.get(key), now.get(key)
         return f"its {name} was {was!r} and is {now!r}"
     return None
 
@@ -312,12 +312,12 @@ class CorruptRecords:
         return json.dumps({place: [number for _, number in records] for place, records in itertools.groupby(
             found, lambda record: record[0])}) if found else ""
 
-    def take_up(self, text: str) -> None:
-        """Adds the records of a `text` of an earlier process.
+    def take_up(self, records: dict) -> None:
+        """Adds the records of a parsed `text` of an earlier process.
 
         Raises:
-            ValueError, AttributeError, TypeError: It is no such text.
+            ValueError, AttributeError, TypeError: They are no such records.
         """
-        found = {(place, int(number)) for place, numbers in json.loads(text).items() for number in numbers}
+        found = {(place, int(number)) for place, numbers in records.items() for number in numbers}
         with self._lock:
             self._found |= found

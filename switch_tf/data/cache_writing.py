@@ -24,8 +24,7 @@ from switch_tf import environment
 from switch_tf.data import cache_files
 from switch_tf.data.cache_files import write_records
 from switch_tf.data.pipeline import failure, no_global_seed
-from switch_tf.data.providers import get_provider, tasks_of
-from switch_tf.data.vocabularies import import_seqio
+from switch_tf.data.vocabularies import get_provider, import_seqio, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, outputs, places
 from switch_tf.storage.whole_file import write_whole

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from switch_tf.data.cache_files import CorruptRecords, open_shard
 from switch_tf.data.example_files import BadData
-from switch_tf.data.providers import passes
+from switch_tf.data.vocabularies import passes
 from switch_tf.refusals import first_line
 
 _RECORDS_AT_A_TIME = 64

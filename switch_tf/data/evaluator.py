@@ -19,9 +19,8 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs import directions
 from switch_tf.data.evaluation_sets import evaluation_owner
-from switch_tf.data.inspection import refusing_bad_rows
-from switch_tf.data.pipeline import DatasetDescription, check_description
-from switch_tf.data.providers import get_provider, import_seqio, replace_tasks, tasks_of
+from switch_tf.data.pipeline import DatasetDescription, check_description, refusing_bad_rows
+from switch_tf.data.vocabularies import get_provider, import_seqio, replace_tasks, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
@@ -54,20 +53,20 @@ def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
-    """Returns whether any task with the split has metrics. Pretraining tasks have none."""
-    return any(task.metric_objs for task in tasks_of(get_provider(mixture_or_task_name), split))
+    """Returns whether any task with the split has metrics. Pretraining tasks have none.
 
-
-def check_metrics(mixture_or_task_name: str, split: str) -> None:
-    """Refuses tasks with metrics that need more than predictions and scores."""
-    kinds = import_seqio().metrics.ModelOutputType
-    for task in tasks_of(get_provider(mixture_or_task_name), split):
+    Raises:
+        Refusal: A metric needs more than predictions and scores.
+    """
+    tasks, kinds = tasks_of(get_provider(mixture_or_task_name), split), import_seqio().metrics.ModelOutputType
+    for task in tasks:
         for metric in task.metric_objs:
             kind = metric.model_output_type
             if kind not in (kinds.PREDICTION, kinds.SCORE):
                 raise Refusal(f"A metric of task {task.name!r} asks for {kinds.to_str(kind)}, and evaluation "
                               "computes predictions and scores; write it as metric_fn(targets, predictions) or "
                               "metric_fn(targets, scores).")
+    return any(task.metric_objs for task in tasks)
 
 
 def declares_directions(mixture_or_task_name: str, split: str) -> bool:
@@ -104,7 +103,6 @@ class Evaluator:
         if not has_metrics(name, split):
             raise Refusal(f"No task of {name!r} has metrics on split {split!r}; a task without is evaluated by its "
                           "loss.")
-        check_metrics(name, split)
         self._batch_size = description.batch_size
         self._targets_length = description.task_feature_lengths["targets"]
         self._declared = {}

@@ -1,8 +1,15 @@
-"""Descriptions of batches, and seqio's model features for them: the same in every process, and resumable."""
+"""Descriptions of batches, and seqio's model features for them: the same in every process, and resumable.
 
+Below are looks at data before and beside training: too few examples, rows at fault, and the first examples as text.
+TensorFlow's errors name only iterators, so the row at fault has to be found.
+"""
+
+import bisect
 import contextlib
 import dataclasses
+import itertools
 import os
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,9 +23,17 @@ from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.data import cache_files
 from switch_tf.data.cache_files import CorruptRecords
-from switch_tf.data.providers import check_split, get_provider, replace_tasks, tasks_of, with_counted_passes
+from switch_tf.data.example_files import BadData
+from switch_tf.data.reading import spell
 from switch_tf.data.task_catalog import source_fingerprint
-from switch_tf.data.vocabularies import import_seqio
+from switch_tf.data.vocabularies import (
+    check_split,
+    get_provider,
+    import_seqio,
+    replace_tasks,
+    tasks_of,
+    with_counted_passes,
+)
 from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
 if TYPE_CHECKING:
@@ -28,8 +43,10 @@ with epy.lazy_imports():  # imports seqio
     from switch_tf.data import cached_tasks
 
 
-FEATURES = ("inputs", "targets")
 _SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
+_SECONDS = 20  # to look for a row at fault
+_CHUNK = 256  # rows that are tried together
+_OF_TENSORFLOW_DATA = "Error in user-defined function passed to"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,11 +172,8 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     converter = feature_converter(provider, description)
 
     def fill(batch):  # with rows of zeros up to the batch size
-        filled = {}
-        for name, tokens in batch.items():
-            missing = batch_size - tf.shape(tokens)[0]
-            filled[name] = tf.ensure_shape(tf.pad(tokens, [[0, missing], [0, 0]]), [batch_size, tokens.shape[1]])
-        return filled
+        return {name: tf.ensure_shape(tf.pad(tokens, [[0, batch_size - tf.shape(tokens)[0]], [0, 0]]),
+                                      [batch_size, tokens.shape[1]]) for name, tokens in batch.items()}
 
     examples = read_once(provider, description)
     batches = converter(examples, dict(description.task_feature_lengths)).batch(batch_size)
@@ -183,7 +197,7 @@ def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRe
     if description.use_cached_tasks:
         count, part = description.cache_parts, import_seqio().ShardInfo(index, description.cache_parts)
     with context.within(endless_passes=True):
-        examples = provider.get_dataset(**arguments_of(description, shuffle=True), num_epochs=None, shard_info=part,
+        examples = provider.get_dataset(**_arguments(description), shuffle=True, num_epochs=None, shard_info=part,
                                         seed=description.seed + index * _SEEDS_PER_PART)
     return _prefetched(converter(examples, dict(description.task_feature_lengths)).batch(
         description.batch_size // count, drop_remainder=True))
@@ -195,11 +209,11 @@ def _prefetched(batches):
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
-def arguments_of(description: DatasetDescription, shuffle: bool = False) -> dict[str, Any]:
-    """Returns the arguments of seqio's reading."""
+def _arguments(description):
+    """Returns arguments of seqio's reading."""
     # With `try_in_mem_cache`, seqio would keep the examples of small tasks in memory, in the order of the first epoch,
     # and write all of them into every checkpoint of the iterator.
-    return {"sequence_length": dict(description.task_feature_lengths), "split": description.split, "shuffle": shuffle,
+    return {"sequence_length": dict(description.task_feature_lengths), "split": description.split,
             "try_in_mem_cache": False}
 
 
@@ -223,17 +237,13 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
         source = cached_tasks.CachedSource(split, cache_files.load(task, split, cache_dir), folder, description.seed,
                                            corrupt)
         # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
-        steps = [_identity] * place + list(task.preprocessors[place:])
+        steps = [lambda dataset: dataset] * place + list(task.preprocessors[place:])
         buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
         return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
 
     provider = replace_tasks(provider, change) if description.use_cached_tasks else provider
     check_split(provider, split)
     return provider
-
-
-def _identity(dataset):
-    return dataset
 
 
 def failure(task: "seqio.Task", split: str, error: Exception) -> str:
@@ -254,7 +264,7 @@ def feature_converter(provider: "seqio.Task | seqio.Mixture", description: Datas
     """Returns seqio's converter of examples to the features of the model."""
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
-    if not set(FEATURES) <= set(ranks):
+    if not {"inputs", "targets"} <= ranks.keys():
         raise Refusal(f"The model reads inputs and targets, but {provider.name!r} has only {', '.join(ranks)}.")
     if description.pack and set(ranks.values()) != {1}:
         raise Refusal(f"Packing needs features that are sequences of tokens (rank 1), received ranks {ranks}.")
@@ -266,7 +276,7 @@ def feature_converter(provider: "seqio.Task | seqio.Mixture", description: Datas
 
 def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> tf.data.Dataset:
     """Returns all examples of a split once, in order. seqio's mixture would end with its shortest task."""
-    arguments = {**arguments_of(description), "seed": description.seed, "num_epochs": 1}
+    arguments = {**_arguments(description), "shuffle": False, "seed": description.seed, "num_epochs": 1}
     if isinstance(provider, import_seqio().Task):
         return provider.get_dataset(**arguments)
     tasks, features = tasks_of(provider, description.split), set(provider.output_features)
@@ -286,3 +296,132 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
         return source_fingerprint(description.mixture_or_task_name, description.split)
     tasks = tasks_of(provider_of(description), description.split)
     return {f"{task.name}: cache": task.source.fingerprint(description.split) for task in tasks}
+
+
+def bad_row(description: DatasetDescription, error: BaseException) -> str | None:
+    """Returns the row and the cause of an error of reading data, as half a sentence.
+
+    None if the error is no preprocessor's, or if no row fails by itself among those that are read in 20 seconds.
+    """
+    if _OF_TENSORFLOW_DATA not in str(error):
+        return None
+    deadline = time.monotonic() + _SECONDS
+    tasks = tasks_of(provider_of(description), description.split)
+    return next(filter(None, (_bad_row_of(task, description, deadline) for task in tasks)), None)
+
+
+@contextlib.contextmanager
+def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
+    """Raises a BadData that names the row, or the line of a file, if data cannot be read within this scope."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if sentence := sentence_about_data(error):
+            raise BadData(sentence) from error
+        if row := bad_row(description, error):
+            raise BadData(f"Data cannot be read: {row}.") from error
+        raise
+
+
+@no_global_seed()
+def check_examples(description: DatasetDescription) -> None:
+    """Refuses data with too few examples, because seqio would read an empty training split forever.
+
+    Reads each task in order from its beginning.
+
+    Raises:
+        Refusal: A task to train on yields less than a batch, a task of a mixture no example, or no task of another
+            split any example.
+    """
+    check_description(description)
+    provider, split = provider_of(description), description.split
+    tasks, counts = tasks_of(provider, split), {}
+    converter, lengths = feature_converter(provider, description), dict(description.task_feature_lengths)
+    # Repeating a line until a batch is full takes minutes. In a mixture, the other tasks fill it.
+    needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
+    for task in tasks:
+        try:
+            counts[task.name] = sum(1 for _ in converter(read_once(task, description), lengths).take(needed))
+        except Exception as error:  # from preprocessors of the user, of any kind
+            row = bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
+            raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
+    short = [name for name, count in counts.items() if count < needed]
+    if short and (description.is_training or len(short) == len(counts)):
+        yields = f"{counts[short[0]]} of the {needed} sequences of a batch" if counts[short[0]] else "no example"
+        raise Refusal(
+            f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
+            f"for {lengths}, or a preprocessor drops what there is. Give it more"
+            + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
+        )
+
+
+def _bad_row_of(task, description, deadline):
+    seqio, rows = import_seqio(), []
+    raw = task.source.get_dataset(split=description.split, shuffle=False)
+
+    def read(split, shuffle_files=False, seed=None):
+        return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=raw.element_spec)
+
+    examples = read_once(task.replace(source=seqio.FunctionDataSource(read, splits=[description.split])), description)
+
+    def error_of(some):
+        rows[:] = some
+        try:
+            for _ in examples:
+                if time.monotonic() > deadline:  # a preprocessor may repeat its rows for ever
+                    break
+        except tf.errors.OpError as error:
+            return first_line(error)
+        return None
+
+    count, left = 0, raw.as_numpy_iterator()
+    while time.monotonic() < deadline:
+        try:
+            chunk = list(itertools.islice(left, _CHUNK))
+        except tf.errors.OpError as error:
+            return (f"the source of task {task.name!r}, split {description.split!r}, after row {count}: "
+                    f"{first_line(error)}")
+        if not chunk:
+            break
+        if error_of(chunk):
+            index = bisect.bisect_left(range(1, len(chunk)), True, key=lambda size: error_of(chunk[:size]) is not None)
+            cause = error_of(chunk[index:index + 1])
+            return cause and (f"row {count + index} of task {task.name!r}, split {description.split!r}, "
+                              f"{checks.shown(chunk[index])}: {cause}")
+        count += len(chunk)
+    return None
+
+
+@no_global_seed()
+def examples(description: DatasetDescription, count: int) -> list[dict[str, dict]]:
+    """Returns the first examples of a split, in order, each `{feature: {"text": str, "ids": list of int}}`.
+
+    Args:
+        description: DatasetDescription. Its batch size and packing do not matter.
+        count: int. Largest number of examples.
+
+    Raises:
+        Refusal: The name or split is unknown, or the data are missing or cannot be read.
+    """
+    check_description(description)
+    checks.integer("count", count, at_least=1)
+    provider = get_provider(description.mixture_or_task_name, description.vocabulary)
+    try:
+        check_split(provider, description.split)
+        return [
+            {name: {"text": spell(feature.vocabulary, example[name].tolist()), "ids": example[name].tolist()}
+             for name, feature in provider.output_features.items() if name in example}
+            for example in read_once(provider, description).take(count).as_numpy_iterator()
+        ]
+    except Exception as error:  # from preprocessors of the user, of any kind
+        raise Refusal(failure(provider, description.split, error)) from error
+
+
+def describe_examples(result: dict) -> str:
+    """Returns examples as text and ids, from their task's `name`, `split`, `lengths`, `vocabulary_size`, `examples`."""
+    lines = [f"{result['name']}, split {result['split']}, at most {result['lengths']} tokens of "
+             f"{result['vocabulary_size']}"]
+    for number, example in enumerate(result["examples"], 1):
+        for feature, shown in example.items():
+            lines += [f"{number}. {feature}: {shown['text']}", f"   {' '.join(map(str, shown['ids']))}"]
+    return "\n".join(lines)

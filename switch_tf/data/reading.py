@@ -1,21 +1,38 @@
-"""The reading of texts of a task, the same in training, evaluation, inference, serving and exported programs."""
+"""Typed text of a task to ids, and ids to readable text: the same in training, evaluation, inference and serving.
+
+Sentinels have names in both, in Python and as TensorFlow operations in exported programs. T5's span corruption removes
+tokens from a text that was tokenised whole. So the text after a gap begins with a blank only if one is typed, and the
+blank before a gap belongs to the removed tokens. SentencePiece produces these ids for text beside a sentinel. Text next
+to a gap is therefore encoded together with a sentinel, the anchor.
+"""
 
 import dataclasses
 import functools
+import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+from etils import epy
 
 from switch_tf import checks
 from switch_tf.configs.choices import check_choice
-from switch_tf.data.providers import get_provider
-from switch_tf.data.spelling import SENTINELS, read_text
+from switch_tf.data.vocabularies import get_provider, num_sentinels
 from switch_tf.refusals import Refusal
 
 if TYPE_CHECKING:
     import seqio
 
+with epy.lazy_imports():  # other vocabularies do not need it
+    from sentencepiece import sentencepiece_model_pb2
+
+SENTINELS = ("gaps", "spelt_out", "as_tokenized")  # the meanings of a typed `<extra_id_0>`, see `Reading`
+_BLANK_PIECE = "\N{LOWER ONE EIGHTH BLOCK}"
+_OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicode composes with ">"
+_NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
 _DECLARATION = "typed_sentinels"
 # T5's objectives with gaps in their inputs.
 _OBJECTIVES = {f"t5.data.preprocessors.{name}" for name in ("denoise", "iid_denoising", "span_corruption",
@@ -58,7 +75,8 @@ class Reading:
         if not isinstance(self.prefix, str) or re.search("[\ud800-\udfff]", self.prefix):
             raise Refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
         check_choice("sentinels", self.sentinels, SENTINELS)
-        if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(map(_is_field, self.fields))):
+        if not (isinstance(self.fields, tuple) and len(self.fields) == 2 and all(
+                isinstance(field, str) or type(field) is int and field >= 0 for field in self.fields)):
             raise Refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
 
     def as_data(self) -> dict:
@@ -102,10 +120,6 @@ class Reading:
         if self.keeps_end:
             return [*ids[:length - len(end)], *end], num_cut
         return [*ids, *end][:length], num_cut
-
-
-def _is_field(field):
-    return isinstance(field, str) or type(field) is int and field >= 0
 
 
 def typed_sentinels(meaning: str) -> Callable:
@@ -180,3 +194,304 @@ def _conventions(task):
     return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end is not False,
             "has_end": keeps_end is not None or not is_known,
             "fields": (fields.get("inputs", "inputs"), fields.get("targets", "targets"))}
+
+
+class Gaps(NamedTuple):
+    """Facts of a SentencePiece vocabulary about the text beside a sentinel.
+
+    `anchor`: text of a sentinel to put before the text after a gap; `num_before`: its number of ids.
+    `ending`: text of a sentinel with one id, to put after the text before a gap.
+    `blanks`: characters that the vocabulary reads as a blank.
+    `joined`: characters that the normalisation joins with the end of the anchor, which is then no sentinel. A blank is
+        put before them.
+    `keeps_blanks`, `adds_blank`: bool. SentencePiece's `remove_extra_whitespaces` (inverted) and `add_dummy_prefix`.
+    `plain_id`, `plain_text`: an id to decode before others, which keeps their leading blanks, and its text.
+    `names`: ordinary ids of the name of each sentinel, in the order of their ids.
+    """
+
+    anchor: str
+    num_before: int
+    ending: str
+    blanks: str
+    joined: str
+    keeps_blanks: bool
+    adds_blank: bool
+    plain_id: int
+    plain_text: str
+    names: tuple[tuple[int, ...], ...]
+
+
+def gaps_of(vocabulary: "seqio.Vocabulary") -> Gaps | None:
+    """Returns the Gaps of a SentencePiece vocabulary, computed once; None for any other vocabulary."""
+    # The tokenizer is the key, since seqio's vocabularies have no hash.
+    return _gaps_of(vocabulary.tokenizer, num_sentinels(vocabulary)) if hasattr(vocabulary, "sp_model") else None
+
+
+@functools.lru_cache(maxsize=64)
+def _gaps_of(tokenizer, count):
+    normalizer = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.serialized_model_proto()).normalizer_spec
+    size, blank = tokenizer.get_piece_size(), tokenizer.encode("a b")
+    plain_id = next(id_ for id_ in range(size - 1, -1, -1)
+                    if not tokenizer.is_byte(id_) and tokenizer.decode([id_]).strip())
+    # Of the characters that a normalisation may turn into a blank.
+    blanks = "".join(character for character in map(chr, range(2**16))
+                     if unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf")
+                     and tokenizer.encode(f"a{character}b") == blank)
+    anchor, num_before, ending, joined = "", 0, "", ""
+    if count:
+        ending = tokenizer.id_to_piece(size - 1).replace(_BLANK_PIECE, " ")
+        anchor = f" {ending.strip()}"
+        ids = tokenizer.encode(anchor)
+        num_before = len(ids)
+        joined = "" if tokenizer.encode(anchor + _OVERLAY)[:num_before] == ids else _OVERLAY
+    names = []
+    for id_ in range(size - count, size):
+        start, _, number = tokenizer.id_to_piece(id_).replace(_BLANK_PIECE, " ").rpartition("_")
+        # In two parts, which are no sentinel. The second one begins without a blank, so they are read as one name.
+        names.append(tuple(part_id for part in (f"{start}_", number)
+                           for part_id in tokenizer.encode(anchor + part)[num_before:]))
+    return Gaps(anchor, num_before, ending, blanks, joined, not normalizer.remove_extra_whitespaces,
+                normalizer.add_dummy_prefix, plain_id, tokenizer.decode([plain_id]), tuple(names))
+
+
+def _sentinel(count):
+    """Returns the pattern of the name of a sentinel, whose group is its number."""
+    return f"<extra_id_({'|'.join(map(str, range(count)))})>"
+
+
+def spellings(vocabulary: "seqio.Vocabulary") -> Mapping[int, Sequence[int]]:
+    """Returns sentinel -> ordinary ids of its name, for each sentinel that the vocabulary would read in text."""
+    gaps = gaps_of(vocabulary)
+    return dict(enumerate(gaps.names, vocabulary.vocab_size - len(gaps.names))) if gaps else {}
+
+
+def read_text(vocabulary: "seqio.Vocabulary", text: str, sentinels: str = "gaps") -> list[int]:
+    """Returns the ids of a text.
+
+    Args:
+        vocabulary: seqio vocabulary.
+        text: str.
+        sentinels: One of `SENTINELS`. With "gaps", `<extra_id_0>` and the vocabulary's other names are sentinels, and
+            the text around them has the ids that T5's span corruption leaves.
+    """
+    if sentinels == "as_tokenized":
+        return list(vocabulary.encode(text))
+    count, named, ids = num_sentinels(vocabulary), spellings(vocabulary), []
+    parts = re.split(_sentinel(count), text) if sentinels == "gaps" and count else [text]
+    for place, part in enumerate(parts):
+        if place % 2:
+            ids.append(vocabulary.vocab_size - 1 - int(part))
+        elif part:
+            for id_ in _encode(vocabulary, part, place > 0, place < len(parts) - 1):
+                ids += named.get(id_, (id_,))
+    return ids
+
+
+def _encode(vocabulary, text, follows_gap, precedes_gap):
+    """Returns the ids of a text, alone or beside gaps."""
+    gaps = gaps_of(vocabulary)
+    if gaps is None or not (follows_gap or precedes_gap):
+        return vocabulary.encode(text)
+    if precedes_gap:  # the blank before a gap belongs to the gap
+        text = text[:-1] if gaps.keeps_blanks and text[-1] in gaps.blanks else text
+        text = text if gaps.keeps_blanks else text.rstrip(gaps.blanks)
+        if not text and not gaps.keeps_blanks:
+            return []
+        text += gaps.ending
+    if follows_gap:
+        text = gaps.anchor + (" " if gaps.joined and text.startswith(gaps.joined) else "") + text
+    return vocabulary.encode(text)[gaps.num_before if follows_gap else 0:-1 if precedes_gap else None]
+
+
+def spell(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> str:
+    """Returns the text of ids with the names of sentinels and of the end of sequence, which decoding drops or joins.
+
+    `read_text` turns it back into the same ids if they are the ids of a text. Ids beyond the vocabulary, for which
+    models have room, are spelt `<id_32100>`.
+    """
+    first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
+    gaps, text = gaps_of(vocabulary), ""
+    for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
+        if is_plain and gaps:
+            text += vocabulary.decode([gaps.plain_id, *run])[len(gaps.plain_text):]
+            continue
+        if is_plain:
+            text += vocabulary.decode(list(run))
+            continue
+        for id_ in run:
+            # Between a text and a name is a separator, or the blank of a gap if the vocabulary keeps blanks.
+            has_blank = text != "" and not text.endswith(" ")
+            if first_sentinel <= id_ < vocabulary.vocab_size and (gaps is None or gaps.keeps_blanks):
+                has_blank = gaps is not None and (text.endswith(" ") if text else gaps.adds_blank)
+            text += " " * has_blank + _name(vocabulary, id_)
+    if gaps is None or gaps.keeps_blanks and not gaps.adds_blank:
+        return text
+    return text.removeprefix(" ") if gaps.keeps_blanks else text.lstrip(" ")  # that SentencePiece adds
+
+
+def pieces(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> list[str]:
+    """Returns the text of each id, with the blank before a word, or the name of a special id."""
+    first_sentinel, texts = vocabulary.vocab_size - num_sentinels(vocabulary), []
+    for id_ in map(int, ids):
+        if id_ >= first_sentinel or id_ == vocabulary.eos_id:
+            texts.append(_name(vocabulary, id_))
+        elif id_ == vocabulary.pad_id:
+            texts.append("<pad>")
+        elif gaps_of(vocabulary):
+            texts.append(vocabulary.tokenizer.id_to_piece(id_).replace(_BLANK_PIECE, " "))
+        else:
+            texts.append(vocabulary.decode([id_]) or f"<id_{id_}>")
+    return texts
+
+
+def _name(vocabulary, id_):
+    if id_ == vocabulary.eos_id:
+        return "</s>"
+    sentinel = vocabulary.vocab_size - 1 - id_
+    return f"<extra_id_{sentinel}>" if sentinel >= 0 else f"<id_{id_}>"
+
+
+def _is_same_row(row):
+    """Returns bool[n], whether each of <int64>[n] numbers of rows is that of the one before."""
+    return tf.concat([tf.zeros_like(row[:1], tf.bool), tf.equal(row[1:], row[:-1])], 0)
+
+
+class SpellingOps(tf.Module):
+    """A seqio vocabulary that is saved within a program.
+
+    Args:
+        vocabulary: SentencePiece or byte vocabulary.
+        sentinels, prefix, keeps_end: See `Reading`.
+
+    Raises:
+        Refusal: The vocabulary is neither.
+    """
+
+    def __init__(
+            self, vocabulary: "seqio.Vocabulary", sentinels: str = "gaps", prefix: str = "", keeps_end: bool = True):
+        super().__init__()
+        self._gaps = gaps_of(vocabulary)
+        if self._gaps is None and type(vocabulary).__name__ != "ByteVocabulary":
+            raise Refusal("A vocabulary of SentencePiece or of bytes can be written into a program, and this is "
+                          f"a {type(vocabulary).__name__}.")
+        self._tokenizer = vocabulary.tf_tokenizer if self._gaps else None
+        self._vocab_size, self._eos_id = vocabulary.vocab_size, vocabulary.eos_id
+        self._num_sentinels = num_sentinels(vocabulary)
+        self._sentinels, self._prefix, self._keeps_end = sentinels, prefix, keeps_end
+
+    def read(self, texts: list[str], length: int, ends: bool) -> Any:
+        """Returns the ids of texts, see `Reading.read`.
+
+        Args:
+            texts: <string>[batch].
+            length: int. Largest number of ids of a text, the end of sequence included.
+            ends: bool. Whether the end of sequence follows.
+
+        Returns:
+            <int32>[batch, longest], padding 0. A text without ids is a row of padding.
+        """
+        texts = tf.strings.join([self._prefix, texts])
+        if self._sentinels == "gaps" and self._num_sentinels:
+            ids = self._with_gaps(texts)
+        else:
+            ids = self._spelt_out(self._encode(texts))
+        if ends:
+            ids = tf.concat([ids[:, :length - 1] if self._keeps_end else ids, tf.ones_like(ids[:, :1]) * self._eos_id],
+                            axis=1)
+        ids = ids[:, :length].to_tensor(0)
+        # At least one position, also if all texts are empty.
+        return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
+
+    def _with_gaps(self, texts):
+        """Encodes texts with typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
+        sentinel = _sentinel(self._num_sentinels)
+        # Cut at a byte that UTF-8 does not have. tensorflow-text's regex_split ends a text at a NUL.
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
+        pieces = tf.strings.split(tf.strings.regex_replace(texts, sentinel, b"\xff\\0\xff"), b"\xff")
+        # Of each text, the pieces at odd places are sentinels, and those at even places are plain text or empty.
+        words, place = pieces.flat_values, tf.ragged.range(pieces.row_lengths()).flat_values
+        is_sentinel = place % 2 > 0
+        is_plain = ~is_sentinel & tf.not_equal(words, "")
+        precedes = is_plain & tf.roll(is_sentinel, -1, 0)
+        plain = self._spelt_out(self._encode_beside(tf.where(is_plain, words, ""), is_plain & (place > 0), precedes))
+        numbers = tf.strings.to_number(
+            tf.strings.regex_replace(tf.boolean_mask(words, is_sentinel), "[^0-9]", ""), tf.int32)
+        special = tf.RaggedTensor.from_row_lengths(self._vocab_size - 1 - numbers, tf.cast(is_sentinel, tf.int64))
+        return pieces.with_flat_values(tf.concat([plain, special], axis=1)).merge_dims(1, 2)
+
+    def _encode_beside(self, words, follows, precedes):
+        """Encodes texts beside gaps, as the function `_encode` does: <string>[text] -> <int32>[text, (id)]."""
+        if self._gaps is None:
+            return self._encode(words)
+        gaps = self._gaps
+        blank = "[" + "".join(f"\\x{{{ord(character):x}}}" for character in gaps.blanks) + "]"
+        before = tf.strings.regex_replace(words, f"{blank}{'' if gaps.keeps_blanks else '*'}\\z", "")
+        is_empty = precedes & tf.equal(before, "") & (not gaps.keeps_blanks)
+        texts = tf.where(precedes, before + gaps.ending, words)
+        beside = tf.strings.regex_replace(texts, f"^{gaps.joined}", f" {gaps.joined}") if gaps.joined else texts
+        texts = tf.where(follows, gaps.anchor + beside, texts)
+        ids = self._encode(tf.where(is_empty, "", texts))
+        starts = tf.cast(follows, tf.int64) * gaps.num_before
+        ends = ids.row_lengths() - tf.cast(precedes, tf.int64)
+        return tf.gather(ids, tf.ragged.range(starts, ends), batch_dims=1)
+
+    def _spelt_out(self, ids):
+        """Replaces sentinels that occur in plain text by ordinary pieces, in <int32>[text, (id)]."""
+        if self._gaps is None or not self._gaps.names or self._sentinels == "as_tokenized":
+            return ids
+        names = tf.ragged.constant([[], *map(list, self._gaps.names)], tf.int32)
+        first = self._vocab_size - self._num_sentinels
+        is_plain = ids.flat_values < first
+        plain = tf.ragged.boolean_mask(ids.flat_values[:, None], is_plain[:, None])
+        named = tf.gather(names, tf.where(is_plain, 0, ids.flat_values - first + 1))
+        return ids.with_flat_values(tf.concat([plain, named], axis=1)).merge_dims(1, 2)
+
+    def spell(self, ids: tf.Tensor) -> tf.Tensor:
+        """Spells each row up to its end of sequence, see `spell`: <int32>[batch, length] -> <string>[batch]."""
+        is_before_end = tf.cumsum(tf.cast(tf.equal(ids, self._eos_id), tf.int32), axis=1) < 1
+        rows = tf.RaggedTensor.from_tensor(tf.where(is_before_end, ids, 0), padding=0)
+        values, row = rows.values, rows.value_rowids()
+        is_plain = values < self._vocab_size - self._num_sentinels
+        # A piece is a run of plain ids, or one special id.
+        begins = ~(_is_same_row(row) & is_plain & tf.roll(is_plain, 1, 0))
+        first = tf.boolean_mask(values, begins)
+        pieces = tf.RaggedTensor.from_row_starts(tf.where(is_plain, values, 0), tf.where(begins)[:, 0])
+        sentinel = self._vocab_size - 1 - first
+        name = tf.where(sentinel >= 0, "<extra_id_" + tf.strings.as_string(sentinel) + ">",
+                        "<id_" + tf.strings.as_string(first) + ">")
+        words = tf.where(tf.boolean_mask(is_plain, begins), self._decode(pieces), name)
+        is_text = tf.not_equal(words, "")
+        row, first, words = (tf.boolean_mask(values, is_text) for values in (
+            tf.boolean_mask(row, begins), first, words))
+        # The blank between a text and a name, as in `spell`.
+        gaps, has_text = self._gaps, _is_same_row(row)
+        ends = tf.roll(tf.strings.regex_full_match(words, r"(?s).* "), 1, 0)
+        has_blank = has_text & ~ends
+        if gaps is None or gaps.keeps_blanks:
+            gap_has_blank = tf.where(has_text, ends, gaps.adds_blank) if gaps else tf.zeros_like(ends)
+            has_blank = tf.where(first < self._vocab_size, gap_has_blank, has_blank)
+        has_blank &= first >= self._vocab_size - self._num_sentinels
+        words = tf.RaggedTensor.from_value_rowids(tf.where(has_blank, " ", "") + words, row, rows.nrows())
+        texts = tf.strings.reduce_join(words, axis=1)
+        if gaps is None or (gaps.keeps_blanks and not gaps.adds_blank):
+            return texts
+        return tf.strings.regex_replace(texts, "^ " if gaps.keeps_blanks else "^ +", "")  # that SentencePiece adds
+
+    def _encode(self, texts):
+        """Encodes <string>[text] to <int32>[text, (id)]."""
+        if self._tokenizer is not None:
+            return self._tokenizer.tokenize(texts)
+        letters = tf.strings.bytes_split(texts)
+        codes = tf.reshape(tf.io.decode_raw(letters.values, tf.uint8), [-1])
+        return letters.with_values(tf.cast(codes, tf.int32) + _NUM_SPECIAL)
+
+    def _decode(self, ids):
+        """Decodes <int32>[text, (id)] to <string>[text], with the blank before the first word."""
+        if self._tokenizer is not None:
+            # Without an id before them, SentencePiece drops leading blanks; their number depends on its version.
+            plain = tf.fill([ids.nrows(), 1], self._gaps.plain_id)
+            texts = self._tokenizer.detokenize(tf.concat([plain, ids], axis=1))
+            return tf.strings.substr(texts, len(self._gaps.plain_text.encode()), 2**31 - 1)
+        letters = tf.constant([b""] * _NUM_SPECIAL + [bytes([code]) for code in range(256)])
+        joined = tf.strings.reduce_join(tf.gather(letters, ids), axis=1)
+        return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="ignore")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from etils import epy
 
-from switch_tf.data.providers import get_provider, tasks_of, vocabularies_of
-from switch_tf.data.vocabularies import import_seqio
+from switch_tf.data.vocabularies import get_provider, import_seqio, tasks_of, vocabularies_of
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from switch_tf import checks
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
-from switch_tf.storage.mirror import Mirror
-from switch_tf.storage.whole_file import reading, write_whole, writing
+from switch_tf.storage.whole_file import Mirror, reading, write_whole, writing
 
 if TYPE_CHECKING:
     import keras

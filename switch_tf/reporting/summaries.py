@@ -22,8 +22,7 @@ from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import report
 from switch_tf.storage import json_lines, places
-from switch_tf.storage.mirror import Mirror
-from switch_tf.storage.whole_file import writing
+from switch_tf.storage.whole_file import Mirror, writing
 
 _BUCKETS = 30  # of a histogram
 

@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
@@ -27,20 +26,9 @@ def dumps(value: Any, **options: Any) -> str:
         ValueError: The value is nested too deeply.
     """
     try:
-        return json.dumps(finite(value), allow_nan=False, **options)
+        return json.dumps(loads(json.dumps(value)), **options)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def finite(value: Any) -> Any:
-    """Returns a JSON-able value in which each float that is not finite is replaced by None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return value
 
 
 def loads(text: bytes | str, is_strict: bool = False) -> Any:

@@ -2,7 +2,7 @@
 
 A lock on a disk ends with its process. A lease is an object that its owner renews. Another process takes it if it has
 not changed for a minute, or if its owner ran on this machine and has ended. The bucket refuses to write an object that
-another process has written since (`objects`), the lease among them, and `whole_file` writes all files of a path that is
+another process has written since (`places`), the lease among them, and `whole_file` writes all files of a path that is
 locked through its lock. So a process that slept while another one took its lease changes nothing after it wakes up.
 """
 
@@ -16,33 +16,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
-from switch_tf.storage import json_lines, leftovers, objects, outputs, places, whole_file
+from switch_tf.storage import json_lines, leftovers, outputs, places, whole_file
 from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
 LIFETIME = 60.0  # seconds without a renewal after which another process takes the lease
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-
-class Use(NamedTuple):
-    """Wording of a lock's messages.
-
-    Attributes:
-        doing: What another owner does, as in "is training in".
-        argument: Name of the option that gives the path.
-        thing: The path, as in "run folder".
-    """
-
-    doing: str
-    argument: str
-    thing: str
-
-
-RUN = Use("training in", "MODEL_DIR", "run folder")
 
 
 class Lock:
@@ -51,7 +34,9 @@ class Lock:
     Args:
         path: File or folder that is used. It need not exist.
         place: Path of the lock.
-        use: Use.
+        doing: What an owner does, as in "is training in", for messages.
+        argument: Name of the option that gives the path.
+        thing: The path, as in "run folder".
 
     Attributes:
         token: Text that no other lock has.
@@ -61,8 +46,9 @@ class Lock:
         OSError: The lock cannot be written.
     """
 
-    def __init__(self, path: Any, place: Any, use: Use):
-        self._path, self._place, self._use = path, place, use
+    def __init__(self, path: Any, place: Any, doing: str = "training in", argument: str = "MODEL_DIR",
+                 thing: str = "run folder"):
+        self._path, self._place, self._doing, self._argument, self._thing = path, place, doing, argument, thing
         self.token = secrets.token_hex(8)
         self._is_local = places.is_local(place)
         self._loss: str | None = None  # the reason why this process no longer owns the path
@@ -102,12 +88,12 @@ class Lock:
             key = os.fspath(path)
             while True:
                 if key not in self._generations:
-                    _, self._generations[key] = objects.read(path)
+                    _, self._generations[key] = places.read_object(path)
                 self.check()  # after the generation was read, so another owner's write would change it
                 try:
-                    self._generations[key] = objects.write(path, content, self._generations[key])
+                    self._generations[key] = places.write_object(path, content, self._generations[key])
                     return
-                except objects.Conflict:
+                except places.Conflict:
                     del self._generations[key]
                     self._renew()
 
@@ -119,18 +105,18 @@ class Lock:
             return
         self._ended.set()
         self._thread.join(timeout=PERIOD)
-        with self._changing, contextlib.suppress(objects.Conflict, OSError):  # it ends by itself
+        with self._changing, contextlib.suppress(places.Conflict, OSError):  # it ends by itself
             if self._loss is None:
-                objects.write(self._place, None, self._lease)
+                places.write_object(self._place, None, self._lease)
 
     def _taken(self, owner):
-        return Refusal(f"Another process ({owner}) is {self._use.doing} {str(self._path)!r}; wait for it, stop it, or "
-                       f"name another {self._use.argument}.")
+        return Refusal(f"Another process ({owner}) is {self._doing} {str(self._path)!r}; wait for it, stop it, or "
+                       f"name another {self._argument}.")
 
     def removed(self) -> str:
         """Returns the message about a path that is gone."""
-        return (f"The {self._use.thing} {str(self._path)!r} was removed or replaced while this process was "
-                f"{self._use.doing} it, so nothing can be saved there any more; start again, and leave it in place.")
+        return (f"The {self._thing} {str(self._path)!r} was removed or replaced while this process was "
+                f"{self._doing} it, so nothing can be saved there any more; start again, and leave it in place.")
 
     # On a disk.
 
@@ -155,7 +141,7 @@ class Lock:
                 if error.errno not in _NO_LOCKS:
                     raise
                 raise Refusal(f"The file system of {str(self._path)!r} has no locks ({error.strerror}), so two "
-                              f"processes could write there at a time; name another {self._use.argument}, on a "
+                              f"processes could write there at a time; name another {self._argument}, on a "
                               "local disk, or mount that file system with locks.") from error
             else:
                 if self._is_same_file():  # and not one that its owner just removed
@@ -178,7 +164,7 @@ class Lock:
         watched, until = b"", 0.0
         while True:
             self._renewed = _now()
-            found, generation = objects.read(self._place)
+            found, generation = places.read_object(self._place)
             owner = _owner(found)
             if owner is not None:
                 if generation != watched:
@@ -190,8 +176,8 @@ class Lock:
                 if _now() < until:
                     time.sleep(min(PERIOD, LIFETIME) / 3)
                     continue
-            with contextlib.suppress(objects.Conflict):  # another process was faster
-                self._lease = objects.write(self._place, self._text, generation)
+            with contextlib.suppress(places.Conflict):  # another process was faster
+                self._lease = places.write_object(self._place, self._text, generation)
                 return
 
     def _renew(self):
@@ -205,15 +191,15 @@ class Lock:
                 return
             before = _now()
             try:
-                self._lease = objects.write(self._place, self._text, self._lease)
+                self._lease = places.write_object(self._place, self._text, self._lease)
                 self._renewed = before
-            except objects.Conflict:
-                found, _ = objects.read(self._place)
+            except places.Conflict:
+                found, _ = places.read_object(self._place)
                 if found is None:
                     self._loss = self.removed()
                 else:
                     owner = _owner(found)
-                    self._loss = (f"Another process{f' ({owner})' if owner else ''} has taken the {self._use.thing} "
+                    self._loss = (f"Another process{f' ({owner})' if owner else ''} has taken the {self._thing} "
                                   f"{str(self._path)!r}, because this one was cut off from it or suspended for over a "
                                   "minute, so nothing is saved there any more; let the other one go on.")
 
@@ -242,7 +228,7 @@ def is_held(place: Any) -> bool:
     """Returns whether a process has a lock. True if that is unknown. Of a lease it takes this machine's clock."""
     try:
         if not places.is_local(place):
-            return _owner(objects.read(place)[0]) is not None and time.time() - place.stat().st_mtime < LIFETIME
+            return _owner(places.read_object(place)[0]) is not None and time.time() - place.stat().st_mtime < LIFETIME
         with open(place, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
@@ -269,7 +255,7 @@ def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
     try:
         if places.is_local(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(output, place, Use("writing", argument, "output"))
+        lock = Lock(output, place, "writing", argument, "output")
     except OSError as error:
         raise Refusal(f"{argument} {str(output)!r} cannot be written ({error.strerror}); name another one.") from error
     try:

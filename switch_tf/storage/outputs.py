@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, NoReturn, TextIO, cast
 
 from switch_tf.refusals import Refusal
@@ -18,7 +18,7 @@ _MARK = b"\0switch_tf: written up to here\n"
 
 _ending = threading.Lock()
 _withheld: list[int] = []  # standard error itself, while `held_back` withholds it
-_filters: list["_Filter"] = []
+_finishing: list[Callable[[], None]] = []  # of `without_lines`, each returns when what is in its pipe is written
 
 
 def say(text: str) -> None:
@@ -48,8 +48,8 @@ def end(status: int, message: str = "") -> NoReturn:
 
 def _write_all():
     _flush()
-    for each in _filters:
-        each.finish()
+    for finish in _finishing:
+        finish()
 
 
 def _flush():
@@ -143,39 +143,9 @@ def without_lines(prefix: bytes) -> Iterator[None]:
     original = os.dup(1)
     read_end, write_end = os.pipe()
     os.dup2(write_end, 1)
-    filtering = _Filter(read_end, write_end, os.dup(original), prefix)
-    _filters.append(filtering)
-    try:
-        yield
-    finally:
-        _flush()
-        os.dup2(original, 1)
-        os.close(original)
-        _filters.remove(filtering)
-        filtering.finish()
-        os.close(write_end)  # which ends the thread, unless a child process has the pipe as well
+    output, is_finished = os.dup(original), threading.Event()
 
-
-class _Filter:
-    """A thread that copies all lines but those with a prefix from a pipe, until the pipe is closed.
-
-    Args:
-        read_end, write_end: File descriptors of the pipe.
-        output: File descriptor to copy to.
-        prefix: First bytes of the lines to leave out.
-    """
-
-    def __init__(self, read_end: int, write_end: int, output: int, prefix: bytes):
-        self._write_end, self._is_finished = write_end, threading.Event()
-        threading.Thread(target=self._copy, args=(read_end, output, prefix), daemon=True).start()
-
-    def finish(self) -> None:
-        """Waits until everything that is in the pipe now is written."""
-        with contextlib.suppress(BrokenPipeError):  # the output is closed, and so is the pipe
-            os.write(self._write_end, _MARK)
-        self._is_finished.wait()
-
-    def _copy(self, read_end, output, prefix):
+    def copy():  # until the pipe is closed
         try:
             # If the output is closed, the writers learn that from the closed pipe.
             with contextlib.suppress(OSError), open(output, "wb", buffering=0) as copied, open(read_end, "rb") as lines:
@@ -184,6 +154,23 @@ class _Filter:
                     if text and not text.startswith(prefix):
                         copied.write(text)
                     if text != line:
-                        self._is_finished.set()
+                        is_finished.set()
         finally:
-            self._is_finished.set()
+            is_finished.set()
+
+    def finish():
+        with contextlib.suppress(BrokenPipeError):  # the output is closed, and so is the pipe
+            os.write(write_end, _MARK)
+        is_finished.wait()
+
+    threading.Thread(target=copy, daemon=True).start()
+    _finishing.append(finish)
+    try:
+        yield
+    finally:
+        _flush()
+        os.dup2(original, 1)
+        os.close(original)
+        _finishing.remove(finish)
+        finish()
+        os.close(write_end)  # which ends the thread, unless a child process has the pipe as well

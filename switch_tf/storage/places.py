@@ -2,6 +2,10 @@
 
 A path with a scheme, such as "gs://bucket/x", is one of etils.epath, which reaches it through TensorFlow. A bucket has
 no folders, renames, appends or locks: an object appears whole when it has been written.
+
+TensorFlow cannot write or remove an object only if it is as it was read. tensorstore sends Google's store the
+generation of the object with the request, so that no process can overwrite what another one has written since, however
+long it slept in between.
 """
 
 import contextlib
@@ -14,28 +18,38 @@ import re
 import shutil
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
-from switch_tf.storage import objects
-from switch_tf.storage.objects import BucketError, Place
+from switch_tf.storage import outputs
+
+Place = str | os.PathLike
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
-_OF_PATTERNS = set("*?[]\\")
+OF_PATTERNS = set("*?[]\\")  # characters of a path that TensorFlow takes for a pattern
 _PART = 2**24  # bytes to copy at a time
 _BLOCK = 2**16  # bytes of a sample
 # "gs:/bucket/x" is a typing mistake, or a URL that went through pathlib. One letter may name a drive.
 _ONE_SLASH = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
-# TensorFlow's errors by class name, which are no OSErrors.
-_NUMBERS = {"PermissionDeniedError": errno.EACCES,
-            "UnauthenticatedError": errno.EACCES, "AlreadyExistsError": errno.EEXIST,
-            "ResourceExhaustedError": errno.ENOSPC, "DeadlineExceededError": errno.ETIMEDOUT,
-            "UnimplementedError": errno.ENOTSUP}
+# Statuses of TensorFlow's and tensorstore's errors, which are no OSErrors.
+_NUMBERS = {"NOTFOUND": errno.ENOENT, "PERMISSIONDENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES,
+            "ALREADYEXISTS": errno.EEXIST, "RESOURCEEXHAUSTED": errno.ENOSPC, "DEADLINEEXCEEDED": errno.ETIMEDOUT,
+            "UNIMPLEMENTED": errno.ENOTSUP}
+# As TensorFlow's client: ten tries, for up to three minutes.
+_RETRIES = {"max_retries": 10, "initial_delay": "1s", "max_delay": "32s"}
 # Methods of a path that ask the bucket.
 _METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "write_bytes",
             "write_text", "unlink", "rename")
+
+
+class BucketError(OSError):
+    """A bucket that does not answer, or refuses to. What is in it is neither missing nor damaged for that reason."""
+
+
+class Conflict(Exception):
+    """The object is not the one that was read: somebody else has written or removed it."""
 
 
 class Literal:
@@ -49,7 +63,7 @@ class Literal:
 
     def __init__(self, path: pathlib.Path):
         self._text, self._folder = str(path), None
-        if is_local(path) and _OF_PATTERNS & set(self._text) and path.parent.is_dir():
+        if is_local(path) and OF_PATTERNS & set(self._text) and path.parent.is_dir():
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
             self._text = f"/proc/self/fd/{self._folder}/{path.name}"
 
@@ -115,9 +129,9 @@ def _stat(self):
 
 
 def _read_bytes(self, part=None):
-    """Returns the content of a file or a slice of it, where TensorFlow may give one of five seconds ago that `objects`
-    has replaced."""
-    if (content := objects.read(self, part)[0]) is None:
+    """Returns the content of a file or a slice of it, where TensorFlow may give one of five seconds ago that
+    `write_object` has replaced."""
+    if (content := read_object(self, part)[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self))
     return content
 
@@ -156,7 +170,8 @@ def os_errors(path: Place) -> Iterator[None]:
         text = getattr(error, "message", str(error)).strip().partition("\n")[0]
         if "NotFoundError" in classes:
             raise FileNotFoundError(errno.ENOENT, text, os.fspath(path)) from error
-        number = next((_NUMBERS[name] for name in classes if name in _NUMBERS), errno.EIO)
+        statuses = [name.removesuffix("Error").upper() for name in classes]
+        number = next((_NUMBERS[status] for status in statuses if status in _NUMBERS), errno.EIO)
         raise (OSError if is_local(path) else BucketError)(number, text, os.fspath(path)) from error
 
 
@@ -167,11 +182,6 @@ def raise_failure(error: BaseException, path: Place) -> None:
             "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"}):
         with os_errors(path):
             raise error
-
-
-def is_pattern(path: Place) -> bool:
-    """Returns whether TensorFlow would take a path in a bucket for a pattern, for which there is no remedy."""
-    return not is_local(path) and bool(_OF_PATTERNS & set(os.fspath(path)))
 
 
 def size(path: Place) -> int:
@@ -220,12 +230,6 @@ def copy(source: pathlib.Path, target: Any) -> None:
         shutil.copyfileobj(file, opened, _PART)
 
 
-def upload(folder: pathlib.Path, target: Any) -> None:
-    """Copies all files of a local folder into a folder of a bucket."""
-    for name, file in files_in(folder):
-        copy(file, target / name)
-
-
 @contextlib.contextmanager
 def fetched(path: Place) -> Iterator[pathlib.Path]:
     """Yields a file as a local one, for libraries that read only those; a copy if it is in a bucket."""
@@ -248,4 +252,93 @@ def uploaded(folder: Place) -> Iterator[pathlib.Path]:
         return
     with tempfile.TemporaryDirectory() as local:
         yield pathlib.Path(local)
-        upload(pathlib.Path(local), place)
+        for name, file in files_in(pathlib.Path(local)):
+            copy(file, place / name)
+
+
+@functools.cache
+def _bucket(name):
+    # Certificates that a user gives TensorFlow's client.
+    if "CURL_CA_BUNDLE" in os.environ:
+        os.environ.setdefault("TENSORSTORE_CA_BUNDLE", os.environ["CURL_CA_BUNDLE"])
+    import tensorstore  # takes a fifth of a second
+
+    return tensorstore.KvStore.open({"driver": "gcs", "bucket": name, "path": "",
+                                     "context": {"gcs_request_retries": _RETRIES}}).result()
+
+
+def store_of(folder: Place) -> dict[str, Any]:
+    """Returns tensorstore's specification of a folder, of this machine or of a bucket."""
+    if is_local(folder):
+        return {"driver": "file", "path": f"{os.path.abspath(folder)}/"}
+    bucket, _, name = os.fspath(folder).removeprefix("gs://").partition("/")
+    return (_bucket(bucket) / f"{name}/").spec(unbind_context=True).to_json()
+
+
+def _call(path, operation: Callable[[Any, str], Any]) -> Any:
+    """Returns the result of an operation on the bucket of a path and the name of its object.
+
+    Raises:
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    bucket, _, name = os.fspath(path).removeprefix("gs://").partition("/")
+    # The first request writes to standard error where it looked for credentials.
+    is_first = not _bucket.cache_info().currsize
+    try:
+        with outputs.held_back() if is_first else contextlib.nullcontext():
+            return operation(_bucket(bucket), name).result()
+    except ValueError as error:  # every status of tensorstore
+        raise bucket_failure(error, path) from error
+
+
+def bucket_failure(error: ValueError, path: Place) -> BucketError:
+    """Returns the error of a bucket for a status of tensorstore."""
+    number = _NUMBERS.get(str(error).partition(":")[0].replace("_", ""), errno.EIO)
+    text = re.sub(r"\s*\[http_.*", "", str(error).partition(": ")[2], flags=re.DOTALL)
+    return BucketError(number, text, os.fspath(path))
+
+
+def read_object(path: Place, part: slice | None = None) -> tuple[bytes | None, bytes]:
+    """Returns the content of an object or a part of it, None if there is none, and its generation for
+    `write_object`.
+
+    Raises:
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    found = _call(path, lambda bucket, name: bucket.read(name, byte_range=part))
+    return (found.value if found.state == "value" else None), found.stamp.generation
+
+
+def urls_of(folder: Place) -> list[str]:
+    """Returns the URLs of all objects in a folder and its folders, and those that stand for folders and end in "/".
+
+    Raises:
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    import tensorstore
+
+    folder = os.fspath(folder).rstrip("/")
+    # All names that begin with the folder's: "0" follows "/".
+    found = _call(folder, lambda bucket, name: bucket.list(tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0")))
+    bucket = folder.removeprefix("gs://").partition("/")[0]
+    return [f"gs://{bucket}/{key.decode()}" for key in found]
+
+
+def write_object(path: Place, content: bytes | None, generation: bytes | None) -> bytes:
+    """Writes an object, or removes it if the content is None. Returns its new generation.
+
+    Args:
+        path: Path of the object.
+        content: Its new content.
+        generation: Generation that `read_object` or `write_object` returned. None writes or removes any.
+
+    Raises:
+        Conflict: Somebody else has written or removed it.
+        BucketError: The bucket does not answer, refuses or does not exist.
+    """
+    if new := _call(path, lambda bucket, name: bucket.write(name, content, if_equal=generation)).generation:
+        return new
+    found, new = read_object(path)
+    if found != content:
+        raise Conflict(os.fspath(path))
+    return new  # the answer to an earlier try was lost

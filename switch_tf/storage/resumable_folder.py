@@ -99,7 +99,15 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
             _check_room(pathlib.Path(local), num_bytes)
             yield work
             with writing(folder):
-                _publish(work.folder, folder, marker)
+                try:
+                    for name, file in places.files_in(work.folder):
+                        if name != marker:
+                            check_owned(folder)
+                            places.copy(file, folder / name)
+                    put(folder / marker, (work.folder / marker).read_bytes())
+                except BaseException:
+                    leftovers.remove(folder)
+                    raise
         return
     place = folder.with_name(f".{folder.name}.{'' if identity else f'{secrets.token_hex(4)}.'}unfinished")
     work, is_kept = None, identity is not None
@@ -129,16 +137,3 @@ def _check_room(place, num_bytes):
         reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise Refusal(f"{place} needs {num_bytes / 1e9:,.1f} GB, and the disk has {missing / 1e9:,.1f} GB too few; "
                       "make room there, or use another folder.") from reason
-
-
-def _publish(local, folder, marker):
-    """Copies the files of a local folder into a folder of a bucket, the marker last, and none if that fails."""
-    try:
-        for name, file in places.files_in(local):
-            if name != marker:
-                check_owned(folder)
-                places.copy(file, folder / name)
-        put(folder / marker, (local / marker).read_bytes())
-    except BaseException:
-        leftovers.remove(folder)
-        raise

@@ -1,5 +1,6 @@
 """Files that appear complete or not at all, on a disk or in a bucket, and refusals that name the file.
 
+Files that grow while a run is open are uploaded again and again to a bucket, which cannot append.
 What belongs to a path that this process has locked is written and removed only while it has that lock.
 """
 
@@ -10,14 +11,20 @@ import pathlib
 import secrets
 import shutil
 import tempfile
+import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from switch_tf.refusals import Refusal
-from switch_tf.storage import objects, places
+from switch_tf.refusals import Outage, Refusal
+from switch_tf.storage import places
 from switch_tf.storage.places import Place
 
+# Seconds between uploads: four requests a minute and file. Longer if uploads would take over a twentieth of the time.
+UPLOAD_PERIOD = 15.0
+_LONGEST = 60.0
+_SHARE = 20
 # Cause and way out, by errno.
 _WAYS_OUT = {
     errno.ENOSPC: "the disk is full: make room there",
@@ -109,15 +116,9 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
         OSError: The file cannot be written.
         Outage: The path no longer belongs to this process, which had locked it.
     """
-    place, owner = places.at(path), owner_of(path)
     parts = [content.encode() if isinstance(content, str) else content] if isinstance(content, str | bytes) else content
-    if places.is_local(place):
-        with written(place) as unfinished, open(unfinished, "wb") as file:
-            file.writelines(parts)
-    elif owner:
-        owner.replace(place, b"".join(parts))
-    else:  # an object appears whole
-        place.write_bytes(b"".join(parts))
+    with written(path) as unfinished, open(unfinished, "wb") as file:
+        file.writelines(parts)
 
 
 @contextlib.contextmanager
@@ -162,9 +163,79 @@ def remove_tree(folder: Any) -> None:
 
     Raises: See `put`.
     """
-    urls = [] if places.is_local(folder) else objects.urls_of(folder)
+    urls = [] if places.is_local(folder) else places.urls_of(folder)
     check_owned(folder)
     if places.is_local(folder):
         shutil.rmtree(folder)
     for url in urls:
-        objects.remove(url)
+        places.write_object(url, None, None)
+
+
+class Mirror:
+    """A local folder whose files appear in a folder of a bucket within a minute.
+
+    Args:
+        folder: Path of a folder in a bucket.
+
+    Attributes:
+        local: Path of the local folder. Its files may grow, and may be in folders.
+    """
+
+    def __init__(self, folder: Any):
+        self._folder = places.at(folder)
+        self._temporary = tempfile.TemporaryDirectory()
+        self.local = pathlib.Path(self._temporary.name)
+        self._sizes: dict[pathlib.Path, int] = {}  # what is in the bucket
+        self._uploading, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
+        self._thread.start()
+
+    def fetch(self, name: str) -> pathlib.Path:
+        """Returns the local path of a file, with its contents in the bucket if it is there.
+
+        Raises:
+            OSError: It cannot be read. Nothing more is uploaded.
+        """
+        local = self.local / name
+        try:
+            if (self._folder / name).is_file():
+                self._sizes[local] = local.write_bytes((self._folder / name).read_bytes())
+        except BaseException:
+            self._ended.set()
+            raise
+        return local
+
+    def flush(self) -> None:
+        """Uploads what has been written.
+
+        Raises:
+            OSError: A file cannot be written.
+        Outage: The files no longer belong to this process.
+        """
+        with self._uploading:
+            for name, file in places.files_in(self.local):
+                if (size := file.stat().st_size) != self._sizes.get(file):
+                    put(self._folder / name, file.read_bytes())
+                    self._sizes[file] = size
+
+    def close(self) -> None:
+        """Uploads what has been written, and removes the local folder.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        self._ended.set()
+        self._thread.join()
+        try:
+            self.flush()
+        finally:
+            self._temporary.cleanup()
+
+    def _run(self):
+        wait = UPLOAD_PERIOD
+        while not self._ended.wait(wait):
+            started = time.monotonic()
+            # Tried again; the next checkpoint flushes and reports it, also that the folder was lost.
+            with contextlib.suppress(OSError, Outage):
+                self.flush()
+            wait = min(max(UPLOAD_PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST)

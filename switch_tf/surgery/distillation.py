@@ -123,18 +123,12 @@ class LiveTeacher(Objective):
         self.capacity_factor = checks.optional("Distillation.teacher_capacity_factor", capacity_factor, checks.number,
                                                "above 0")
         self.dtype = dtype
-        self._model: SwitchTransformer
 
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
         """The checkpoint or the folder, the same one for as long as this object exists, and its format."""
         path, found = formats.locate(self._folder, self._argument)
         return found.resolve(path), found
-
-    @functools.cached_property
-    def _description(self) -> dict[str, Any]:
-        """The description of a checkpoint of switch_tf."""
-        return folders.describe(self._source[0])
 
     @functools.cached_property
     def _config(self) -> SwitchConfig:
@@ -153,7 +147,7 @@ class LiveTeacher(Objective):
         """A text that differs for any two checkpoints: the hash of their files, of large ones that of samples."""
         path, found = self._source
         if found is SWITCH_TF:
-            return folders.identity(self._description)
+            return folders.identity(folders.describe(path))
         start = str(path)
         files = [name.removeprefix(start) for name, _, _ in converting.state(path)
                  if "/state." not in name.removeprefix(start)]  # the optimizer's, of T5X
@@ -198,7 +192,7 @@ class LiveTeacher(Objective):
         """Returns a name in `continuation.record`, and the vocabulary as it stands there, None if it is not known."""
         path, found = self._source
         if found is SWITCH_TF:
-            record = self._description["configuration"]
+            record = folders.describe(path)["configuration"]
             # Checkpoints of earlier versions recorded the bytes of their vocabularies alone.
             name = "pieces" if record.get("pieces") else "vocabulary"
             return name, record.get(name)

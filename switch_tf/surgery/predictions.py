@@ -37,7 +37,6 @@ _KEY = np.dtype("S16")
 _LOWEST = -6e4  # float16 has no lower numbers, and no probability of float32 is so small
 _OPEN_SHARDS = 64
 _MOST_KEYS = 2**28  # bytes
-_ROWS_PER_SHARD = 2**32  # more than one can have; a place is shard * _ROWS_PER_SHARD + row
 # A shard is written when either is reached. A kill loses what is in memory.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
@@ -142,27 +141,10 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
         raise _damage(rows, folder) from error
 
 
-class _KeyIndex:
-    """Places of keys, sorted for the search: 24 bytes a key. The first key is empty, so each search finds a place."""
-
-    def __init__(self):
-        self._keys, self._places = np.zeros(1, _KEY), np.full(1, -1)
-
-    def __len__(self):
-        return len(self._keys) - 1
-
-    def add(self, shards: dict[int, np.ndarray]) -> None:
-        """Adds the keys of shards, given as number -> <bytes16>[rows]."""
-        keys = np.concatenate([self._keys, *shards.values()])
-        where = np.concatenate([self._places, *(number * _ROWS_PER_SHARD + np.arange(len(added), dtype=np.int64)
-                                                for number, added in shards.items())])
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._places = keys[order], where[order]
-
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the place of each key, <int64>[keys], -1 for one that is not there."""
-        found = np.searchsorted(self._keys, keys, side="right") - 1
-        return np.where(self._keys[found] == keys, self._places[found], -1)
+def _find(known, keys):
+    """Returns the place of each key among sorted ones, <int64>[keys], -1 for one that is not there."""
+    found = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[found] == keys, found, -1)
 
 
 class PredictionStore:
@@ -173,14 +155,16 @@ class PredictionStore:
     """
 
     def __init__(self, folder: pathlib.Path):
-        self.manifest, self._folder, self._index = read_manifest(folder), folder, _KeyIndex()
+        self.manifest, self._folder = read_manifest(folder), folder
         self.row_dtype = row_dtype(self.manifest)
-        keys, checksums = {}, {}
         with reading(folder):
-            for number in shard_numbers(folder):
-                keys[number], checksums[number] = read_keys(folder, number)
-        self._index.add(keys)
-        if not len(self._index):
+            shards = {number: read_keys(folder, number) for number in shard_numbers(folder)}
+        keys = np.concatenate([np.zeros(0, _KEY), *(own for own, _ in shards.values())])
+        # Rows count through all shards. 24 bytes a key stay in memory.
+        self._rows = np.argsort(keys)
+        self._keys, checksums = keys[self._rows], {number: checksum for number, (_, checksum) in shards.items()}
+        self._numbers, self._starts = list(shards), np.cumsum([0, *(len(own) for own, _ in shards.values())])
+        if not len(keys):
             raise Refusal(f"TEACHER_PREDICTIONS: {folder} has no predictions yet; the `switch-tf cache --teacher` that "
                           "began it goes on.")
         # Rows are compared when a shard is first opened, because those of a seed are read shard by shard.
@@ -200,14 +184,15 @@ class PredictionStore:
 
         None if a row is not there.
         """
-        where = self._index.find(keys)
-        if (where < 0).any():
+        found = _find(self._keys, keys)
+        if (found < 0).any():
             return None
-        rows = np.empty(len(keys), object)
-        for number in np.unique(where // _ROWS_PER_SHARD).tolist():
-            chosen = np.flatnonzero(where // _ROWS_PER_SHARD == number)
+        rows, where = np.empty(len(keys), object), self._rows[found]
+        shards = np.searchsorted(self._starts, where, side="right") - 1
+        for shard in np.unique(shards):
+            chosen, number = np.flatnonzero(shards == shard), self._numbers[shard]
             try:
-                rows[chosen] = self._reader(number).read((where[chosen] % _ROWS_PER_SHARD).tolist())
+                rows[chosen] = self._reader(number).read((where[chosen] - self._starts[shard]).tolist())
                 if any(len(row) != self.row_dtype.itemsize for row in rows[chosen]):
                     raise IndexError("a row of another size")
             except (RuntimeError, IndexError) as error:
@@ -237,7 +222,7 @@ class PredictionWriter:
                           "name another one.")
         cache_files.begin(folder, MANIFEST, {"format_version": _FORMAT_VERSION, **request}, _OWN, overwrite, reads=[])
         self.manifest = read_manifest(folder)
-        self._folder, self._index, self._waiting = folder, _KeyIndex(), {}
+        self._folder, self._waiting = folder, {}
         self._num_bytes, self._since = 0, time.monotonic()
         found = {}
         for number in shard_numbers(folder):
@@ -253,16 +238,17 @@ class PredictionWriter:
             for file in sorted(folder.iterdir()):
                 if _OWN.fullmatch(file.name) and file.name not in kept:
                     remove(file)
-        self._index.add(found)
+        # The first key is empty, so each search finds a place.
+        self._keys = np.sort(np.concatenate([np.zeros(1, _KEY), *found.values()]))
         self._next = max(found, default=-1) + 1
 
     def __len__(self):
-        return len(self._index) + len(self._waiting)
+        return len(self._keys) - 1 + len(self._waiting)
 
     def lacks(self, keys: np.ndarray) -> np.ndarray:
         """Returns the indices of rows that are not there, each key once, <int64>[rows]."""
         _, first = np.unique(keys, return_index=True)
-        is_there = self._index.find(keys) >= 0
+        is_there = _find(self._keys, keys) >= 0
         return np.array([index for index in sorted(first) if not is_there[index] and keys[index] not in self._waiting],
                         np.int64)
 
@@ -281,7 +267,7 @@ class PredictionWriter:
                            "keys_sha256": hashlib.sha256(keys.tobytes()).hexdigest()}
             write_whole(of_keys, keys.tobytes())
             write_whole(described, json.dumps(description))
-            self._index.add({self._next: keys})
+            self._keys = np.sort(np.concatenate([self._keys, keys]))
             self._next += 1
         self._waiting, self._num_bytes, self._since = {}, 0, time.monotonic()
 

@@ -13,7 +13,7 @@ from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import policies
 from switch_tf.configs.run import Run, StepSettings, check_periods
-from switch_tf.data import providers, task_catalog, vocabularies
+from switch_tf.data import task_catalog, vocabularies
 from switch_tf.data.reading import reading_of
 from switch_tf.decoding import check_decodes
 from switch_tf.evaluation.objectives import Objective
@@ -97,7 +97,6 @@ class Trainer:
         if run.eval_period:
             data.check_examples(held_out)
             if data.has_metrics(task, "validation"):
-                data.check_metrics(task, "validation")
                 check_decodes(config)
         if run.shown_examples:
             data.check_examples(held_out)
@@ -290,7 +289,7 @@ def _vocabularies(run, saved, configuration, checkpoint):
     names = " and ".join(repr(vocabulary.name) for vocabulary in dict.fromkeys(stored))
     files = " and ".join(dict.fromkeys(f"{folder / vocabulary.file}" for vocabulary in stored if vocabulary.file))
     before = f"{names} ({'; '.join(map(str, fingerprints))}{f'; the copy of the run is {files}' * bool(files)})"
-    features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
+    features = vocabularies.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
     by_fingerprint = {task_catalog.fingerprint_of_vocabulary(feature.vocabulary): feature.vocabulary
                       for feature in features.values()}
     return before, " and ".join(f"{run.vocabulary or vocabularies.name_of(vocabulary)!r} ({fingerprint})"
@@ -315,7 +314,7 @@ def keep_config(folder: str | pathlib.Path, model: SwitchTransformer, run: Run, 
     try:
         if run_config.is_foreign(folder):
             raise Refusal("the one there is not a run's, and stays")
-        features = providers.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
+        features = vocabularies.get_provider(run.mixture_or_task_name, run.vocabulary).output_features
         dtype, config = model.dtype_policy.name, model.config
         if (type(model) is not SwitchTransformer or dtype not in run_config.DTYPES
                 or not features.keys() >= run_config.FEATURES):

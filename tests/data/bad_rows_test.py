@@ -7,7 +7,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data.inspection import bad_row, refusing_bad_rows
+from switch_tf.data.pipeline import bad_row, refusing_bad_rows
 from switch_tf.refusals import Refusal
 from switch_tf.tasks import vocabularies
 
@@ -98,6 +98,6 @@ def test_what_is_no_error_of_a_row_is_left_as_it_is(monkeypatch):
     with pytest.raises(tf.errors.UnavailableError), refusing_bad_rows(description):
         raise lost
     assert bad_row(_description("whole"), error).startswith("row 270")
-    monkeypatch.setattr("switch_tf.data.inspection._SECONDS", 0)
+    monkeypatch.setattr("switch_tf.data.pipeline._SECONDS", 0)
     assert bad_row(description, error) is None
     assert bad_row(dataclasses.replace(description, split="validation"), error) is None

@@ -13,7 +13,8 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import cache_files, pipeline, providers
+from switch_tf.data import cache_files, pipeline
+from switch_tf.data.vocabularies import tasks_of
 from switch_tf.tasks import preprocessors, vocabularies
 
 NUM_TEXTS = 150
@@ -257,4 +258,4 @@ def test_a_step_is_known_by_its_code_and_its_fixed_arguments():
 def test_a_split_that_a_task_of_a_mixture_lacks_needs_no_cache(cache):
     provider = pipeline.provider_of(describe("cached_mixture", "validation", cache))
     assert [type(task.source).__name__ for task in provider.tasks] == ["CachedSource", "FileDataSource"]
-    assert [task.name for task in providers.tasks_of(provider, "validation")] == ["cached"]
+    assert [task.name for task in tasks_of(provider, "validation")] == ["cached"]

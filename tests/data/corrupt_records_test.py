@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 import re
 
 import numpy as np
@@ -198,7 +199,7 @@ def test_the_limit_holds_for_each_task_and_counts_a_record_once():
         for _ in range(2):
             corrupt.add(f"cache/{task}/train/0.array_record", 4, CORRUPT)
     moved = CorruptRecords(1)
-    moved.take_up(corrupt.text())
+    moved.take_up(json.loads(corrupt.text()))
     moved.add("moved/cache/one/train/0.array_record", 4, CORRUPT)
     with pytest.raises(data.BadData, match="record 5, one more than the 1 of Run.skip_corrupt_records .Corrupted"):
         moved.add("moved/cache/one/train/0.array_record", 5, CORRUPT)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from switch_tf import context, data
 from switch_tf.data import cache_files, cached_tasks, example_files
 from switch_tf.data.cache_files import CorruptRecords
-from switch_tf.data.providers import with_counted_passes
+from switch_tf.data.vocabularies import with_counted_passes
 from switch_tf.tasks.in_memory import InMemorySource
 from switch_tf.tasks.text_source import TextFilesSource
 

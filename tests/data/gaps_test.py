@@ -83,7 +83,7 @@ def _is_told_apart(vocabulary, ids):
 
 def _as_typed(vocabulary, text):
     """A text without the blank that SentencePiece adds."""
-    gaps = data.spelling.gaps_of(vocabulary)
+    gaps = data.reading.gaps_of(vocabulary)
     return text.removeprefix(" ") if gaps.adds_blank else text
 
 

@@ -58,7 +58,7 @@ def test_the_same_lines_have_the_same_ids_everywhere(tmp_path, serve, vocabulary
     name = text_files.text_to_text(str(tmp_path / "rows.jsonl"), str(tmp_path / "rows.jsonl"), "question", "answer",
                                    prefix="label: <extra_id_4> ", metrics=["accuracy"])
     description = data.DatasetDescription(name, LENGTHS, 4, "validation", vocabulary=vocabulary)
-    task = data.providers.get_provider(name, vocabulary)
+    task = data.vocabularies.get_provider(name, vocabulary)
     trained = list(task.get_dataset(LENGTHS, "train", shuffle=False).as_numpy_iterator())
     expected = [example["inputs"].tolist() for example in trained]
     reading = data.reading_of(name, vocabulary)

@@ -7,7 +7,7 @@ import sentencepiece
 import seqio
 
 from switch_tf import data
-from switch_tf.data import providers
+from switch_tf.data.vocabularies import get_provider
 from switch_tf.sentencepiece_training import train
 from switch_tf.tasks import docs_corpus, sentinels, vocabularies  # noqa: F401  (registers)
 
@@ -64,7 +64,7 @@ def test_the_tasks_of_a_mixture_and_of_mixtures_in_it_take_it_too_with_their_rat
     seqio.MixtureRegistry.add("outer", [("inner", 3), ("docs_corpus_span_corruption", 2),
                                         ("docs_corpus_span_corruption_bytes", 5)])
     try:
-        mixture = providers.get_provider("outer", "bytes")
+        mixture = get_provider("outer", "bytes")
         assert data.vocabulary_size("outer", "bytes") == 359
         assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {
             "docs_corpus_span_corruption": 5, "docs_corpus_span_corruption_bytes": 5}

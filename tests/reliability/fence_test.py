@@ -10,17 +10,17 @@ import time
 import pytest
 
 from switch_tf.statuses import OUTAGE
-from switch_tf.storage import objects, places
+from switch_tf.storage import places
 from tests.reliability.small_run import ON_ONE_DEVICE, Process
 
 # A lease is taken after four seconds without a renewal.
-_PROGRAM = ("-c", "import sys; from switch_tf.cli import main; from switch_tf.storage import lock, mirror; "
-            "lock.PERIOD, lock.LIFETIME, mirror.PERIOD = 0.5, 4.0, 0.3; sys.exit(main.main(sys.argv[1:]))")
+_PROGRAM = ("-c", "import sys; from switch_tf.cli import main; from switch_tf.storage import lock, whole_file; "
+            "lock.PERIOD, lock.LIFETIME, whole_file.UPLOAD_PERIOD = 0.5, 4.0, 0.3; sys.exit(main.main(sys.argv[1:]))")
 
 
 def contents(folder):
     """Returns URL -> content of the files in a folder of a bucket that anybody reads."""
-    return {url: objects.read(url)[0] for url in objects.urls_of(folder) if "/parts." not in url}
+    return {url: places.read_object(url)[0] for url in places.urls_of(folder) if "/parts." not in url}
 
 
 def wait_for(is_true, process, seconds=200):
@@ -67,7 +67,7 @@ def test_an_output_that_was_taken_meanwhile_stays_as_its_new_owner_left_it(bucke
     command = [sys.executable, *_PROGRAM, "infer", "--run=run", "--input=lines.txt", f"--output={folder / 'out.jsonl'}",
                "--batch_size=4"]
     first = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: f"{folder / 'out.jsonl'}" in objects.urls_of(folder), first)
+    wait_for(lambda: f"{folder / 'out.jsonl'}" in places.urls_of(folder), first)
     first.send_signal(signal.SIGSTOP)
     try:
         subprocess.run(command, cwd=tmp_path, check=True, timeout=600)

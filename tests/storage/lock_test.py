@@ -15,7 +15,7 @@ import pytest
 
 from switch_tf import environment
 from switch_tf.refusals import Outage, Refusal
-from switch_tf.storage import leftovers, lock, mirror, objects, places, whole_file
+from switch_tf.storage import leftovers, lock, places, whole_file
 
 _HOLD = """
 import sys
@@ -57,8 +57,8 @@ def holder(tmp_path):
 
 def take(folder):
     """Takes a run folder as another process does for which this one is dead."""
-    _, generation = objects.read(folder / "lock")
-    objects.write(folder / "lock", b'{"host": "other", "pid": 7, "processes": "others"}', generation)
+    _, generation = places.read_object(folder / "lock")
+    places.write_object(folder / "lock", b'{"host": "other", "pid": 7, "processes": "others"}', generation)
 
 
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path, holder):
@@ -134,8 +134,8 @@ def test_a_second_process_is_refused_in_a_bucket_until_the_first_has_ended(folde
     assert "waiting up to 2 s for a sign of life" in capfd.readouterr().err
     first.communicate("")
     with lock.held(folder / "out"):
-        assert objects.urls_of(folder) == [f"{folder}/.out.lock"]
-    assert not objects.urls_of(folder)
+        assert places.urls_of(folder) == [f"{folder}/.out.lock"]
+    assert not places.urls_of(folder)
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -156,7 +156,7 @@ def test_of_many_that_come_at_once_one_holds_it(folder, count):
 
     def come():
         try:
-            held.append(lock.Lock(folder, folder / "lock", lock.RUN))
+            held.append(lock.Lock(folder, folder / "lock"))
         except Refusal as error:
             taken.append(error)
 
@@ -171,14 +171,14 @@ def test_of_many_that_come_at_once_one_holds_it(folder, count):
 
 def test_whatever_a_process_writes_or_removes_after_another_one_took_its_folder_is_refused(folder, monkeypatch):
     """Also if it has not noticed, because it slept between its check and its write."""
-    held = lock.Lock(folder, folder / "lock", lock.RUN)
-    mirrored = mirror.Mirror(folder)
+    held = lock.Lock(folder, folder / "lock")
+    mirrored = whole_file.Mirror(folder)
     for name in ("whole", "removed", "deep/whole"):
         whole_file.write_whole(folder / name, name)
     (mirrored.local / "lines").write_text("one")
     mirrored.flush()
     take(folder)
-    kept = [url for url in objects.urls_of(folder) if not url.endswith("/lock")]
+    kept = [url for url in places.urls_of(folder) if not url.endswith("/lock")]
     with monkeypatch.context() as sleeping:
         sleeping.setattr(lock.Lock, "_renew", lambda self: None)  # not noticed
         for url in kept:  # as the new owner does
@@ -196,8 +196,8 @@ def test_whatever_a_process_writes_or_removes_after_another_one_took_its_folder_
         with pytest.raises(Outage, match=r"Another process \(pid 7 on other\) has taken the run folder .* suspended"):
             write()
     held.close()
-    assert {objects.read(url)[0] for url in kept} == {b"other"}
-    assert objects.urls_of(folder) == sorted([*kept, f"{folder}/lock"])
+    assert {places.read_object(url)[0] for url in kept} == {b"other"}
+    assert places.urls_of(folder) == sorted([*kept, f"{folder}/lock"])
 
 
 def test_a_file_that_somebody_else_changed_is_written_again_by_its_owner(folder):
@@ -213,7 +213,7 @@ def test_a_file_that_somebody_else_changed_is_written_again_by_its_owner(folder)
 def test_of_nested_locks_the_innermost_decides(folder, tmp_path):
     """A comparison locks its folder, and each of its runs the folder of its variant."""
     with lock.held(folder / "comparison"):
-        held = lock.Lock(folder / "comparison" / "run", folder / "comparison" / "run" / "lock", lock.RUN)
+        held = lock.Lock(folder / "comparison" / "run", folder / "comparison" / "run" / "lock")
         whole_file.write_whole(folder / "comparison" / "run" / "a", "first")
         take(folder / "comparison" / "run")
         held._renewed = 0  # a minute later
@@ -227,8 +227,8 @@ def test_shards_and_other_large_files_are_fenced(folder):
     with lock.held(folder / "out") as held:
         with whole_file.written(folder / "out" / "shard") as unfinished:
             unfinished.write_bytes(b"first")
-        _, generation = objects.read(folder / ".out.lock")
-        objects.write(folder / ".out.lock", b"{}", generation)
+        _, generation = places.read_object(folder / ".out.lock")
+        places.write_object(folder / ".out.lock", b"{}", generation)
         held._renewed = 0  # a minute later
         with pytest.raises(Outage, match="has taken the output"), \
                 whole_file.written(folder / "out" / "shard") as unfinished:
@@ -248,14 +248,14 @@ def test_a_renewal_and_an_upload_take_one_request_each(folder, bucket, monkeypat
 
 
 def test_a_lease_is_renewed_during_a_long_upload(folder, monkeypatch):
-    write = objects.write
+    write = places.write_object
 
     def slow(path, content, generation):
         if content == b"long":
             time.sleep(2 * lock.LIFETIME)
         return write(path, content, generation)
 
-    monkeypatch.setattr(objects, "write", slow)
+    monkeypatch.setattr(places, "write_object", slow)
     with lock.held(folder / "out") as held:
         before = held._renewed
         whole_file.write_whole(folder / "out", "long")
@@ -264,8 +264,8 @@ def test_a_lease_is_renewed_during_a_long_upload(folder, monkeypatch):
 
 
 def test_a_folder_that_was_removed_is_no_takeover(folder):
-    held = lock.Lock(folder, folder / "lock", lock.RUN)
-    objects.remove(folder / "lock")
+    held = lock.Lock(folder, folder / "lock")
+    places.write_object(folder / "lock", None, None)
     time.sleep(0.3)
     with pytest.raises(Outage, match="was removed or replaced while this process was training in it"):
         held.check()

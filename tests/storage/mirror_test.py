@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from switch_tf.storage import mirror, places, whole_file
-from switch_tf.storage.mirror import Mirror
+from switch_tf.storage import places, whole_file
+from switch_tf.storage.whole_file import Mirror
 
 
 def test_files_appear_when_flushed_and_at_the_end(bucket):
@@ -28,7 +28,7 @@ def test_files_appear_when_flushed_and_at_the_end(bucket):
 
 
 def test_files_appear_by_themselves_also_after_a_failure(bucket, monkeypatch):
-    monkeypatch.setattr(mirror, "PERIOD", 0.05)
+    monkeypatch.setattr(whole_file, "UPLOAD_PERIOD", 0.05)
     failures = [OSError("503"), OSError("503")]
     put = whole_file.put
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal
-from switch_tf.storage import objects, places, whole_file
+from switch_tf.storage import places, whole_file
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -35,7 +35,7 @@ def test_a_file_is_written_found_and_removed(folder):
     file.unlink(missing_ok=True)
     assert not file.exists()
     whole_file.remove_tree(folder)
-    assert (not folder.exists()) if places.is_local(folder) else not objects.urls_of(folder)
+    assert (not folder.exists()) if places.is_local(folder) else not places.urls_of(folder)
 
 
 def test_what_is_missing_is_no_file(folder):

@@ -12,7 +12,7 @@ from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.tensors import StoredWeights
 from switch_tf.conversion import weight_source
 from switch_tf.storage import places, whole_file
-from switch_tf.surgery import averaging, sources
+from switch_tf.surgery import sources, upcycling
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +47,19 @@ def _values(mean):
 
 def test_the_mean_of_the_last_checkpoints(save):
     run = save({1: 9.0, 2: 1.0, 3: 2.0, 4: 6.0})
-    assert _values(averaging.open_mean(sources.newest(run, 3))) == {3.0}  # (1 + 2 + 6) / 3
-    assert _values(averaging.open_mean(sources.newest(run, 2))) == {4.0}
+    assert _values(upcycling.open_mean(sources.newest(run, 3))) == {3.0}  # (1 + 2 + 6) / 3
+    assert _values(upcycling.open_mean(sources.newest(run, 2))) == {4.0}
 
 
 def test_sums_are_wider_than_the_weights(save):
     # In float32, 2^24 + 1 is 2^24: the mean would be 2^24 / 3 + 1/3.
     run = save({1: 2.0**24, 2: 1.0, 3: 1.0})
-    assert _values(averaging.open_mean(sources.newest(run, 3))) == {float(np.float32((2**24 + 2) / 3))}
+    assert _values(upcycling.open_mean(sources.newest(run, 3))) == {float(np.float32((2**24 + 2) / 3))}
 
 
 def test_the_written_mean_is_a_checkpoint_to_start_from(save, model, tmp_path):
     run = save({1: 1.0, 2: 2.0})
-    result, text = averaging.average_run(run, sources.newest(run, 2), tmp_path / "mean")
+    result, text = upcycling.average_run(run, sources.newest(run, 2), tmp_path / "mean")
     assert result["steps"] == [1, 2] and result["num_parameters"] == model.config.num_parameters
     assert "the mean of steps 1 and 2 of" in text and f"--gin_file={tmp_path}/mean/model.gin" in text
     again = conversion.from_switch_tf(tmp_path / "mean")
@@ -68,7 +68,7 @@ def test_the_written_mean_is_a_checkpoint_to_start_from(save, model, tmp_path):
 
 def test_a_run_in_a_bucket(save, bucket):
     run = save({1: 1.0, 2: 2.0}, folder=bucket.new_folder())
-    assert _values(averaging.open_mean(sources.newest(run, 2))) == {1.5}
+    assert _values(upcycling.open_mean(sources.newest(run, 2))) == {1.5}
 
 
 def test_checkpoints_of_different_models_are_refused_by_the_first_difference(save, model):
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_named(save):
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(folders.BrokenCheckpoint, match="step_00000001 is damaged"):
-        _values(averaging.open_mean(sources.newest(run, 2)))
+        _values(upcycling.open_mean(sources.newest(run, 2)))
 
 
 def test_too_few_checkpoints_are_refused(save):

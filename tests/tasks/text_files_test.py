@@ -29,7 +29,7 @@ def _description(run, split, lengths):
 
 
 def _examples(name, split, lengths):
-    task = data.providers.get_provider(name, "bytes")
+    task = data.vocabularies.get_provider(name, "bytes")
     return list(task.get_dataset(lengths, split, shuffle=False).as_numpy_iterator())
 
 
