@@ -47,7 +47,6 @@ def _on(described, layout, partitioner, is_checked):
     if described.config is None:
         described = dataclasses.replace(described, config=described.make_model().config)
     if is_checked:
-        described.check()
         check_division(described.config, layout, described.run.batch_size, described.run.task_feature_lengths,
                        described.settings.num_microbatches)
     return described

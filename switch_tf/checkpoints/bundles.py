@@ -154,7 +154,7 @@ def sum_of(file: Any) -> Sum:
                 "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
 
 
-def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | None = None) -> None:
+def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum]) -> None:
     """Writes the description and the sums of all files, which completes a checkpoint.
 
     Args:
@@ -162,7 +162,6 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum] | N
         description: From `describe`.
         known: Name of a file -> its sum, of files that need not be read again.
     """
-    known = known or {}
     files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())
              if not file.name.startswith("parts.")}  # of a process that woke up after another one had taken its run
     described = json_lines.loads(json_lines.dumps({**description, "files": files}))

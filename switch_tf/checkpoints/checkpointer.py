@@ -75,10 +75,10 @@ class Checkpointer:
         configuration: JSON-able, from `continuation.record`.
     """
 
-    def __init__(self, folder: folders.Folder, variables: tensors.Variables, batches: Batches,
+    def __init__(self, folder: pathlib.Path, variables: tensors.Variables, batches: Batches,
                  partitioner: Partitioner | None = None, keep: int = 1, keep_every: int = 0,
                  configuration: dict | None = None):
-        self._folder, self._variables, self._batches = places.at(folder), variables, batches
+        self._folder, self._variables, self._batches = folder, variables, batches
         self._partitioner = partitioner or Partitioner()
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
         # All processes write their parts of a checkpoint into a folder that the owner of the run names.

@@ -15,10 +15,9 @@ import json
 from typing import Any
 
 from switch_tf.checkpoints import best, folders, run_config
-from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import names
 from switch_tf.configs.experiment import Experiment
-from switch_tf.configs.run import Run, StepSettings
+from switch_tf.configs.run import MACROS, Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
@@ -40,8 +39,8 @@ _WITHOUT_EFFECT = {
     "StepSettings": ("num_microbatches", "use_xla"),
 }
 _INITIAL = ("INITIAL_CHECKPOINT", "Run.initial_variables")  # a resumed run has these weights
-_MACROS = ("mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period", "eval_period",
-           "checkpoint_period", "seed", "initial_checkpoint")
+# Fields of Run that a record names by their macro. The three go by their field in records of earlier versions.
+_BY_MACRO = set(MACROS) - {"best_metric", "patience", "cache_parts"}
 
 
 def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, optimizer: Any, objective: Any,
@@ -61,7 +60,7 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
     entries = {"optimizer": type(optimizer).__name__, "objective": type(objective).__name__,
                "SwitchTransformer.dtype": dtype, "vocabulary": vocabulary, "pieces": pieces,
                "training data": training_data, "held-out data": held_out_data}
-    entries |= record_of(config) | record_of(run) | record_of(settings)
+    entries |= record_of(config, run, settings)
     try:
         arguments = {name: _plain(value) for name, value in optimizer.get_config().items() if name != "name"}
     except NotImplementedError:  # a user's own schedule need not be serializable
@@ -76,17 +75,18 @@ def _as_recorded(entries):
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
 
-def record_of(part: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
-    """Returns what `record` keeps of a part of the configuration. A checkpoint of weights alone has the model's."""
-    kind = type(part).__name__
-    return {field.name.upper() if kind == "Run" and field.name in _MACROS else f"{kind}.{field.name}":
-            getattr(part, field.name) for field in dataclasses.fields(part) if field.name not in _WITHOUT_EFFECT[kind]}
+def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
+    """Returns what `record` keeps of parts of the configuration. A checkpoint of weights alone has the model's."""
+    return _as_recorded({
+        field.name.upper() if field.name in _BY_MACRO else f"{type(part).__name__}.{field.name}":
+        getattr(part, field.name) for part in parts for field in dataclasses.fields(part)
+        if field.name not in _WITHOUT_EFFECT[type(part).__name__]})
 
 
-def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
-    """Returns the first difference between the models of two records, with both values; None if there is none."""
+def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Returns the first difference between the models of two records, with both values; "" if there is none."""
     names = [name for name in _differences(first, second) if name in _MODEL | {"vocabulary"}]
-    return _difference(names[0], first[names[0]], second[names[0]]) if names else None
+    return _describe(names[:1], first, second)
 
 
 def model_fields(saved: dict) -> dict[str, Any]:
@@ -186,18 +186,17 @@ def check_early(described: Experiment) -> None:
     """Refuses a run that cannot start or resume, in the cases known without TensorFlow.
 
     Raises:
-        Refusal: VOCABULARY or the task of BEST_METRIC does not exist, or the model or the batches differ from those of
-            the newest checkpoint.
+        Refusal: VOCABULARY or the task of BEST_METRIC does not exist, or the model, the batches or the trained weights
+            differ from those of the newest checkpoint.
     """
     run = described.run
-    if run.vocabulary is not None and not run_config.is_in(run.model_dir):  # a run folder has a copy
+    checkpoints = folders.checkpoints_of(run.model_dir)
+    if run.vocabulary is not None and not run_config.is_in(checkpoints.parent):  # a run folder has a copy
         names.check_vocabulary(run.vocabulary)
     if run.best_metric and not run.best_metric.startswith(tuple(f"eval/{task}" for task in names.task_names())):
         best.check(run.best_metric, [run.mixture_or_task_name], declares_directions=True)
-    newest = described.config and next(folders.described(RunFolder.checkpoints_of(run.model_dir)), None)
+    newest = described.config and next(folders.described(checkpoints), None)
     if newest:  # the trainer compares all values
         path, description = newest
-        new = record_of(described.config) | {
-            "BATCH_SIZE": run.batch_size, "MIXTURE_OR_TASK_NAME": run.mixture_or_task_name,
-            "TASK_FEATURE_LENGTHS": run.task_feature_lengths}
-        check(description["configuration"], _as_recorded(new), path, run.restart_changed_data)
+        new = record_of(described.config, run, described.settings)
+        check(description["configuration"], new, path, run.restart_changed_data)

@@ -46,9 +46,13 @@ class BrokenCheckpoint(Refusal):
     """A checkpoint folder that is damaged or disagrees with its checkpoint.json."""
 
 
-def steps(folder: Folder) -> list[int]:
+def checkpoints_of(run_folder: Folder) -> pathlib.Path:
+    """Returns the folder of a run folder's checkpoints."""
+    return places.at(run_folder) / "checkpoints"
+
+
+def steps(folder: pathlib.Path) -> list[int]:
     """Returns the steps of the checkpoints in a folder, oldest first."""
-    folder = places.at(folder)
     if not places.is_local(folder):  # one request for all
         found = (re.fullmatch(rf".*/({_STEP.pattern})/{DESCRIPTION}", url) for url in places.urls_of(folder))
     else:
@@ -66,17 +70,18 @@ def is_complete(checkpoint: Any) -> bool:
     return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow remembers a removed one for seconds
 
 
-def path_of(folder: Folder, step: int) -> pathlib.Path:
+def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
     """Returns the checkpoint folder of a step."""
-    return places.at(folder) / f"step_{step:08d}"
+    return folder / f"step_{step:08d}"
 
 
-def newest_first(folder: Folder) -> list[pathlib.Path]:
+def newest_first(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the checkpoints in a folder, newest first."""
     return [path_of(folder, step) for step in reversed(steps(folder))]
 
 
-def described(folder: Folder, on_broken: Callable[[pathlib.Path, BrokenCheckpoint], None] = lambda path, error: None,
+def described(folder: pathlib.Path,
+              on_broken: Callable[[pathlib.Path, BrokenCheckpoint], None] = lambda path, error: None,
               ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
     """Yields the checkpoints in a folder and their descriptions, newest first, without the damaged ones.
 
@@ -117,13 +122,13 @@ def run_folder_of(source: Folder) -> pathlib.Path:
     return source.parent.parent if is_checkpoint else source
 
 
-def best(folder: Folder) -> dict[str, Any] | None:
+def best(folder: pathlib.Path) -> dict[str, Any] | None:
     """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
 
     None if there is no such file or checkpoint, or the value is not a finite number.
     """
     try:
-        entry = json_lines.load(places.at(folder) / _BEST)
+        entry = json_lines.load(folder / _BEST)
     except places.BucketError:
         raise
     except (OSError, ValueError):
@@ -157,7 +162,7 @@ def set_best(folder: Any, **best: Any) -> None:
         leftovers.remove(folder / _BEST)
 
 
-def outdated(folder: Folder, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
+def outdated(folder: pathlib.Path, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
     """Returns the checkpoints to remove: all but the newest, the best, and multiples of `keep_every`.
 
     Args:
@@ -336,9 +341,8 @@ def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
     folder = places.at(folder)
     if (folder / DESCRIPTION).exists():
         return [folder]
-    return (newest_first(folder / "checkpoints")[::-1]
-            or [path for path in (newest_first(folder.parent) if _STEP.fullmatch(folder.name) else ())
-                if path == folder])
+    return newest_first(folder / "checkpoints")[::-1] or (
+        [folder] if _STEP.fullmatch(folder.name) and is_complete(folder) else [])
 
 
 def num_bytes_of(checkpoint: pathlib.Path) -> int:

@@ -23,7 +23,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import json_lines, places
+from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 
 FILE = "config.json"
@@ -32,8 +32,6 @@ ACTIVATION_DTYPES = ("auto", "float32", "bfloat16", "float64")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16")
 _LONGEST = 2**16  # tokens, because decoding caches the keys and values of all
 FEATURES = {"inputs", "targets"}
-
-Folder = str | pathlib.Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +59,16 @@ class RunConfig:
     policies: dict = dataclasses.field(default_factory=dict)
 
 
-def write(folder: Folder, config: RunConfig) -> None:
+def write(folder: pathlib.Path, config: RunConfig) -> None:
     """Writes `config.json` into a run folder, atomically."""
     contents = {"format_version": FORMAT_VERSION, "package_version": __version__} | {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     contents["model"] = dataclasses.asdict(config.model)
-    write_whole(places.at(folder) / FILE, json.dumps(contents, indent=1) + "\n")
+    write_whole(folder / FILE, json.dumps(contents, indent=1) + "\n")
 
 
-def is_in(folder: Folder) -> bool:
+def is_in(folder: pathlib.Path) -> bool:
     """Returns whether a folder has the `config.json` of a run, damaged or not."""
-    folder = places.at(folder)
     return (folder / FILE).is_file() and (folder / "checkpoints").is_dir() and not is_foreign(folder)
 
 
@@ -81,9 +78,9 @@ def is_hugging_face(folder: pathlib.Path) -> bool:
         (folder / "checkpoint.json").is_file() or folders.steps(folder / "checkpoints") or is_in(folder))
 
 
-def is_foreign(folder: Folder) -> bool:
+def is_foreign(folder: pathlib.Path) -> bool:
     """Returns whether a folder has a `config.json` of something else, such as a Hugging Face model."""
-    path = places.at(folder) / FILE
+    path = folder / FILE
     if not path.is_file():
         return False
     try:
@@ -93,13 +90,13 @@ def is_foreign(folder: Folder) -> bool:
     return not isinstance(contents, dict) or "format_version" not in contents
 
 
-def read(folder: Folder) -> RunConfig:
+def read(folder: pathlib.Path) -> RunConfig:
     """Reads `config.json` of a run folder. Imports and executes nothing.
 
     Raises:
         Refusal: the file is missing, damaged, has another format or describes an impossible model.
     """
-    path = places.at(folder) / FILE
+    path = folder / FILE
     names = {field.name for field in dataclasses.fields(RunConfig)}
     try:
         contents = json_lines.load(path, is_strict=True)
@@ -116,37 +113,35 @@ def read(folder: Folder) -> RunConfig:
         raise Refusal(f"{path} must have the keys {', '.join(sorted(keys))}; {checks.shown(different[0])} is "
                       f"{'missing' if different[0] in keys else 'none of them'}.")
     try:
-        return _checked({name: contents[name] for name in names}, folder)
+        for name in ("model", "reading", "vocabularies", "policies"):
+            if not isinstance(contents[name], dict):
+                raise Refusal(f"{name} must be an object, not {checks.shown(contents[name])}.")
+        check_choice("dtype", contents["dtype"], DTYPES)
+        checks.optional("activation_dtype", contents["activation_dtype"], check_choice, ACTIVATION_DTYPES)
+        if contents["vocabularies"].keys() != FEATURES or not all(
+                isinstance(vocabulary, dict) for vocabulary in contents["vocabularies"].values()):
+            raise Refusal("vocabularies must describe inputs and targets, not "
+                          f"{checks.shown(contents['vocabularies'])}.")
+        lengths = checks.lengths("task_feature_lengths", contents["task_feature_lengths"])
+        if max(lengths.values()) > _LONGEST:
+            raise Refusal(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
+        checks.text("task", contents["task"])
+        fields, own_policies = contents["model"], contents["policies"]
+        # A missing field is newer than the run, which was trained with its default.
+        if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
+            raise Refusal(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
+        for name in ("routing_policy", "decoder_routing_policy"):
+            policy = fields.get(name)
+            if isinstance(policy, str) and policy in own_policies and policy not in policies.names():
+                raise Refusal(f"the model needs the routing policy {policy!r} ({checks.shown(own_policies[policy])}), "
+                              f"which is not registered here; read operative_config.gin in {folder}, whose imports "
+                              "register it, and add --trust to run it.")
+        config = SwitchConfig(**fields)
+        if config.expert_capacity is not None and config.expert_capacity > _LONGEST:
+            raise Refusal(f"expert_capacity must be at most {_LONGEST}, not {config.expert_capacity}.")
+        values = {name: contents[name] for name in names}
+        return RunConfig(**{**values, "model": config, "task_feature_lengths": lengths})
     except RecursionError:
         raise Refusal(f"{path} cannot be read: its brackets are nested too deeply.") from None
     except (ValueError, TypeError) as error:
         raise Refusal(f"{path}: {first_line(error)}") from error
-
-
-def _checked(contents, folder):
-    for name in ("model", "reading", "vocabularies", "policies"):
-        if not isinstance(contents[name], dict):
-            raise Refusal(f"{name} must be an object, not {checks.shown(contents[name])}.")
-    check_choice("dtype", contents["dtype"], DTYPES)
-    checks.optional("activation_dtype", contents["activation_dtype"], check_choice, ACTIVATION_DTYPES)
-    if contents["vocabularies"].keys() != FEATURES or not all(
-            isinstance(vocabulary, dict) for vocabulary in contents["vocabularies"].values()):
-        raise Refusal(f"vocabularies must describe inputs and targets, not {checks.shown(contents['vocabularies'])}.")
-    lengths = checks.lengths("task_feature_lengths", contents["task_feature_lengths"])
-    if max(lengths.values()) > _LONGEST:
-        raise Refusal(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
-    checks.text("task", contents["task"])
-    fields, own_policies = contents["model"], contents["policies"]
-    # A missing field is newer than the run, which was trained with its default.
-    if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
-        raise Refusal(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
-    for name in ("routing_policy", "decoder_routing_policy"):
-        policy = fields.get(name)
-        if isinstance(policy, str) and policy in own_policies and policy not in policies.names():
-            raise Refusal(f"the model needs the routing policy {policy!r} ({checks.shown(own_policies[policy])}), "
-                          f"which is not registered here; read operative_config.gin in {folder}, whose imports "
-                          "register it, and add --trust to run it.")
-    config = SwitchConfig(**fields)
-    if config.expert_capacity is not None and config.expert_capacity > _LONGEST:
-        raise Refusal(f"expert_capacity must be at most {_LONGEST}, not {config.expert_capacity}.")
-    return RunConfig(**{**contents, "model": config, "task_feature_lengths": lengths})

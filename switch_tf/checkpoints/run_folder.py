@@ -37,6 +37,7 @@ class RunFolder:
 
     def __init__(self, path: folders.Folder, is_owner: bool = True):
         self.path = checks.path("MODEL_DIR", path)
+        self.checkpoints, self.metrics = folders.checkpoints_of(self.path), self.path / "metrics.jsonl"
         self.is_owner = is_owner
         self._lock: lock.Lock | None = None
         self._is_new = places.is_local(self.path) and not self.path.exists()
@@ -84,19 +85,6 @@ class RunFolder:
             if places.is_local(self.path) and not self.checkpoints.is_dir():
                 raise Outage(self._lock.removed())
 
-    @staticmethod
-    def checkpoints_of(path: folders.Folder) -> pathlib.Path:
-        """Returns the folder of a run folder's checkpoints. Creates and locks nothing."""
-        return places.at(path) / "checkpoints"
-
-    @property
-    def checkpoints(self) -> pathlib.Path:
-        return self.checkpoints_of(self.path)
-
-    @property
-    def metrics(self) -> pathlib.Path:
-        return self.path / "metrics.jsonl"
-
     def write_configuration(self, text: str) -> None:
         """Replaces the stored configuration by the accepted one, atomically."""
         write_whole(self.path / CONFIGURATION, text)
@@ -115,14 +103,13 @@ class RunFolder:
                                    if record["step"] <= step - (ends_between and "train/loss" in record)))
 
     def evaluations(self, step: int) -> list[dict]:
-        """Returns the records of the evaluations up to a step, oldest first, from `metrics.jsonl`."""
+        """Returns the records of the evaluations up to a step, also of those left out, oldest first."""
         return [record for _, record in records_of(self.metrics)
-                if record["step"] <= step and any(name.startswith("eval/") for name in record)]
+                if record["step"] <= step and any(name.startswith(("eval/", LEFT_OUT)) for name in record)]
 
     def has_evaluation(self, step: int) -> bool:
         """Returns whether `metrics.jsonl` has an evaluation of a step, or says that it was left out."""
-        return any(record["step"] == step and any(name.startswith("eval/") or name == LEFT_OUT for name in record)
-                   for _, record in records_of(self.metrics))
+        return any(record["step"] == step for record in self.evaluations(step))
 
     # The reason why the last process in the folder ended.
 
@@ -139,19 +126,19 @@ class RunFolder:
         leftovers.remove(self.path / _END)
 
 
-def end_of(path: folders.Folder) -> str | None:
+def end_of(path: pathlib.Path) -> str | None:
     """Returns the reason why the run of a folder ended, or None if it is training or was killed."""
     try:
-        end = json_lines.load(places.at(path) / _END)
+        end = json_lines.load(path / _END)
     except (OSError, ValueError):
         return None
     reason = end.get("reason") if isinstance(end, dict) else None
     return checks.printable(reason) if isinstance(reason, str) else None
 
 
-def is_running(path: folders.Folder) -> bool:
+def is_running(path: pathlib.Path) -> bool:
     """Returns whether a process trains in a run folder. True if that is unknown."""
-    return lock.is_held(places.at(path) / _LOCK)
+    return lock.is_held(path / _LOCK)
 
 
 def records_of(path: pathlib.Path) -> Iterator[tuple[bytes, dict]]:
@@ -184,7 +171,7 @@ def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathli
     Raises:
         Refusal: The run has no checkpoint, or not the selected one.
     """
-    checkpoints = RunFolder.checkpoints_of(run_folder)
+    checkpoints = folders.checkpoints_of(run_folder)
     saved = folders.steps(checkpoints)
     if not saved:
         raise Refusal(f"The run folder {str(run_folder)!r} has no checkpoint yet; train it first{hint}.")
@@ -213,7 +200,7 @@ def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
     return select(run_folder, step)[0]
 
 
-def follow(folder: folders.Folder, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
+def follow(folder: pathlib.Path, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
     """Yields each new checkpoint of a run until the run ends.
 
     A run records why it ended, unless it was killed. A run that was killed may be restarted, so the wait goes on for
@@ -227,7 +214,7 @@ def follow(folder: folders.Folder, last_step: int, done: Iterable[int] = ()) -> 
     Yields:
         Checkpoint folders, oldest first.
     """
-    checkpoints, done = RunFolder.checkpoints_of(folder), set(done)
+    checkpoints, done = folders.checkpoints_of(folder), set(done)
     is_announced, killed_at = False, None
     while True:
         # Read before the checkpoints, because a run writes its last checkpoint first and releases its lock last.

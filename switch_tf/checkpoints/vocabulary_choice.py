@@ -1,7 +1,6 @@
 """The VOCABULARY of a run: its own, or that of the run that it starts from."""
 
 from switch_tf.checkpoints import folders, run_config
-from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs import names
 from switch_tf.configs.run import Run
 from switch_tf.data import vocabularies
@@ -15,7 +14,7 @@ def choose(run: Run) -> str | None:
     Raises:
         Refusal: The file of the run's own choice is gone, and the run folder has a copy of it.
     """
-    is_resumed = bool(folders.steps(RunFolder.checkpoints_of(run.model_dir)))
+    is_resumed = bool(folders.steps(folders.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
         folder = places.at(run.model_dir)
         if is_resumed and "://" not in run.vocabulary and run.vocabulary not in names.vocabularies() \

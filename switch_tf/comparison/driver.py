@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from switch_tf.checkpoints import folders
-from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
 from switch_tf.comparison.description import Comparison, naming
 from switch_tf.refusals import Refusal
@@ -54,7 +53,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
                 # The steps of variants that are made later are taken for as many.
                 progress = progress or whole.enter_context(contextlib.closing(Progress(
                     num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))))
-                saved = [folders.steps(RunFolder.checkpoints_of(run.model_dir)) for run in runs]
+                saved = [folders.steps(folders.checkpoints_of(run.model_dir)) for run in runs]
                 if all(steps and steps[-1] >= run.train_steps for steps, run in zip(saved, runs, strict=True)):
                     progress.advance(num_steps, is_trained=False)
                     subject = "all variants" if len(names) == len(comparison.variants) else " and ".join(names)
@@ -67,7 +66,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     return True
 
 
-def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: str | pathlib.Path,
+def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: pathlib.Path,
                turn: int, stopping: Stopping) -> bool:
     """Trains variants of a seed from their newest checkpoints to the last step.
 
@@ -194,8 +193,8 @@ class SameBatches:
         path: Path of a file of JSON lines, which may have hashes already.
     """
 
-    def __init__(self, path: str | pathlib.Path):
-        self._path, self._new = places.at(path), []
+    def __init__(self, path: pathlib.Path):
+        self._path, self._new = path, []
         self._known = {record["step"]: record for _, record in json_lines.read(
             self._path, lambda record: json_lines.is_step(record.get("step")) and {"variant", "hash"} <= record.keys())}
 

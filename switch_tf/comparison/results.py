@@ -10,12 +10,11 @@ import numpy as np
 from etils import epy
 
 from switch_tf.checkpoints import continuation, folders
-from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import fairness
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import report
-from switch_tf.storage import json_lines, places
+from switch_tf.storage import json_lines
 
 with epy.lazy_imports():  # takes a second
     from scipy import stats
@@ -73,13 +72,12 @@ class Curves:
 Pairs = list[tuple[Curves, Curves]]  # runs of a variant, each with the run of the baseline to compare it with
 
 
-def read(folder: str | pathlib.Path, name: str) -> Curves:
+def read(folder: pathlib.Path, name: str) -> Curves:
     """Reads a run folder, finished or not.
 
     Refuses one without a checkpoint, a loss or a logged speed, and a loss that is not finite.
     """
-    folder = places.at(folder)
-    path, description = next(folders.described(RunFolder.checkpoints_of(folder)), (None, {}))
+    path, description = next(folders.described(folder / "checkpoints"), (None, {}))
     if path is None:
         raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
     if not (record := description["configuration"]):

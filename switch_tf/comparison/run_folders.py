@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import results
 from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
@@ -39,7 +38,7 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
     runs = []
     for folder in map(places.at, folders):
         runs_of_comparison = sorted(path.parent for path in folder.glob("*/seed_*/checkpoints"))
-        runs += [folder] if RunFolder.checkpoints_of(folder).is_dir() or not runs_of_comparison else runs_of_comparison
+        runs += [folder] if (folder / "checkpoints").is_dir() or not runs_of_comparison else runs_of_comparison
     if len(runs) < 2:
         raise Refusal("--runs compares at least two run folders; name several, or the folder of a comparison.")
     resolved = [folder.resolve() for folder in runs]
@@ -71,14 +70,14 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
                 raise
     if not evaluated:
         return {}, "No run was evaluated yet, so there is no report."
-    result, folder = write(output, results.told_apart(evaluated)), places.at(output)
+    folder = places.at(output)
+    result = write(folder, results.told_apart(evaluated))
     return result, "\n".join([table(result), *words(result), f"Report: {folder / 'comparison.html'}",
                               f"Plot:   {folder / 'comparison.png'}"])
 
 
-def write(folder: str | pathlib.Path, runs: list[Curves]) -> dict:
+def write(folder: pathlib.Path, runs: list[Curves]) -> dict:
     """Writes the three files into a folder and returns the content of comparison.json."""
-    folder = places.at(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     outcome = results.compare(runs)

@@ -45,9 +45,5 @@ def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool 
 
 def declared_in(records: list[dict]) -> dict[str, bool]:
     """Returns the directions that the metrics of a run declare, from the records of its `metrics.jsonl`."""
-    found = {}
-    for record in records:
-        declared = record.get("lower_is_better")
-        if isinstance(declared, dict):
-            found.update({name: is_lower for name, is_lower in declared.items() if isinstance(is_lower, bool)})
-    return found
+    return {name: is_lower for record in records if isinstance(declared := record.get("lower_is_better"), dict)
+            for name, is_lower in declared.items() if isinstance(is_lower, bool)}

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import os
 import pathlib
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,6 @@ from switch_tf.refusals import Refusal
 
 PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin) and a run "
          "(gin/runs/pretrain.gin)")
-_KINDS = {"config": (SwitchConfig, type(None)), "run": (Run,), "settings": (StepSettings,), "model": (Part,),
-          "optimizer": (Part,), "objective": (Part, type(None))}
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
 # A gin file names modules to import and functions to call. Reading it does neither, so
@@ -55,9 +54,11 @@ class Experiment:
     partitioner: Any = None
 
     def __post_init__(self):
-        for name, kinds in _KINDS.items():
-            if not isinstance(value := getattr(self, name), kinds):
-                raise Refusal(f"Experiment.{name} must be a {kinds[0].__name__}, not {checks.shown(value)}.")
+        for field in dataclasses.fields(self):
+            kind, *others = typing.get_args(field.type) or (field.type,)
+            if kind is not Any and not isinstance(value := getattr(self, field.name), (kind, *others)):
+                raise Refusal(f"Experiment.{field.name} must be a {kind.__name__}, not {checks.shown(value)}.")
+        check_periods(self.run, self.settings)
 
     @classmethod
     def from_gin(cls, files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "",
@@ -118,17 +119,8 @@ class Experiment:
                 name: value for name, value in model.arguments.items() if name != "config"})
         experiment = cls(config, parts.made(layout), parts.made(run), parts.made(settings), model,
                          trainer.get("optimizer"), trainer.get("objective"), found)
-        experiment.check()
         names.check_task(experiment.run.mixture_or_task_name)
         return experiment
-
-    def check(self) -> None:
-        """Refuses parts that cannot be combined on any devices.
-
-        Raises:
-            Refusal: The sentence has the rule and the value.
-        """
-        check_periods(self.run, self.settings)
 
     def as_gin(self) -> Gin:
         """Returns gin that describes this experiment: what it was read from, with what has changed since.
@@ -186,9 +178,10 @@ class Experiment:
     @property
     def activation_dtype(self) -> str | None:
         """ACTIVATION_DTYPE that the model's dtype policy is derived from, or None."""
-        policy = self.model.arguments.get("dtype")
-        is_policy = isinstance(policy, Part) and policy.name == parts.DTYPE_POLICY
-        return policy.arguments.get("activation_dtype", "auto") if is_policy else None
+        match self.model.arguments.get("dtype"):
+            case Part(parts.DTYPE_POLICY, arguments):
+                return arguments.get("activation_dtype", "auto")
+        return None
 
     def train(self) -> dict:
         """Trains on this machine's devices, or resumes; returns the summary of the run. Imports TensorFlow.

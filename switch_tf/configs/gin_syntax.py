@@ -238,12 +238,8 @@ class Gin:
             raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
         if path in included_from:
             raise Refusal(f"{path} cannot be read: it includes itself.")
-        names = _Names(self, path)
-        for statement in _statements(_content(path), path):
-            if isinstance(statement, config_parser.IncludeStatement):
-                self.read_file(statement.filename, folders, (*included_from, path))
-            else:
-                names.add(statement)
+        self._add(_statements(_content(path), path), path,
+                  lambda included: self.read_file(included, folders, (*included_from, path)))
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
         """Adds bindings "NAME=VALUE" of the command line, and returns itself.
@@ -259,12 +255,71 @@ class Gin:
                 raise Refusal(f"No gin file defines {name}.{nearest(name, self.macros)} These files define "
                               f"{', '.join(sorted(self.macros)) or 'none'}.")
             source = f"--gin.{binding}"
-            names = _Names(self, source)
-            for statement in _statements(binding, source):
-                if not isinstance(statement, config_parser.BindingStatement):
-                    raise Refusal(f"{source} must have the form --gin.NAME=VALUE.")
-                names.add(statement)
+            statements = _statements(binding, source)
+            if not all(isinstance(statement, config_parser.BindingStatement) for statement in statements):
+                raise Refusal(f"{source} must have the form --gin.NAME=VALUE.")
+            self._add(statements, source)
         return self
+
+    def _add(self, statements, source, include=None):
+        """Adds what the statements of one file or binding import and bind, by full names, resolved as gin does."""
+        is_dynamic, modules = False, {}  # name in the file -> full name
+
+        def full(selector):
+            """Returns the full name of what a selector names. What cannot be is kept for `check`."""
+            if not is_dynamic:
+                # As gin without dynamic registration, and as on the command line: by the end of a name that is known.
+                ends = {parts.NAMES.get(name, name) for name in {*parts.NAMES, *parts.IN_LIBRARIES, *self.names()}
+                        if f".{name}".endswith(f".{selector}")}
+                if len(ends) == 1:
+                    return ends.pop()
+                self._sources.setdefault(selector, source)
+                if not self.imports or "." in selector:  # else a module may register it when it is imported
+                    self._wrong.append(self._unmatched(selector))
+                return selector
+            first, _, rest = selector.partition(".")
+            if first not in modules:
+                known = {name.split(".")[-2]: name.rpartition(".")[0] for name in parts.PARTS}
+                hint = (f" Add: from {' import '.join(known[first].rsplit('.', 1))}." if first in known else
+                        nearest(first, known))
+                self._wrong.append(f"{source}: {first!r} is not imported in this file.{hint}")
+                return selector
+            name = f"{modules[first]}.{rest}" if rest else modules[first]
+            if name in parts.NAMES:
+                return parts.NAMES[name]
+            module, _, last = name.rpartition(".")
+            ends = [end for above, _, end in (known.rpartition(".") for known in parts.NAMES) if above == module]
+            if hint := nearest(last, ends):
+                self._wrong.append(f"{source}: {module} has no {last!r}.{hint}")
+            self._sources.setdefault(name, source)
+            return name
+
+        for statement in statements:
+            if isinstance(statement, config_parser.IncludeStatement):
+                include(statement.filename)
+            elif isinstance(statement, config_parser.BindingStatement):
+                try:
+                    (value,) = _renamed([statement.value], full)
+                except RecursionError:
+                    raise Refusal(f"{source} cannot be read: its brackets are nested too deeply.") from None
+                self._mentioned |= {leaf.name for leaf in _flat(value) if isinstance(leaf, Macro)}
+                if not (parameter := statement.arg_name):
+                    self.macros[f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"] = value
+                    continue
+                name = full(statement.selector)
+                if name in parts.PARTS and parameter not in parts.parameters(name):
+                    self._wrong.append(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
+                                       f"{parameter!r}.{nearest(parameter, parts.parameters(name))}")
+                self.bound.setdefault((statement.scope, name), {})[parameter] = value
+            elif isinstance(statement, config_parser.ImportStatement):
+                module, is_whole = statement.module, statement.is_from or statement.alias
+                if module == _DYNAMIC and statement.is_from:
+                    is_dynamic = True
+                    continue
+                modules[statement.bound_name()] = module if is_whole else statement.bound_name()
+                is_task = f"{module}.".startswith(f"{parts.TASKS}.")  # which declares its names when imported
+                if is_task or module not in parts.MODULES and module != "gin":
+                    self.imports.setdefault(module, source)
 
     def _unmatched(self, name):
         """Returns the message for a name that matches no part and nothing in an imported module."""
@@ -386,72 +441,6 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
     for file in files:
         found.read_file(file, folders)
     return found.bind(bindings)
-
-
-class _Names:
-    """The names that one file or binding uses, resolved through its imports as gin resolves them."""
-
-    def __init__(self, found, source):
-        self._found = found
-        self._source = source
-        self._is_dynamic = False
-        self._modules = {}  # name in the file -> full name
-
-    def add(self, statement):
-        """Adds what a statement imports or binds to the Gin, by full names."""
-        found, source = self._found, self._source
-        if isinstance(statement, config_parser.ImportStatement):
-            if statement.module == _DYNAMIC and statement.is_from:
-                self._is_dynamic = True
-                return
-            is_whole = statement.is_from or statement.alias
-            self._modules[statement.bound_name()] = statement.module if is_whole else statement.bound_name()
-            is_task = f"{statement.module}.".startswith(f"{parts.TASKS}.")  # which declares its names when imported
-            if is_task or statement.module not in parts.MODULES and statement.module != "gin":
-                found.imports.setdefault(statement.module, source)
-        elif isinstance(statement, config_parser.BindingStatement):
-            try:
-                (value,) = _renamed([statement.value], self.full)
-            except RecursionError:
-                raise Refusal(f"{source} cannot be read: its brackets are nested too deeply.") from None
-            found._mentioned |= {leaf.name for leaf in _flat(value) if isinstance(leaf, Macro)}
-            if not statement.arg_name:
-                found.macros[f"{statement.scope}{'/' * bool(statement.scope)}{statement.selector}"] = value
-                return
-            name = self.full(statement.selector)
-            if name in parts.PARTS and statement.arg_name not in parts.parameters(name):
-                found._wrong.append(f"{source}: {name.rpartition('.')[2]} doesn't have a parameter named "
-                                    f"{statement.arg_name!r}.{nearest(statement.arg_name, parts.parameters(name))}")
-            found.bound.setdefault((statement.scope, name), {})[statement.arg_name] = value
-
-    def full(self, selector):
-        """Returns the full name of what a selector names. What cannot be is kept for `Gin.check`."""
-        if not self._is_dynamic:
-            # As gin without dynamic registration, and as on the command line: by the end of a name that is known.
-            known = {name: name for name in (self._found.names() - set(parts.PARTS)) | parts.IN_LIBRARIES}
-            ends = {full for name, full in (parts.NAMES | known).items() if f".{name}".endswith(f".{selector}")}
-            if len(ends) == 1:
-                return ends.pop()
-            self._found._sources.setdefault(selector, self._source)
-            if not self._found.imports or "." in selector:  # else a module may register it when it is imported
-                self._found._wrong.append(self._found._unmatched(selector))
-            return selector
-        first, _, rest = selector.partition(".")
-        if first not in self._modules:
-            modules = {name.rpartition(".")[0].rpartition(".")[2]: name.rpartition(".")[0] for name in parts.PARTS}
-            hint = (f" Add: from {' import '.join(modules[first].rsplit('.', 1))}." if first in modules else
-                    nearest(first, modules))
-            self._found._wrong.append(f"{self._source}: {first!r} is not imported in this file.{hint}")
-            return selector
-        name = f"{self._modules[first]}.{rest}" if rest else self._modules[first]
-        if name in parts.NAMES:
-            return parts.NAMES[name]
-        module, _, last = name.rpartition(".")
-        ends = [end for above, _, end in (known.rpartition(".") for known in parts.NAMES) if above == module]
-        if hint := nearest(last, ends):
-            self._found._wrong.append(f"{self._source}: {module} has no {last!r}.{hint}")
-        self._found._sources.setdefault(name, self._source)
-        return name
 
 
 def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:

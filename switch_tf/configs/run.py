@@ -98,7 +98,7 @@ class Run:
         checks.fields(self, ("pack", "restart_changed_data", "eval_each_task"), checks.flag)
         for name, check in (("model_dir", checks.place), ("mixture_or_task_name", checks.text),
                             ("task_feature_lengths", checks.lengths), ("use_cached_tasks", checks.flag)):
-            object.__setattr__(self, name, check(name.upper(), getattr(self, name)))
+            checks.fields(self, (name,), check, label=str.upper)
         for name, choices in (("on_failed_save", ON_FAILED_SAVE), ("on_sigusr1", ON_SIGUSR1),
                               ("initial_variables", INITIAL_VARIABLES)):
             check_choice(f"Run.{name}", getattr(self, name), choices)
@@ -109,9 +109,8 @@ class Run:
         if skipped and not self.use_cached_tasks:
             raise Refusal(f"Run.skip_corrupt_records ({skipped}) leaves out records of a cache, which is read by "
                           "index; set USE_CACHED_TASKS=True, or mend the data.")
-        for name, check in (("initial_checkpoint", checks.place), ("vocabulary", checks.text),
-                            ("cache_dir", checks.place)):
-            checks.optional(name.upper(), getattr(self, name), check)
+        checks.fields(self, ("initial_checkpoint", "cache_dir"), checks.optional, checks.place, label=str.upper)
+        checks.fields(self, ("vocabulary",), checks.optional, checks.text, label=str.upper)
         if self.best_metric is None:
             if self.patience:
                 raise Refusal(f"PATIENCE ({self.patience}) waits for a better BEST_METRIC; set it, for example to "

@@ -1,5 +1,6 @@
 """The configuration of a model: a frozen, validated dataclass without TensorFlow."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 
@@ -237,8 +238,9 @@ class SwitchConfig:
     def grouping(self) -> Grouping:
         """The Grouping of sparse layers. That of a dense model only checks its fields."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Grouping)}
-        return Grouping(**fields) if self.num_experts else Grouping(**{
-            **fields, "num_experts": 1, "semantics": "switch_tf"})
+        if not self.num_experts:
+            fields |= {"num_experts": 1, "semantics": "switch_tf"}
+        return Grouping(**fields)
 
     @property
     def rules(self) -> Rules:
@@ -312,10 +314,10 @@ class SwitchConfig:
 
     def parameters_by_part(self) -> dict[str, int]:
         """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
-        parts: dict[str, int] = {}
+        sizes = collections.Counter()
         for weight in self.weights():
-            parts[weight.part] = parts.get(weight.part, 0) + weight.size
-        return {part: size for part, size in parts.items() if size}
+            sizes[weight.part] += weight.size
+        return dict(+sizes)  # the positive ones
 
     @property
     def num_parameters(self) -> int:

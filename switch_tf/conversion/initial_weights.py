@@ -5,7 +5,6 @@ from typing import Any
 import keras
 
 from switch_tf.checkpoints import continuation, folders
-from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats
@@ -42,7 +41,7 @@ def opened(run: Run, config: SwitchConfig) -> Opened | None:
         config: Configuration of its model, for a format that does not describe it.
     """
     folder, found = run.initial_checkpoint, None
-    if folder is not None and not folders.steps(RunFolder.checkpoints_of(run.model_dir)):
+    if folder is not None and not folders.steps(folders.checkpoints_of(run.model_dir)):
         folder, found = formats.locate(folder)
     if found in (None, formats.SWITCH_TF):
         return None

@@ -82,12 +82,11 @@ def _in_folder(folder):
                              "weights, or name the VOCABULARY that the model was trained with.")
 
 
-def sentencepiece_model(path: str | pathlib.Path) -> bytes:
+def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Returns the serialised SentencePiece model of a tokenizer.json, without the 100 sentinels at its end.
 
     A file that is damaged, not a Unigram model, or has steps that SentencePiece lacks, is refused.
     """
-    path = places.at(path)
     content = untrusted_files.read_object(path)
     model = content.get("model")
     if not isinstance(model, dict) or model.get("type") != "Unigram":

@@ -180,7 +180,7 @@ class Stored(NamedTuple):
         return stored
 
 
-def store(vocabulary: "seqio.Vocabulary", folder: str | pathlib.Path, feature: str, name: str | None = None) -> Stored:
+def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, name: str | None = None) -> Stored:
     """Copies a vocabulary into a run folder.
 
     Args:
@@ -206,7 +206,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: str | pathlib.Path, feature: s
         content = _read(path)
     except tf.errors.OpError as error:
         raise Unreadable(f"The vocabulary {path} could not be copied into {folder} ({first_line(error)}).") from error
-    copy = places.at(folder) / _FOLDER / f"{feature}.model"
+    copy = folder / _FOLDER / f"{feature}.model"
     with writing(copy.parent):
         copy.parent.mkdir(exist_ok=True)
     write_whole(copy, content)
@@ -214,7 +214,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: str | pathlib.Path, feature: s
                   f"{_FOLDER}/{feature}.model", hashlib.sha256(content).hexdigest())
 
 
-def load(stored: Stored, folder: str | pathlib.Path) -> "seqio.Vocabulary":
+def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
     """Returns the seqio vocabulary of a run folder, the same object for the same file.
 
     Raises:
@@ -232,13 +232,13 @@ def load(stored: Stored, folder: str | pathlib.Path) -> "seqio.Vocabulary":
     return _of_copy(path_of(stored, folder), stored.extra_ids, stored.size)
 
 
-def path_of(stored: Stored, folder: str | pathlib.Path) -> pathlib.Path:
+def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
     """Returns the verified file of a SentencePiece vocabulary in a run folder.
 
     Raises:
         Refusal: The file is missing or changed, or lies outside the run folder.
     """
-    path = places.at(folder) / stored.file
+    path = folder / stored.file
     if not _FILE.fullmatch(stored.file) or places.is_local(path) and os.path.realpath(path) != os.path.join(
             os.path.realpath(folder), stored.file):
         raise Refusal(f"config.json in {folder} must name a file in the folder {_FOLDER!r} beside it that is no "
@@ -255,7 +255,7 @@ def path_of(stored: Stored, folder: str | pathlib.Path) -> pathlib.Path:
     return path
 
 
-def choice_of(stored: Stored, folder: str | pathlib.Path) -> str | None:
+def choice_of(stored: Stored, folder: pathlib.Path) -> str | None:
     """Returns the VOCABULARY that selects the one of a run folder, None if no name or path does."""
     if stored.kind == OTHER:
         return None

@@ -14,7 +14,7 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 
 
-def from_config(saved: run_config.RunConfig, folder: str | pathlib.Path) -> types.SimpleNamespace | None:
+def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.SimpleNamespace | None:
     """Returns the run of a `config.json` on one device, None if only code can make its vocabulary.
 
     Neither the task nor its data are needed, and nothing in the folder is executed. The fields are those of a run from
@@ -39,7 +39,7 @@ def from_config(saved: run_config.RunConfig, folder: str | pathlib.Path) -> type
         make_model=lambda: SwitchTransformer(saved.model, dtype=dtype))
 
 
-def with_stored_vocabulary(described: Any, folder: str | pathlib.Path) -> Any:
+def with_stored_vocabulary(described: Any, folder: pathlib.Path) -> Any:
     """Returns a run from gin files with the run folder's copy of its vocabulary, if task and vocabulary are the same.
 
     Args:

@@ -15,7 +15,6 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
-from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
 
 # Heading of a picture -> explanation below it.
@@ -41,9 +40,8 @@ _STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:1
 _STYLE_OF_SUMMARY = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 
-def write(folder: str | pathlib.Path) -> None:
+def write(folder: pathlib.Path) -> None:
     """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`, unless that is empty."""
-    folder = places.at(folder)
     records = read_metrics(folder)
     if not records:
         return
@@ -52,7 +50,7 @@ def write(folder: str | pathlib.Path) -> None:
     write_whole(folder / "report.html", _page(folder, summarize(folder, records), pictures))
 
 
-def summarize(folder: str | pathlib.Path, records: list[dict] | None = None) -> dict:
+def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
@@ -63,7 +61,6 @@ def summarize(folder: str | pathlib.Path, records: list[dict] | None = None) -> 
         folder: Run folder.
         records: Records of the file. Defaults to `read_metrics(folder)`.
     """
-    folder = places.at(folder)
     records = read_metrics(folder) if records is None else records
     summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
                "report": str(folder / "report.html"), "plot": str(folder / "loss.png")}
@@ -91,7 +88,7 @@ def describe(value: dict, is_share: bool) -> str:
         ("", "first"), ("", "last"), ("best ", "best")) if key in value)
 
 
-def read_metrics(folder: str | pathlib.Path) -> list[dict]:
+def read_metrics(folder: pathlib.Path) -> list[dict]:
     """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
     Skips a torn line, or one without a record of a step, with a warning. Arrays, the load of experts, are <float32>. In
@@ -99,7 +96,7 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict]:
     """
     records: list[dict] = []
     kept, every, count = [], 1, 0  # every n-th record keeps its arrays, so that memory does not grow with the run
-    for _, line in run_folder.records_of(places.at(folder) / "metrics.jsonl"):
+    for _, line in run_folder.records_of(folder / "metrics.jsonl"):
         record = {sys.intern(checks.printable(name)): value for name, value in line.items()}
         loads = {name: np.array(value, np.float32) for name, value in record.items()
                  if isinstance(value, list) and name.startswith("router/")}

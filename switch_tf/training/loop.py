@@ -253,7 +253,7 @@ class Training:
             self._say(str(unsaved))
 
         def write_report():
-            if self.partitioner.is_chief and self._has_folder():
+            if self._owns_folder():
                 self._say("Writing the report ...")
                 report.write(self.folder.path)
 
@@ -274,7 +274,7 @@ class Training:
 
     def _write_end(self, error):
         """Records in the run folder why the run ended, for `eval --follow`."""
-        if not self.partitioner.is_chief or not self._has_folder():
+        if not self._owns_folder():
             return
         if error:  # may have come after a signal, while the step was saved
             reason = error
@@ -287,13 +287,13 @@ class Training:
             reason = "its program closed it"
         self.folder.write_end(self.state.step, reason)
 
-    def _has_folder(self):
-        """Returns whether the run folder is still the one that the run started in."""
+    def _owns_folder(self):
+        """Returns whether this process writes into the run folder, and that is still the one it started in."""
         try:
             self.folder.check_is_there()
         except Refusal:
             return False
-        return True
+        return self.partitioner.is_chief
 
     def _begin(self):
         """Evaluates the model, unless that was done before the last stop, and traces the step, once."""

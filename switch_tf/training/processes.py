@@ -211,8 +211,13 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     for relay in relays:
         relay.start()
     signals: list[int] = []
-    previous = {number: signal.signal(number, lambda number, _: _pass_on(number, children, signals))
-                for number in not_ignored()}
+
+    def pass_on(number, _):
+        signals.append(number)
+        for child in children:
+            child.send_signal(number)  # does nothing if it has ended
+
+    previous = {number: signal.signal(number, pass_on) for number in not_ignored()}
     try:
         return _wait(children, signals)
     finally:
@@ -242,7 +247,8 @@ def _wait(children, signals=()):
                 print(f"Process {first} of {len(children)} ended {_describe(status)}"
                       + (f"; the others end too, within {GRACE_SECONDS} s." if running else "."), file=sys.stderr)
                 if -status in SIGNALS:  # it could not stop with the others, which may wait for it
-                    _pass_on(-status, running)
+                    for child in running:
+                        child.send_signal(-status)
         if not running:
             break
         if deadline is not None and time.monotonic() > deadline:
@@ -257,15 +263,6 @@ def _wait(children, signals=()):
 
 def _describe(status):
     return f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
-
-
-def _pass_on(number, children, signals=None):
-    """Sends a signal to the children that run, and notes it in a list."""
-    if signals is not None:
-        signals.append(number)
-    for child in children:
-        if child.poll() is None:
-            child.send_signal(number)
 
 
 def _relay(stream, index):

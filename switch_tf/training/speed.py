@@ -15,9 +15,6 @@ from switch_tf.storage import places
 
 # Seconds until a measured rate is measured again, because the load of a machine changes.
 TRUSTED = 60
-# Rows and columns of a product that keeps a whole device busy, on CPUs and elsewhere.
-_SIZES = {"CPU": 1024}
-_LARGE = 8192
 FOLDER = "profile"
 _FIRST_CALL = 2  # later than the calls that compile and fill caches
 
@@ -31,14 +28,12 @@ class Peak:
     """
 
     def __init__(self, dtype: str, count: int):
-        self._nominal = nominal_flops(dtype)
-        self._count = count
+        self._nominal, self._count, self._fastest = nominal_flops(dtype), count, 0.0
         # TensorFlow's products would run on the host's CPU, and on a TPU VM take minutes.
         is_out_of_reach = device_type() == "TPU" or device_type() == "GPU" and are_jax()
-        self._is_unknown = self._nominal is None and is_out_of_reach
-        if self._nominal is None and not self._is_unknown:
+        self._rate_of_products = None
+        if self._nominal is None and not is_out_of_reach:
             self._rate_of_products = measuring(dtype)
-            self._fastest = 0.0
             self._measure()
 
     def flops(self, used: float) -> float | None:
@@ -50,10 +45,8 @@ class Peak:
         Args:
             used: float, FLOPs per second that a run achieves.
         """
-        if self._is_unknown:
-            return None
-        if self._nominal is not None:
-            return self._nominal * self._count
+        if self._rate_of_products is None:
+            return self._nominal and self._nominal * self._count
         if time.monotonic() - self._measured_at > TRUSTED or used > self._fastest * self._count:
             self._measure()
         # A run that outpaces the products becomes the largest measured rate, so no share exceeds 1.
@@ -67,7 +60,7 @@ class Peak:
 
 def measuring(dtype: str) -> Callable[[], float]:
     """Returns a function that measures the FLOPs per second of large products, for about a quarter of a second."""
-    size = _SIZES.get(device_type(), _LARGE)
+    size = 1024 if device_type() == "CPU" else 8192  # which keeps a whole device busy
     run = compile_products(dtype, size)
 
     def timed(count):

@@ -7,7 +7,7 @@ finite in one.
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -100,32 +100,29 @@ def _zeros_measured(model, features, settings, objective):
     return tf.nest.map_structure(lambda result: tf.zeros(result.shape, result.dtype), shapes)
 
 
-class StepTotals(NamedTuple):
-    """Sums over the whole batch that `apply_gradients` needs.
-
-    `norm`: <float32> scalar, the global norm of the gradients.
-    `expert_loads`: `RouterStats.expert_load` of each router with a policy that keeps a state.
-    """
-
-    norm: Any
-    expert_loads: tuple[Mean, ...] = ()
-
-
 def stateful_routers(model: keras.Model) -> dict[str, Router]:
     """Returns the routers with policies that keep a state, by name in `RouterStats`."""
     return {name: router for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)
             if router.has_state}
 
 
-def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, gradients: list, totals: StepTotals,
-                    settings: StepSettings) -> None:
-    """Clips by global norm if `settings.clip_norm` is set, and updates every variable and every router's state once."""
-    norm = totals.norm
+def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, gradients: list, norm: Any,
+                    expert_loads: tuple[Mean, ...], settings: StepSettings) -> None:
+    """Clips by global norm if `settings.clip_norm` is set, and updates every variable and every router's state once.
+
+    Args:
+        model: SwitchTransformer, built.
+        optimizer: Keras optimizer, built.
+        gradients: Tensor for each trainable variable, of the whole batch.
+        norm: <float32> scalar, their global norm.
+        expert_loads: `RouterStats.expert_load` of each router with a policy that keeps a state.
+        settings: StepSettings.
+    """
     if settings.clip_norm is not None:
         scale = settings.clip_norm / tf.maximum(norm, settings.clip_norm)
         gradients = [gradient * scale for gradient in gradients]
     optimizer.apply(gradients, model.trainable_variables)
-    for router, load in zip(stateful_routers(model).values(), totals.expert_loads, strict=True):
+    for router, load in zip(stateful_routers(model).values(), expert_loads, strict=True):
         router.update_state(load)
 
 
@@ -154,10 +151,10 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
         norm = measured.gradient_norm.total
         is_finite = tf.math.is_finite(norm) & tf.math.is_finite(measured.loss.total)
         loads = tuple(measured.batch.routers[name].expert_load for name in stateful_routers(model))
-        return gradients, StepTotals(norm, loads), measured, is_finite
+        return gradients, (norm, loads), measured, is_finite
 
     def apply(gradients, totals):
-        apply_gradients(model, optimizer, gradients, totals, settings)
+        apply_gradients(model, optimizer, gradients, *totals, settings)
 
     one_step = partitioner.step(compute, apply, settings.use_xla)
 

@@ -23,7 +23,7 @@ from switch_tf.ops.dtypes import dtype_policy
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import summaries
-from switch_tf.storage import places, whole_file
+from switch_tf.storage import whole_file
 from switch_tf.training import processes, train_step
 from switch_tf.training.loop import State, Training
 from switch_tf.training.train_step import check_division, check_trainable
@@ -244,7 +244,7 @@ def _candidates(run, configuration, on_broken=lambda path, error: None):
         (folder, contents of its `checkpoint.json`, lines to print about the differences between its configuration and
         the run's, whether the data are read from their beginning).
     """
-    for path, description in folders.described(RunFolder.checkpoints_of(run.model_dir), on_broken):
+    for path, description in folders.described(folders.checkpoints_of(run.model_dir), on_broken):
         saved = description["configuration"]
         changes, restarts_data = continuation.check(saved, configuration, path, run.restart_changed_data,
                                                     _vocabularies(run, saved, configuration, path))
@@ -296,7 +296,7 @@ def _vocabularies(run, saved, configuration, checkpoint):
                                 for fingerprint, vocabulary in sorted(by_fingerprint.items()))
 
 
-def keep_config(folder: str | pathlib.Path, model: SwitchTransformer, run: Run, activation_dtype: str | None,
+def keep_config(folder: pathlib.Path, model: SwitchTransformer, run: Run, activation_dtype: str | None,
                 say: Callable[[str], None]) -> None:
     """Copies the vocabularies of a run into its folder, then writes `config.json`, which is enough to use the model.
 
@@ -318,7 +318,7 @@ def keep_config(folder: str | pathlib.Path, model: SwitchTransformer, run: Run, 
         dtype, config = model.dtype_policy.name, model.config
         if (type(model) is not SwitchTransformer or dtype not in run_config.DTYPES
                 or not features.keys() >= run_config.FEATURES):
-            whole_file.remove(places.at(folder) / run_config.FILE)
+            whole_file.remove(folder / run_config.FILE)
             return
         if activation_dtype not in run_config.ACTIVATION_DTYPES or dtype_policy(activation_dtype) != dtype:
             activation_dtype = None

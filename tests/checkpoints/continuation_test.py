@@ -176,3 +176,8 @@ def test_a_schedule_that_cannot_be_saved_is_known_by_its_kind():
             return 0.1
 
     assert _record(optimizer=Adafactor(Constant()))["Adafactor.learning_rate"] == "Constant"
+
+
+def test_weights_alone_of_a_model_with_listed_sparse_layers_start_a_run_of_it():
+    config = _changed(CONFIG, encoder_sparse_indices=(1, 3))
+    continuation.check_weights(continuation.record_of(config), _record(config), "step_1")

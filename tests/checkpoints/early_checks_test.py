@@ -8,7 +8,7 @@ import pytest
 
 from switch_tf import SwitchConfig, tasks
 from switch_tf.checkpoints import continuation, folders
-from switch_tf.configs.run import Run
+from switch_tf.configs.run import Run, StepSettings
 from switch_tf.refusals import Refusal
 
 TASK = "docs_corpus_span_corruption"
@@ -17,7 +17,7 @@ assert TASK in {name for names in tasks.TASKS.values() for name in names}  # the
 
 def check(folder, config=None, **changes):
     run = Run(str(folder), TASK, {"inputs": 8, "targets": 8}, 10, 2, **changes)
-    continuation.check_early(types.SimpleNamespace(run=run, config=config))
+    continuation.check_early(types.SimpleNamespace(run=run, config=config, settings=StepSettings()))
 
 
 @pytest.mark.parametrize("metric, hint", [
@@ -45,8 +45,8 @@ def test_another_model_or_batch_than_the_newest_checkpoints_is_refused(tmp_path)
     path = folders.path_of(tmp_path / "run" / "checkpoints", 1)
     path.mkdir(parents=True)
 
-    def write(batch_size):
-        saved = continuation.record_of(config) | {"BATCH_SIZE": batch_size}
+    def write(batch_size, **settings):
+        saved = continuation.record_of(config, StepSettings(**settings)) | {"BATCH_SIZE": batch_size}
         (path / "checkpoint.json").write_text(json.dumps(
             {"format_version": 3, "step": 1, "variables": {}, "files": {}, "configuration": saved}))
 
@@ -56,4 +56,7 @@ def test_another_model_or_batch_than_the_newest_checkpoints_is_refused(tmp_path)
         check(tmp_path / "run", dataclasses.replace(config, d_ff=64))
     write(3)
     with pytest.raises(Refusal, match="BATCH_SIZE was 3 and is 2"):
+        check(tmp_path / "run", config)
+    write(2, trainable="router")
+    with pytest.raises(Refusal, match="StepSettings.trainable was 'router' and is 'all'"):
         check(tmp_path / "run", config)

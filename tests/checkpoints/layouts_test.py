@@ -14,6 +14,7 @@ from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.folders import path_of
 from switch_tf.configs.run import StepSettings
 from switch_tf.partitioning.variables import pack, stored, unfolding_of
+from switch_tf.storage import places
 from switch_tf.training import train_step
 from switch_tf.training.train_step import compile_steps
 
@@ -67,7 +68,7 @@ def _batches():
 def test_devices_of_pjrt_get_their_slices_by_few_looks_at_the_files(portion, make_partitioner, shallow_config, bucket,
                                                                     monkeypatch):
     """Each took six requests for each slice of each variable."""
-    folder = bucket.new_folder()
+    folder = places.at(bucket.new_folder())
     saved, restored = (_Run(make_partitioner(**PJRT), shallow_config, seed) for seed in (1, 2))
     path = saved.save(folder, 1)
     looks, read = [], bundles.read

@@ -133,7 +133,7 @@ def test_an_unknown_url_is_refused_before_a_folder_of_that_name_is_made(url, tmp
 
 def test_one_process_at_a_time_trains_in_a_folder_of_a_bucket(bucket, monkeypatch, capfd):
     monkeypatch.setattr(lock, "PERIOD", 0.3)
-    path = bucket.new_folder()
+    path = places.at(bucket.new_folder())
     (places.at(path) / "lock").write_text("123")  # of a run that was copied from a disk
     assert not run_folder.is_running(path)
     folder = RunFolder(path)

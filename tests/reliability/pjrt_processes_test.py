@@ -70,7 +70,8 @@ if not hasattr(partitioner, "variable"):
     with partitioner.creates_variables():
         partitioner.variable = with_axes((None, "mlp"), keras.Variable, np.ones([1000, 4]))
     batches = types.SimpleNamespace(save=lambda folder, index: (folder / f"position_{index}").write_text("0"))
-    step, checkpointer = 1, Checkpointer("run", {"model/kernel": partitioner.variable}, batches, partitioner, keep=5)
+    step, checkpointer = 1, Checkpointer(pathlib.Path("run"), {"model/kernel": partitioner.variable}, batches,
+                                         partitioner, keep=5)
 checkpointer.save(step)
 checkpointer.wait()
 if partitioner.process_index == failing:

@@ -319,42 +319,30 @@ def test_how_a_process_ended_is_said_in_words():
     assert processes._describe(-signal.SIGKILL) == "by SIGKILL"
 
 
-def test_sigterm_is_passed_on_and_the_own_handler_comes_back(stand_in, tmp_path, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_the_own_handler_comes_back(stand_in, tmp_path, capsys, number):
     stand_in("def stop(number, frame):\n"
              '    pathlib.Path(f"{index}.stopped").write_text(signal.Signals(number).name)\n'
              "    sys.exit(130)\n"
-             "signal.signal(signal.SIGTERM, stop)\n"
+             f"signal.signal({int(number)}, stop)\n"
              'pathlib.Path(f"{index}.ready").touch()\n'
              "time.sleep(60)")
     own = []  # if the signal is not passed on it ends up here, and not with pytest
-    previous = signal.signal(signal.SIGTERM, lambda number, _: own.append(number))
-    handler = signal.getsignal(signal.SIGTERM)
+    previous = signal.signal(number, lambda number, _: own.append(number))
+    handler = signal.getsignal(number)
 
     def terminate():
-        wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2 and signal.getsignal(signal.SIGTERM) != handler)
-        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2 and signal.getsignal(number) != handler)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=terminate)
     thread.start()
     try:
         assert processes.run(["train"], 2) == 130
-        assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.getsignal(number) is handler
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(number, previous)
         thread.join()
     assert own == []
-    assert [path.read_text() for path in sorted(tmp_path.glob("*.stopped"))] == ["SIGTERM", "SIGTERM"]
+    assert [path.read_text() for path in sorted(tmp_path.glob("*.stopped"))] == [number.name] * 2
     assert "ended" not in capsys.readouterr().err  # an interrupt is no failure
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_to_those_that_run(start, tmp_path, number):
-    waits = ("import pathlib, signal, sys\n"
-             f"signal.signal({int(number)}, lambda *_: sys.exit(7))\n"
-             f"pathlib.Path({str(tmp_path)!r}, '{{}}').touch()\n"
-             "signal.pause()")
-    ended, *running = start("", waits.format(1), waits.format(2))
-    ended.wait()
-    wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
-    processes._pass_on(number, [ended, *running])
-    assert [child.wait() for child in running] == [7, 7] and ended.returncode == 0

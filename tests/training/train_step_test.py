@@ -174,7 +174,7 @@ def test_clipping_scales_a_larger_gradient_to_the_norm_and_no_smaller_one(encode
     before = [variable.numpy() for variable in model.trainable_variables]
     gradients = [tf.constant(gradient) for gradient in _gradients(encoder_config, encoder_batch, StepSettings())[0]]
     norm = float(tf.linalg.global_norm(gradients))
-    train_step.apply_gradients(model, optimizer, gradients, train_step.StepTotals(norm),
+    train_step.apply_gradients(model, optimizer, gradients, norm, (),
                                StepSettings(clip_norm=share_of_norm * norm))
     moved = [variable.numpy() - old for variable, old in zip(model.trainable_variables, before, strict=True)]
     length = np.sqrt(sum(np.sum(np.square(move.astype("float64"))) for move in moved))

@@ -102,9 +102,9 @@ def test_a_run_writes_what_the_documentation_promises(straight, timed):
         assert name in logged[0], name
     assert set(os.listdir(run.model_dir)) == {"checkpoints", "config.json", "end.json", "events", "lock", "loss.png",
                                               "metrics.jsonl", "operative_config.gin", "profile", "report.html"}
-    assert run_folder.end_of(run.model_dir) == "TRAIN_STEPS is 6"
+    assert run_folder.end_of(pathlib.Path(run.model_dir)) == "TRAIN_STEPS is 6"
     assert logged[0]["train/learning_rate"] == pytest.approx(0.01)
-    assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4, 6]
+    assert folders.steps(folders.checkpoints_of(run.model_dir)) == [2, 4, 6]
     assert summary["step"] == 6
     assert summary["interrupted"] is False
 
@@ -129,7 +129,7 @@ def test_a_run_that_is_told_to_stop_logs_and_saves_and_the_next_start_goes_on_in
         summary = training.finish()
     assert summary["interrupted"] is True and summary["step"] == 3
     assert "Stopped by SIGTERM at step 3." in capfd.readouterr().err
-    assert folders.steps(os.path.join(run.model_dir, "checkpoints"))[-1] == 3
+    assert folders.steps(folders.checkpoints_of(run.model_dir))[-1] == 3
     assert [step for step, _ in _losses(run)] == [2, 3]
     with _start(tiny_config, run) as training:
         for step in (4, 4, 6):
@@ -171,7 +171,7 @@ def test_a_signal_while_a_batch_is_awaited_saves_the_step_that_was_reached(tiny_
 def test_a_reason_to_stop_ends_an_evaluation_after_the_save(tiny_config, run, straight, capfd, best_metric):
     """At step 6 a checkpoint and an evaluation are due; at step 3 an evaluation alone, which is stopped twice."""
     run = dataclasses.replace(run, best_metric=best_metric)
-    checkpoints = os.path.join(run.model_dir, "checkpoints")
+    checkpoints = folders.checkpoints_of(run.model_dir)
     for start, stopped_at in ((0, 3), (3, 3), (3, 6)):
         with _start(tiny_config, run) as training:
             evaluator = training._make_evaluator()
@@ -223,7 +223,7 @@ def test_a_thread_saves_a_run_that_evaluates_but_not_one_in_a_step(tiny_config, 
     assert "at step 3, in an evaluation or compilation that did not end in time. Everything up to it is saved" in (
         told[1])
     assert re.fullmatch(r"The last save is of step 3, at \d\d:\d\d:\d\d\.", training.last_save())
-    assert run_folder.end_of(run.model_dir) == "stopped by SIGTERM"
+    assert run_folder.end_of(pathlib.Path(run.model_dir)) == "stopped by SIGTERM"
 
 
 def test_a_requested_save_and_a_limit_of_hours(tiny_config, run, straight, capfd):
@@ -236,7 +236,7 @@ def test_a_requested_save_and_a_limit_of_hours(tiny_config, run, straight, capfd
     with _start(tiny_config, run) as training:
         training.advance(6, look_at=lambda step, batches: training.request_save() if step == 2 else None)
         training.finish()
-    assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [0, 3, 6]
+    assert folders.steps(folders.checkpoints_of(run.model_dir)) == [0, 3, 6]
     assert _losses(run) == _losses(straight[0])
 
 
@@ -289,8 +289,8 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_one_that_fails_ends_the_r
         with pytest.raises(Refusal, match="The checkpoint of step 4 could not be written to .*No space left on device"):
             training.advance(6)
     assert saved == [2, 4] and training.state.step == 6
-    assert os.listdir(os.path.join(run.model_dir, "checkpoints")) == ["step_00000002"]
-    assert "TRAIN_STEPS" not in run_folder.end_of(run.model_dir)
+    assert os.listdir(folders.checkpoints_of(run.model_dir)) == ["step_00000002"]
+    assert "TRAIN_STEPS" not in run_folder.end_of(pathlib.Path(run.model_dir))
     assert _losses(run) == _losses(straight[0])
     with _start(tiny_config, run) as training:
         assert training.state.step == 2
@@ -324,14 +324,14 @@ def test_a_run_goes_on_after_checkpoints_that_failed_but_not_after_the_last_one(
     for step, reason in ((2, r"\[Errno 28\] No space left on device"), (3, r"\[Errno 5\] The bucket does not answer")):
         assert re.search(rf"checkpoint of step {step} could not be written to .*/checkpoints \({reason}\); the older "
                          r"ones are as they were\. Training goes on, since Run\.on_failed_save is 'continue'\.", told)
-    checkpoints = os.path.join(run.model_dir, "checkpoints")
+    checkpoints = folders.checkpoints_of(run.model_dir)
     assert folders.steps(checkpoints) == [0, 4] and folders.best(checkpoints)["step"] == 0
     assert _losses(run) == _losses(straight[0])
 
 
 @pytest.mark.slow
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(tiny_config, finished, capfd):
-    newest = folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
+    newest = folders.path_of(folders.checkpoints_of(finished.model_dir), 6)
     (newest / "state.index").unlink()
     before = [line["train/loss"] for line in _lines(finished) if "train/loss" in line]
     with _start(tiny_config, finished) as training:
@@ -367,7 +367,7 @@ def test_a_run_that_goes_on_finds_its_best_and_leaves_foreign_things_alone(tiny_
 
 
 def test_an_odd_description_is_a_damaged_checkpoint_and_the_one_before_it_is_used(tiny_config, finished, capfd):
-    path = folders.path_of(os.path.join(finished.model_dir, "checkpoints"), 6)
+    path = folders.path_of(folders.checkpoints_of(finished.model_dir), 6)
     description = json.loads((path / "checkpoint.json").read_text())
     description |= {"pending_metrics": {"batch": 5}, "sha256": None}
     (path / "checkpoint.json").write_text(json.dumps(description))
@@ -389,11 +389,11 @@ def test_an_error_after_a_signal_is_why_a_run_ended(tiny_config, finished):
     with pytest.raises(OSError, match="disk is full"), _start(tiny_config, finished) as training:
         training._stopped_by = "SIGTERM"
         raise OSError("The disk is full.")
-    assert run_folder.end_of(finished.model_dir) == "The disk is full."
+    assert run_folder.end_of(pathlib.Path(finished.model_dir)) == "The disk is full."
 
 
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_again_and_again(tiny_config, finished):
-    folder = os.path.join(finished.model_dir, "checkpoints")
+    folder = folders.checkpoints_of(finished.model_dir)
     for step in folders.steps(folder):
         (folders.path_of(folder, step) / "state.index").unlink()
     for _ in range(2):
@@ -454,7 +454,7 @@ def test_divergence_names_the_step_and_the_tensor_and_keeps_the_last_good_checkp
         training.advance(4)
         training.state.model.decoder.layers[0].mlp.router.kernel.assign(np.full((16, 4), np.inf))
         training.advance(6)
-    assert folders.steps(os.path.join(run.model_dir, "checkpoints")) == [2, 4]
+    assert folders.steps(folders.checkpoints_of(run.model_dir)) == [2, 4]
 
 
 @pytest.mark.slow
@@ -519,17 +519,17 @@ def test_another_vocabulary_than_the_runs_is_refused_by_names_that_can_be_typed(
 
 def test_a_run_keeps_itself_as_data_and_one_of_an_older_version_does_when_it_goes_on(tiny_config, finished):
     path = os.path.join(finished.model_dir, "config.json")
-    assert run_config.read(finished.model_dir).model == tiny_config
+    assert run_config.read(pathlib.Path(finished.model_dir)).model == tiny_config
     os.unlink(path)
     with Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), finished).start("# resolved"):
         pass
-    assert run_config.read(finished.model_dir).model == tiny_config
+    assert run_config.read(pathlib.Path(finished.model_dir)).model == tiny_config
 
 
 def test_what_lies_in_the_way_of_the_data_stops_no_start(tiny_config, run, tmp_path):
     (tmp_path / "run" / "config.json").mkdir(parents=True)
     lines = []
-    trainer.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+    trainer.keep_config(pathlib.Path(run.model_dir), SwitchTransformer(tiny_config), run, None, lines.append)
     assert len(lines) == 1 and "keeps no config.json of the run (" in lines[0]
 
 
@@ -538,14 +538,14 @@ def test_a_run_in_a_hugging_face_folder_leaves_its_config_json_alone(tiny_config
     (path.parent / "checkpoints").mkdir(parents=True)
     for theirs in ('{"model_type": "t5"}', '{"learning_rate": 0.1}', "[]"):
         path.write_text(theirs)
-        trainer.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
+        trainer.keep_config(pathlib.Path(run.model_dir), SwitchTransformer(tiny_config), run, None, lines.append)
         model = SwitchTransformer(tiny_config, dtype="mixed_float16")
-        trainer.keep_config(run.model_dir, model, run, None, lines.append)
-        assert path.read_text() == theirs and not run_config.is_in(run.model_dir)
+        trainer.keep_config(pathlib.Path(run.model_dir), model, run, None, lines.append)
+        assert path.read_text() == theirs and not run_config.is_in(pathlib.Path(run.model_dir))
     assert len(lines) == 6 and all("the one there is not a run's, and stays" in line for line in lines)
     path.write_text("{")  # damaged, so it may have been a run's
-    trainer.keep_config(run.model_dir, SwitchTransformer(tiny_config), run, None, lines.append)
-    assert run_config.read(run.model_dir).model == tiny_config and len(lines) == 6
+    trainer.keep_config(pathlib.Path(run.model_dir), SwitchTransformer(tiny_config), run, None, lines.append)
+    assert run_config.read(pathlib.Path(run.model_dir)).model == tiny_config and len(lines) == 6
 
 
 @pytest.mark.slow
