@@ -393,16 +393,12 @@ def _interpret(program: bytes, path) -> dict:
                     refused = f"uses {name}"
                     break
         (result,) = (None,) if refused else stack
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path) from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        result = None
     if refused:
         raise Refusal(f"{path} is refused: its pickle {refused}, which no dictionary of tensors needs and which could "
                       "run code; take the model.safetensors of the same model.")
     if not isinstance(result, dict):
-        raise _damaged(path)
+        raise Refusal(f"{path} is damaged, or holds something other than a dictionary of tensors "
+                      "(model.state_dict()); download it again, or take the model.safetensors of the same model.")
     return result
-
-
-def _damaged(path):
-    return Refusal(f"{path} is damaged, or holds something other than a dictionary of tensors "
-                   "(model.state_dict()); download it again, or take the model.safetensors of the same model.")

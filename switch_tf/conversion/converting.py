@@ -69,11 +69,10 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         step = int(optimizer.iterations.numpy())
         to.module.write_weights(weight_source.of_model(model), output, vocabulary.content, optimizer=optimizer)
     else:
-        options = {"expert_capacity": expert_capacity, "dtype": dtype}
+        options = {"expert_capacity": expert_capacity, "dtype": dtype} if to is HUGGING_FACE else {}
         identity = identity_of(source, source_format, to, output, opened.config, vocabulary.content,
                                expert_capacity, dtype)
-        to.module.write_weights(opened, output, vocabulary.content, identity, **{
-            name: value for name, value in options.items() if name in to.options})
+        to.module.write_weights(opened, output, vocabulary.content, identity, **options)
     num_parameters = opened.config.num_parameters
     result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
               "num_parameters": num_parameters}
@@ -99,11 +98,11 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
 
 def check_optimizer(source: pathlib.Path, source_format: Format, to: Format) -> None:
     """Refuses to convert an optimizer between formats that lack one."""
-    if not source_format.has_optimizer:
-        names = ", ".join(one.name for one in formats.FORMATS if one.has_optimizer)
+    if source_format is HUGGING_FACE:
+        names = ", ".join(one.name for one in formats.FORMATS if one is not HUGGING_FACE)
         raise Refusal(f"--with_optimizer reads the optimizer's state from checkpoints of {names}, and {source} is of "
                       f"{source_format.name}; leave it out.")
-    if "optimizer" not in to.options:
+    if to is not SWITCH_TF:
         raise Refusal(f"--with_optimizer is for --to={SWITCH_TF.name}, because {to.name} keeps no optimizer's state; "
                       "leave it out.")
 

@@ -31,13 +31,12 @@ class Format(NamedTuple):
         description: str. The folders that hold it, for messages.
         recognises: function(folder) -> bool. Here and below the folder may be in a bucket, where it is read in place.
         module: Its functions. `open_weights(folder, SwitchConfig or None)` returns a WeightSource.
-            `write_weights(WeightSource, new or empty folder, vocabulary, identity, **options)` writes one, and
-            `read_optimizer(folder, SwitchTransformer with its weights)` returns the Adafactor, where the format has it.
-        options: tuple. Options of `write_weights`. None for a format that is only read.
+            `write_weights(WeightSource, new or empty folder, vocabulary, identity)` writes one, where the format is
+            WRITABLE. `read_optimizer(folder, SwitchTransformer with its weights)` returns the Adafactor, except of
+            HUGGING_FACE.
         find_config: function(folder, of our own format a checkpoint) -> (SwitchConfig, path of the file that states
             it), or None if there is none.
         describes_model: bool. Whether a folder holds the model's configuration. `open_weights` needs one otherwise.
-        has_optimizer: bool. Whether there is `read_optimizer`.
         resolve: function(folder) -> the folder within it that is read.
     """
 
@@ -45,21 +44,17 @@ class Format(NamedTuple):
     description: str
     recognises: Callable[[Any], bool]
     module: Any
-    options: tuple[str, ...] | None = None
     find_config: Callable[[Any], tuple[SwitchConfig, Any] | None] = lambda folder: None
     describes_model: bool = True
-    has_optimizer: bool = True
     resolve: Callable[[Any], Any] = lambda folder: folder
 
     def config_of(self, folder: Any) -> SwitchConfig | None:
         """Returns the configuration that a folder states, before any weight is read; None if it states none."""
-        found = self.find_config(folder)
-        return None if found is None else found[0]
+        return (self.find_config(folder) or (None,))[0]
 
 
 HUGGING_FACE = Format(
     "hugging_face", "Hugging Face's, which holds config.json", run_config.is_hugging_face, huggingface,
-    options=("expert_capacity", "dtype"), has_optimizer=False,
     find_config=lambda folder: (huggingface_config.read_config(folder), folder / "config.json"))
 T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_file.is_t5x, t5x,
@@ -70,13 +65,12 @@ MESH_TENSORFLOW = Format(
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint",
     lambda folder: (folder / folders.DESCRIPTION).is_file() or (folder / "checkpoints").is_dir(), own,
-    options=("optimizer",),
     find_config=lambda checkpoint: (model_gin.recorded(checkpoint), checkpoint / folders.DESCRIPTION),
     resolve=folders.resolve)
 
 # The first format that recognises a folder is taken.
 FORMATS = (HUGGING_FACE, T5X, MESH_TENSORFLOW, SWITCH_TF)
-WRITABLE = {one.name: one for one in FORMATS if one.options is not None}
+WRITABLE = {one.name: one for one in (HUGGING_FACE, SWITCH_TF)}
 
 
 def find(folder: str | pathlib.Path) -> Format | None:

@@ -104,9 +104,9 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     activation = stated["dense_act_fn" if stated["model_type"] == SWITCH else "feed_forward_proj"]
     # transformers 5 writes the former meaning of tie_word_embeddings under another name, see `from_hugging_face`.
     is_tied = stated.get("scale_decoder_outputs", stated.get("tie_word_embeddings", True))
-    # Unknown sparse layers are taken from config.json later.
+    unknown = dict.fromkeys(num_layers, set())  # sparse and dense layers are taken from config.json later
     return _config(folder, values, Structure(
-        num_layers, {stack: set() for stack in num_layers}, {stack: set() for stack in num_layers},
+        num_layers, unknown, unknown,
         is_gated=isinstance(activation, str) and activation.startswith("gated"),
         has_logits=is_tied is False and not is_encoder, has_t5x_logits=False))
 
@@ -372,7 +372,7 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
     if value is None:
         return ()
     ends = checks.ids(f"{_END} in {file}", value)
-    if ends == () or 0 in (ends if isinstance(ends, tuple) else (ends,)):
+    if not ends or isinstance(ends, tuple) and 0 in ends:
         raise Refusal(f"{_END} in {file} must be the id of an end of sequence, several, or null for none, not "
                       f"{checks.shown(value)}; 0 is the padding.")
     return ends

@@ -157,13 +157,13 @@ def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Te
 
 def _layer(load, name, tensor, block):
     """Returns one layer of a scanned tensor. A large one is read layer by layer."""
-    def load_part(index):
+    def load_part(index=()):
         rows, *others = index or (slice(None),)
-        return tensor.load_part((rows, block, *others))
+        return tensor.load((rows, block, *others))
 
     shape = tensor.shape[:_AXIS] + tensor.shape[_AXIS + 1:]
-    if tensor.size > KEPT_SIZE and tensor.load_part is not None:
-        return Tensor(shape, lambda: load_part(()), load_part)
+    if tensor.size > KEPT_SIZE and tensor.has_parts:
+        return Tensor(shape, load_part, has_parts=True)
     return Tensor(shape, lambda: np.take(load(name), block, _AXIS))
 
 

@@ -98,7 +98,8 @@ def read(path: Any) -> SwitchConfig | None:
         values = {}
         for name, value in assigned.items():  # without the package of the module
             scope, slash, selector = name.rpartition("/")
-            values[f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"] = value
+            values[f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"] = (
+                tuple(value) if isinstance(value, list) else value)
         if any(name.startswith("network.T5Config.") for name in values):
             fields = _fields_of_t5x(values)
         elif f"{_ARCHITECTURE}.encoder_factory" in values:
@@ -110,12 +111,10 @@ def read(path: Any) -> SwitchConfig | None:
         for name, value in fields.items():
             if isinstance(value, gin_syntax.Macro | Reference):
                 raise Refusal(f"{name} would be {value}, which is no value")
-        names = fields["activation"]
-        is_known = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-        if not is_known or tuple(names) not in _ACTIVATIONS:
+        if (names := fields["activation"]) not in [*_ACTIVATIONS]:  # a list, as a value may have no hash
             raise Refusal(f"the activations are {checks.shown(names)}, and this package has "
                           f"{', '.join(map(str, _ACTIVATIONS))}")
-        return SwitchConfig(**{**fields, "activation": _ACTIVATIONS[tuple(names)]})
+        return SwitchConfig(**{**fields, "activation": _ACTIVATIONS[names]})
     except Refusal as error:
         raise Refusal(f"The model cannot be taken from {path} ({first_line(error).rstrip('.')}); give its "
                       "configuration with --gin_file.") from None
@@ -148,8 +147,6 @@ def _fields_of_flaxformer(values: Values) -> dict[str, Any]:
         if is_elsewhere or (not is_read and _class(value) not in _FIXED.get(parameter, ())):
             raise _unknown(name, value)
     fields = {field: _get(values, name) for name, field in _REQUIRED.items()}
-    if not isinstance(fields["activation"], list | tuple):
-        raise _unknown(f"{_MLP}.activations", fields["activation"])
     fields |= {field: values[name] for name, field in _OPTIONAL.items() if name in values}
     stacks = {}
     for stack, classes in _STACKS.items():
@@ -172,7 +169,7 @@ def _fields_of_flaxformer(values: Values) -> dict[str, Any]:
         fields[f"{stack}_sparse_step"] = step or 0
         num_sparse += fields[f"num_{stack}_layers"] // step if step else 0
     activations = _get(values, f"{_MLP}.activations", "expert")
-    if not isinstance(activations, list | tuple) or [*activations] != [*fields["activation"]]:
+    if activations != fields["activation"]:
         raise _unknown(f"expert/{_MLP}.activations", activations)
     # T5X averages over sparse layers what this package sums.
     weights = {field: checks.number(name, values.get(f"models.MoeEncoderDecoderModel.{name}", 0.0), "0 or above") / max(

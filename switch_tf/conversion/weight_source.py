@@ -98,9 +98,8 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
     def read_part(name, index):
-        if tensors[name].load_part is None:
-            return np.asarray(load(name)[index], np.float32)
-        return tensors[name].read(index)
+        tensor = tensors[name]
+        return np.asarray(tensor.load(index) if tensor.has_parts else load(name)[index], np.float32)
 
     def read(name, rows):
         link = links[name]

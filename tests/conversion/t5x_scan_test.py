@@ -73,7 +73,7 @@ def test_an_array_of_scanned_layers_is_read_once(tmp_path, monkeypatch):
     folder, reads = write(tmp_path / "in", scanned(arrays, num_layers), inline=0), []
 
     class Counted(checkpoint_files.Tensor):
-        def __new__(cls, shape, load, load_part=None, dtype="float32"):
+        def __new__(cls, shape, load, has_parts=False, dtype="float32"):
             return super().__new__(cls, shape, lambda: (reads.append(shape), load())[1], dtype=dtype)
 
     monkeypatch.setattr(t5x_file, "Tensor", Counted)
