@@ -265,8 +265,7 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
             program = _content(archive, members["data.pkl"])
     except places.BucketError:
         raise
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
-            UnicodeError) as error:
+    except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, struct.error, UnicodeError) as error:
         if str(error) == "File is not a zip file":
             raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6; download "
                           "it again, take the model.safetensors of the same model, or save it anew with PyTorch."

@@ -189,7 +189,7 @@ def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, 
     source = source._replace(read=lambda name, rows: read(name, rows).astype(dtype).astype(np.float32))
     written = to.module.open_weights(output, None)
     for _, portions in weight_source.read_groups(source, weight_source.groups_of(source), "verifying"):
-        for (name, rows, _), values in portions:
+        for name, rows, values in portions:
             found = written.read(name, rows)
             if not np.array_equal(values, found):
                 norms = [np.linalg.norm(each.ravel()) for each in (values, found)]

@@ -28,12 +28,9 @@ STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 T5X_LOGITS = "decoder.logits_dense.weight"
 
 # Our name -> theirs.
-_COMMON = {
-    "vocab_size": "vocab_size", "d_model": "d_model", "d_ff": "d_ff", "d_kv": "d_kv", "num_heads": "num_heads",
-    "num_encoder_layers": "num_layers", "num_decoder_layers": "num_decoder_layers", "dropout_rate": "dropout_rate",
-    "layer_norm_epsilon": "layer_norm_epsilon",
-    "relative_attention_num_buckets": "relative_attention_num_buckets",
-    "relative_attention_max_distance": "relative_attention_max_distance"}
+_COMMON = {"num_encoder_layers": "num_layers"} | {name: name for name in (
+    "vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon",
+    "relative_attention_num_buckets", "relative_attention_max_distance")}
 _SPARSE = {
     "num_experts": "num_experts", "jitter_noise": "router_jitter_noise", "router_dtype": "router_dtype",
     "expert_capacity": "expert_capacity", "load_balancing_loss_weight": "router_aux_loss_coef",

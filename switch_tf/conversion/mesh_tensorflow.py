@@ -17,8 +17,11 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import mesh_tensorflow_file
-from switch_tf.conversion.rules import KERNELS, MERGES, Rule, Rules
 from switch_tf.conversion.weight_source import (
+    KERNELS,
+    MERGES,
+    Rule,
+    Rules,
     WeightSource,
     open_linked,
     read_adafactor,

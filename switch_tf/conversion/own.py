@@ -110,7 +110,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
         parts, done = Parts(work.folder, work.aside, len(groups) + bool(slots)), len(work.finished)
         for index, portions in weight_source.read_groups(source, groups, "writing", done):
             pieces = []
-            for (name, rows, _), values in portions:
+            for name, rows, values in portions:
                 weight = source.weights[name]
                 place = slice_text(weight.shape, (rows, *(slice(None) for _ in weight.shape[1:])))
                 values = in_host_memory(values.astype(weight.dtype, copy=False))

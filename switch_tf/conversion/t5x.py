@@ -20,9 +20,13 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import t5x_file
-from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Rule, Rules
 from switch_tf.conversion.untrusted_files import Tensor, keeping_last
 from switch_tf.conversion.weight_source import (
+    INDEX,
+    KERNELS,
+    MERGES,
+    Rule,
+    Rules,
     WeightSource,
     open_linked,
     read_adafactor,
@@ -114,8 +118,7 @@ def _merge_heads(name, tensor, config):
     if match is None or len(tensor.shape) != 3 or heads != (tensor.shape[1:] if match[1] else tensor.shape[:2]):
         return tensor
     width = config.num_heads * config.d_kv
-    shape = (tensor.shape[0], width) if match[1] else (width, tensor.shape[2])
-    return Tensor(shape, lambda: tensor.load().reshape(shape))
+    return tensor.reshaped((tensor.shape[0], width) if match[1] else (width, tensor.shape[2]))
 
 
 def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Tensor]:

@@ -192,9 +192,9 @@ def _read_orbax(path, part):
     entries = content.get("tree_metadata")
     leaves = {}
     for entry in entries.values() if isinstance(entries, dict) else [entries]:
-        metadata = entry.get("value_metadata") if isinstance(entry, dict) else None
-        if isinstance(metadata, dict) and metadata.get("value_type") == "None":
-            continue  # the slots of a weight that the optimizer does not train
+        match entry:
+            case {"value_metadata": {"value_type": "None"}}:
+                continue  # the slots of a weight that the optimizer does not train
         try:
             keys = [key["key"] for key in entry["key_metadata"]]
             if not keys or not all(isinstance(key, str) for key in keys):

@@ -42,6 +42,10 @@ class Tensor(NamedTuple):
         """Returns all values as <float32>, exact for every accepted dtype."""
         return np.asarray(self.load(), np.float32)
 
+    def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
+        """Returns a view of it in another shape."""
+        return Tensor(shape, lambda: self.load().reshape(shape))
+
 
 def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
     """Returns a function that keeps the tensor it read last, because its next part is needed soon."""

@@ -53,11 +53,13 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
         try:
             if "error" not in record:
                 inputs, target = model.read(texts[0]), None
-                record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
+                if inputs.num_cut:
+                    record["cut"] = inputs.num_cut
                 if has_targets:
                     target = model.read_target(texts[1])
                     record["target"] = texts[1]
-                    record.update({"target_cut": target.num_cut} if target.num_cut else {})
+                    if target.num_cut:
+                        record["target_cut"] = target.num_cut
                 asked.append((number, record, inputs, target))
         except Refusal as error:
             record["error"] = str(error)

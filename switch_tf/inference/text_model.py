@@ -153,9 +153,8 @@ class TextModel:
             reads, ids = ("outputs", read) if path.startswith("decoder/") else ("inputs", inputs)
             experts = []
             for token in np.asarray(gates)[0, :len(ids)]:
-                chosen = np.flatnonzero(token)
                 experts.append([[int(expert), round(float(token[expert]), 4)]
-                                for expert in chosen[np.argsort(-token[chosen])]])
+                                for expert in np.argsort(-token, kind="stable") if token[expert]])
             layers.append({"layer": path, "reads": reads, "experts": experts})
         return {"inputs": data.pieces(self.features.inputs, inputs),
                 "outputs": data.pieces(self.features.targets, read),

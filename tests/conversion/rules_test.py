@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from switch_tf.conversion.rules import INDEX, Rule, Rules
+from switch_tf.conversion.weight_source import INDEX, Rule, Rules
 
 RULES = Rules(
     [

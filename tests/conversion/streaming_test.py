@@ -87,7 +87,7 @@ def assert_same_weights(first, second):
 
 
 def num_bytes(groups):
-    return 4 * sum(portion.size for group in groups for portion in group)
+    return sum(size for group in groups for *_, size in group)
 
 
 def test_portions_by_hand(monkeypatch):
@@ -178,9 +178,14 @@ def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, places, tmp_
 def test_finished_parts_are_not_read_again(tmp_path, monkeypatch, kill_at):
     monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     read, starts = [], []
-    source_read, bar = weight_source._read, progress.bar
-    monkeypatch.setattr(weight_source, "_read", lambda source, group, bar: (read.append(group), source_read(
-        source, group, bar))[1])
+    read_groups, bar = weight_source.read_groups, progress.bar
+
+    def noting(source, groups, *arguments):
+        for index, portions in read_groups(source, groups, *arguments):
+            read.append(groups[index])
+            yield index, portions
+
+    monkeypatch.setattr(weight_source, "read_groups", noting)
     monkeypatch.setattr("switch_tf.reporting.progress.bar", lambda total, title, unit="B", initial=0: (
         starts.append((initial, total)), bar(total, title, unit, initial))[1])
     revive = kill_at(bundles, "write", 4)
