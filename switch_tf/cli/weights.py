@@ -10,8 +10,15 @@ from switch_tf.cli import options
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion import model_gin
 from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
-from switch_tf.conversion.converting import check_optimizer, convert, default_target
-from switch_tf.conversion.formats import HUGGING_FACE, SWITCH_TF, WRITABLE, locate
+from switch_tf.conversion.formats import (
+    HUGGING_FACE,
+    SWITCH_TF,
+    WRITABLE,
+    check_optimizer,
+    convert,
+    default_target,
+    locate,
+)
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places

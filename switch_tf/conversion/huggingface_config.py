@@ -104,7 +104,7 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     unknown = dict.fromkeys(num_layers, set())  # sparse and dense layers are taken from config.json later
     return _config(folder, values, Structure(
         num_layers, unknown, unknown,
-        is_gated=isinstance(activation, str) and activation.startswith("gated"),
+        is_gated=str(activation).startswith("gated"),
         has_logits=is_tied is False and not is_encoder, has_t5x_logits=False))
 
 
@@ -266,7 +266,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
 def _family(values):
     """Returns the model_type of config.json's `values`: "t5", "mt5", "umt5" or "switch_transformers"."""
     model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _DEFAULTS:
+    if model_type not in [*_DEFAULTS]:
         reason = _OTHER_FAMILIES.get(model_type, "other architectures have weights that switch_tf does not have") if (
             isinstance(model_type, str)) else "a name is expected"
         raise Refusal(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not "
@@ -324,7 +324,7 @@ def _activation(values, is_switch, is_gated):
     source = "dense_act_fn" if function is not None and "dense_act_fn" in values else key  # takes precedence
     if source != key:
         function = values[source]
-    if not isinstance(function, str) or function not in _FUNCTIONS:
+    if function not in [*_FUNCTIONS]:  # a list, as a value may have no hash
         gated = "and 'gated-gelu'" if is_switch else "each also with 'gated-' in front"
         raise Refusal(f"{source} in config.json is {checks.shown(values[source])}, and switch_tf has the activations "
                       f"{', '.join(map(repr, _FUNCTIONS))}, {gated}.")

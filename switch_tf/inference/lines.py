@@ -3,17 +3,13 @@
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.mirror import Mirror
 from switch_tf.storage.whole_file import reading, write_whole, writing
-
-if TYPE_CHECKING:
-    import keras
-
 
 # Number of a line, row or element, its record and its texts. The record has the `input`, and the `error` of a bad line.
 Line = tuple[int, dict[str, Any], tuple[str, ...]]
@@ -34,7 +30,7 @@ def read(examples: Iterable) -> Iterator[Line]:
             yield number, {"input": example.texts[0]}, example.texts
 
 
-def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = False) -> Iterator[list[dict]]:
+def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Iterator[list[dict]]:
     """Answers lines in batches.
 
     Args:

@@ -7,7 +7,7 @@ import numpy as np
 import switch_tf
 from switch_tf.checkpoints import folders
 from switch_tf.conversion import own, source_vocabulary, weight_source
-from switch_tf.conversion.converting import start_from
+from switch_tf.conversion.formats import start_from
 from switch_tf.conversion.weight_source import WeightSource
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from switch_tf import partitioning
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import converting, formats, own, source_vocabulary
+from switch_tf.conversion import formats, own, source_vocabulary
 from switch_tf.conversion.formats import Format
 from switch_tf.conversion.weight_source import WeightSource, of_model, read_model, variables_of, weights_of
 from switch_tf.layers import grouping
@@ -175,12 +175,12 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
         step = int(optimizer.iterations.numpy())
         state = f" With the slots of Adafactor at step {step:,}."
     else:
-        identity = converting.identity_of(source, source_format, formats.SWITCH_TF, output, config,
+        identity = formats.identity_of(source, source_format, formats.SWITCH_TF, output, config,
                                           vocabulary.content) | dataclasses.asdict(changes)
         own.write_weights(upcycled, output, vocabulary.content, identity)
     layers = config.sparse_layer_names
     sums = {layer: gate_sums(upcycled, layer) for layer in layers}  # reads the layer norms
-    name, lines = converting.start_from(output, vocabulary, step)
+    name, lines = formats.start_from(output, vocabulary, step)
     slices = dense.config.d_ff // config.expert_width
     means = {layer: float(values.mean()) for layer, values in sums.items()}
     scales = {layer: gate_scale(values, slices) for layer, values in sums.items()}

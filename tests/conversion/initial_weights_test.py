@@ -13,7 +13,7 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer, conversion
 from switch_tf.checkpoints import tensors
-from switch_tf.conversion import initial_weights
+from switch_tf.conversion import formats
 from switch_tf.partitioning.variables import stored
 from tests.conversion import mesh_tensorflow_test, t5x_test
 
@@ -39,7 +39,7 @@ def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner
     keras.utils.set_random_seed(1)
     model = SwitchTransformer(expected.config)
     make_partitioner(**layout).build(model)
-    weights = initial_weights.opened(run, None)
+    weights = formats.opened(run, None)
     read, sizes = weights.source.read, []
 
     def counted(name, rows):
@@ -62,10 +62,10 @@ def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(checkpoints, 
     folder = checkpoints.write(tmp_path / "checkpoint_7", arrays)
     run = types.SimpleNamespace(initial_checkpoint=str(folder / name), initial_variables="all",
                                 model_dir=str(tmp_path / "run"))
-    weights = initial_weights.opened(run, config)
+    weights = formats.opened(run, config)
     model = SwitchTransformer(config)
     model.build()
     tensors.start(weights, tensors.state_variables(model))
     checkpoints.assert_same_logits(model, "switch")
     with pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."):
-        initial_weights.opened(run, dataclasses.replace(config, vocab_size=80))
+        formats.opened(run, dataclasses.replace(config, vocab_size=80))

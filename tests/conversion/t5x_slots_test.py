@@ -14,7 +14,7 @@ import pytest
 from switch_tf import SwitchConfig, conversion
 from switch_tf.checkpoints import folders, tensors
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, converting, formats, t5x, weight_source
+from switch_tf.conversion import checkpoint_files, formats, t5x, weight_source
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from tests.conversion import from_bucket
@@ -124,7 +124,7 @@ def test_the_next_step_is_t5xs(case, is_scanned, writer, tmp_path):
 
 def assert_steps(source, config, gradients, expected, output):
     """Converts a checkpoint of STEP, goes on from the output by one step, and compares our weights after it."""
-    result, text = converting.convert(source, output, formats.SWITCH_TF, config=config, with_optimizer=True)
+    result, text = formats.convert(source, output, formats.SWITCH_TF, config=config, with_optimizer=True)
     assert result["step"] == STEP and "With the slots of Adafactor at step 1,000." in text
     model = SwitchTransformer(config)
     model.build()
