@@ -11,8 +11,6 @@ from switch_tf.conversion.checkpoint_files import Shards, write_object
 from switch_tf.conversion.huggingface_config import EMBEDDING, LOGITS, STACK_EMBEDDINGS
 from switch_tf.conversion.untrusted_files import DTYPES
 from switch_tf.conversion.weight_source import (
-    INDEX,
-    KERNELS,
     MERGES,
     Link,
     Rule,
@@ -65,8 +63,7 @@ def rules_of(config: SwitchConfig) -> Rules:
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
             # In old files. No version of transformers reads it.
             Rule("", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
-        ],
-        fields={"i": INDEX, "e": INDEX, "kernel": KERNELS})
+        ])
 
 
 def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:

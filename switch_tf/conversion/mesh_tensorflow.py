@@ -18,7 +18,6 @@ from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import mesh_tensorflow_file
 from switch_tf.conversion.weight_source import (
-    KERNELS,
     MERGES,
     Rule,
     Rules,
@@ -187,7 +186,7 @@ def _rules_of(config: SwitchConfig, names: Collection[str]) -> Rules:
                 raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one "
                               "for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the "
                               "--gin_file of its model.")
-    return Rules(rules, fields={"kernel": KERNELS})
+    return Rules(rules)
 
 
 def _check_layers(stack, last_kinds, config):

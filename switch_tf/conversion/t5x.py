@@ -22,8 +22,6 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import t5x_file
 from switch_tf.conversion.untrusted_files import Tensor, keeping_last
 from switch_tf.conversion.weight_source import (
-    INDEX,
-    KERNELS,
     MERGES,
     Rule,
     Rules,
@@ -64,8 +62,7 @@ RULES = Rules(
     [Rule("token_embedder/embedding", "target/token_embedder/embedding"),
      Rule("logits_dense/kernel", "target/decoder/logits_dense/kernel"),
      *_stack_rules("encoder", ["attention"]),
-     *_stack_rules("decoder", ["self_attention", "encoder_decoder_attention"])],
-    fields={"i": INDEX, "kernel": KERNELS, "mlp": "mlp|extra_mlp", "norm": r"pre_\w+_layer_norm"})
+     *_stack_rules("decoder", ["self_attention", "encoder_decoder_attention"])])
 
 
 def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:

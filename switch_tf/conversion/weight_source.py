@@ -34,17 +34,18 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
 LARGEST = 2**28  # bytes of a portion in float32
-INDEX, KERNELS = r"0|[1-9]\d*", "wi|wi_0|wi_1|wo"
 MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> the dimension that holds heads, see Rule
-_FIELD = re.compile(r"<(\w+)>")
+_FIELD, _INDEX = re.compile(r"<(\w+)>"), r"0|[1-9]\d*"
+_FIELDS = {"i": _INDEX, "e": _INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|extra_mlp",
+           "norm": r"pre_\w+_layer_norm"}
 
 
 class Rule(NamedTuple):
     """A kind of weight in both formats. From ours to theirs it is unstacked, merged, then transposed.
 
     Args:
-        ours, theirs: str. Templates in which `<field>` stands for the same text on both sides. `ours` is "" for
-            tensors of theirs that are not part of the model.
+        ours, theirs: str. Templates in which `<field>`, one of _FIELDS, stands for the same text on both sides. `ours`
+            is "" for tensors of theirs that are not part of the model.
         merge: int or None. Their tensor merges our dimensions `merge` and `merge + 1`.
         transpose: bool. Whether their tensor, after merging, is transposed.
         stack: str or None. Field whose values 0, 1, ... number their tensors along our first dimension.
@@ -120,12 +121,11 @@ class Rules:
 
     Args:
         rules: Rule objects.
-        fields: dict, field of the templates -> regular expression, such as {"i": rules.INDEX}.
     """
 
-    def __init__(self, rules: Sequence[Rule], fields: Mapping[str, str]):
+    def __init__(self, rules: Sequence[Rule]):
         def pattern(template):  # `re.escape` leaves "<field>" as it is
-            return re.compile(_FIELD.sub(lambda field: f"(?P{field[0]}{fields[field[1]]})", re.escape(template)))
+            return re.compile(_FIELD.sub(lambda field: f"(?P{field[0]}{_FIELDS[field[1]]})", re.escape(template)))
 
         self._ours = [(pattern(rule.ours), rule) for rule in rules]
         self._theirs = [(pattern(rule.theirs), rule) for rule in rules]
