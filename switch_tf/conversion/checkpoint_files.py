@@ -19,7 +19,7 @@ import pathlib
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -177,9 +177,8 @@ class Shards:
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
                  num_bytes: int = 0):
         self._folder, self._dtype, self.num_bytes = folder, dtype, num_bytes
-        self._unsynced: set[pathlib.Path] = set()
-        shards: list[dict] = [{}]
-        sizes = [0]
+        self._unsynced = set()
+        shards, sizes = [{}], [0]
         for name, shape in shapes.items():
             size = math.prod(shape) * DTYPES[dtype].itemsize
             if shards[-1] and sizes[-1] + size > MAX_SHARD_BYTES:
@@ -239,7 +238,7 @@ _STORAGES = {
     "torch BFloat16Storage": ml_dtypes.bfloat16, "torch LongStorage": np.int64, "torch IntStorage": np.int32,
     "torch ShortStorage": np.int16, "torch CharStorage": np.int8, "torch ByteStorage": np.uint8,
     "torch BoolStorage": np.bool_}
-_FUNCTIONS: dict[str, Callable] = {
+_FUNCTIONS = {
     "collections OrderedDict": lambda: {},
     "torch._utils _rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: _Tuple(
         (storage, offset, shape, strides)),
@@ -275,7 +274,7 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
             for name, description in _interpret(program, path).items()}
 
 
-def _content(archive, member) -> bytes:
+def _content(archive, member):
     """Returns the bytes of a small member."""
     if member.file_size > _MAX_PROGRAM_BYTES:
         raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, and at most "
@@ -283,7 +282,7 @@ def _content(archive, member) -> bytes:
     return archive.read(member)
 
 
-def _locate(name, description, path, members) -> Tensor:
+def _locate(name, description, path, members):
     """Finds the values of a described tensor in the archive and checks that they are complete."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
@@ -315,7 +314,7 @@ def _locate(name, description, path, members) -> Tensor:
     return Tensor(shape, load, dtype=dtype.name)
 
 
-def _text(value) -> str:
+def _text(value):
     """Checks a name in the pickle. Looking up a tuple of tuples would hash it, without a limit of depth in C."""
     if not isinstance(value, str):
         raise TypeError("A name must be text.")
@@ -331,7 +330,7 @@ class _Tuple(tuple):
             raise ValueError("Tuples in tuples, too many of them.")
 
 
-def _interpret(program: bytes, path) -> dict:
+def _interpret(program, path):
     """Returns the dictionary of tensors that a pickle describes.
 
     Names stay text, and storages the tuples of PyTorch: ("storage", type, key, device, number of elements).

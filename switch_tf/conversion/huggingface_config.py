@@ -122,7 +122,7 @@ def _config(folder, values, structure):
     return dataclasses.replace(from_hugging_face(values, structure), end_id=ends)
 
 
-def _unify_embeddings(tensors: dict[str, Tensor], ties_logits: bool) -> None:
+def _unify_embeddings(tensors, ties_logits):
     """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
     Versions of transformers store a tied weight under different names: `shared`, `embed_tokens` of a stack, or
@@ -150,7 +150,7 @@ def _unify_embeddings(tensors: dict[str, Tensor], ties_logits: bool) -> None:
         del tensors[LOGITS]
 
 
-def _are_equal(first, second) -> bool:
+def _are_equal(first, second):
     return first.shape == second.shape and np.array_equal(first.read(), second.read())
 
 

@@ -10,7 +10,6 @@ largest one, of equal ones the first, and "vc" the mean over the other.
 
 import pathlib
 import re
-from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -100,7 +99,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         Refusal: The checkpoint has no such state, or one that cannot be represented.
     """
     prefix, weights = _open(folder)
-    slots: dict[str, dict] = {}
+    slots = {}
     for name, tensor in mesh_tensorflow_file.open_variables(prefix, lambda name: bool(_SLOT.fullmatch(name))).items():
         weight, _, slot = name.rpartition("_slot_")
         slots.setdefault(weight, {})[slot] = tensor
@@ -114,9 +113,9 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
                           prefix)
 
 
-def _sublayers_of(stack: str, names: Iterable[str]) -> list[tuple[str, str]]:
+def _sublayers_of(stack, names):
     """Returns scope and kind of the sublayers of a stack in order, by the names of variables."""
-    kinds: dict[tuple[int, int], set[str]] = {}
+    kinds = {}  # (block, layer) -> names
     for match in filter(None, map(_SUBLAYER.fullmatch, names)):
         if match[1] == stack:
             kinds.setdefault((int(match[2]), int(match[3])), set()).update({match[4]}.difference(_NORMS))
@@ -146,7 +145,7 @@ def _sublayers_of(stack: str, names: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _rules_of(config: SwitchConfig, names: Collection[str]) -> Rules:
+def _rules_of(config, names):
     """Returns the rules of a checkpoint, whose layers are compared with those of a configuration."""
     if config.extra_mlp or config.has_attention_experts:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"

@@ -13,7 +13,6 @@ arrays with more dimensions, experts and scanned layers among them, by logical a
 import importlib
 import pathlib
 import re
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -118,7 +117,7 @@ def _merge_heads(name, tensor, config):
     return tensor.reshaped((tensor.shape[0], width) if match[1] else (width, tensor.shape[2]))
 
 
-def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Tensor]:
+def _unscan(tensors, config):
     """Returns the tensors of a checkpoint with those of scanned layers cut into single layers, one after the other.
 
     A scanned tensor is read when its first layer is, and kept until another one is read. One of more than KEPT_SIZE
@@ -134,7 +133,7 @@ def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Te
             raise Refusal(f"The checkpoint's scanned {stack} must hold subblock_0, subblock_1 and so on, and holds "
                           f"{', '.join(names[:8])}; it is incomplete or damaged.")
     load = keeping_last(lambda name: tensors[name].load())
-    result: dict[str, Tensor] = {}
+    result = {}
     for name, tensor in tensors.items():
         layers = {name: tensor}
         if match := matches[name]:
@@ -189,7 +188,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         slots.setdefault(weight, {})[match[2]] = slot
     used = {f"{name}/{slot}": tensor for name, group in slots.items()
             for slot, tensor in _used_slots(name, weights[name].shape, group).items()}
-    theirs: dict[str, dict[str, Tensor]] = {}
+    theirs = {}
     for name, tensor in _unscan(used, model.config).items():
         weight, _, slot = name.rpartition("/")
         theirs.setdefault(weight, {})[slot] = tensor

@@ -6,7 +6,6 @@ executed. Values that change neither weights nor numbers are passed over, and an
 refused by its name.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from switch_tf import checks
@@ -15,7 +14,6 @@ from switch_tf.configs.gin_syntax import Reference
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
 
-Values = Mapping[str, Any]  # "scope/module.Class.parameter" -> value
 FILES = ("config.gin", "operative_config.gin", "model.gin")
 # Flax's gelu is the tanh form.
 _ACTIVATIONS = {("relu",): "relu", ("gelu",): "gelu_tanh", ("silu",): "silu", ("swish",): "silu",
@@ -95,8 +93,8 @@ def read(path: Any) -> SwitchConfig | None:
     """
     try:
         assigned, includes = gin_syntax.assignments(path)
-        values = {}
-        for name, value in assigned.items():  # without the package of the module
+        values = {}  # "scope/module.Class.parameter" -> value, without the package of the module
+        for name, value in assigned.items():
             scope, slash, selector = name.rpartition("/")
             values[f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"] = (
                 tuple(value) if isinstance(value, list) else value)
@@ -120,7 +118,7 @@ def read(path: Any) -> SwitchConfig | None:
                       "configuration with --gin_file.") from None
 
 
-def _fields_of_t5x(values: Values) -> dict[str, Any]:
+def _fields_of_t5x(values):
     fields = dict(_T5X_DEFAULTS)
     for name, value in values.items():
         kind, _, parameter = name.rpartition(".")  # with its scope, and a scoped one is not understood
@@ -134,7 +132,7 @@ def _fields_of_t5x(values: Values) -> dict[str, Any]:
     return fields
 
 
-def _fields_of_flaxformer(values: Values) -> dict[str, Any]:
+def _fields_of_flaxformer(values):
     """Returns the fields of SwitchConfig; "activation" as the names of Flax's functions."""
     for name, value in values.items():
         scope, _, selector = name.rpartition("/")
@@ -201,7 +199,7 @@ def _step(values, kind, num_layers):
     return num_layers // number if number else 0
 
 
-def _routing_fields(values) -> dict[str, Any]:
+def _routing_fields(values):
     (policy, number, noise), (decoder_policy, decoder_number, decoder_noise) = (
         _routing(values, f"sparse_{stack}") for stack in _STACKS)
     if policy == "expert_choice" and (decoder_policy, decoder_number) == ("top_n", 2):
@@ -214,7 +212,7 @@ def _routing_fields(values) -> dict[str, Any]:
             "allow_non_causal_decoder": decoder_policy != "switch"}
 
 
-def _routing(values, scope) -> tuple[str, int, float]:
+def _routing(values, scope):
     """Returns the policy of a stack, the number of experts of a token, and the jitter."""
     router = _get(values, f"{_MOE}.router", scope)
     kind = _class(router)

@@ -49,7 +49,7 @@ class Tensor(NamedTuple):
 
 def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
     """Returns a function that keeps the tensor it read last, because its next part is needed soon."""
-    kept: dict[str, np.ndarray] = {}
+    kept = {}
 
     def read(name):
         if name not in kept:

@@ -431,7 +431,7 @@ def _with_ones(shape, dims):
     return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
 
 
-def _as_ours(link: Link, axes, slots: Slots) -> dict[str, np.ndarray]:
+def _as_ours(link, axes, slots):
     """Returns our slots of a weight."""
     factors = factor_dimensions(link.shape, axes)
     if "v" in slots:

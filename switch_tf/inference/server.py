@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -309,7 +309,7 @@ class Server:
         if (name := request.path_params["name"]) != self.name:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
-    async def _read(self, request, key) -> list:
+    async def _read(self, request, key):
         """Returns the tokenised texts under a key of a request's JSON object."""
         body = await self._body(request)
         size = len(body) if len(body) > _SMALL else 0
@@ -341,7 +341,7 @@ class Server:
         finally:
             self._num_bytes_prepared -= size
 
-    async def _body(self, request) -> bytes:
+    async def _body(self, request):
         self._check_name(request)
         body = bytearray()
         size = 0
@@ -363,7 +363,7 @@ class Server:
             raise HTTPException(413, f"A request has at most {self._max_request_bytes} bytes, not {size}.")
         return bytes(body)
 
-    async def _tokenised(self, request, texts: dict) -> list:
+    async def _tokenised(self, request, texts):
         """Tokenises texts, given by their names in the request. Requests take turns, so that none waits for long.
 
         It ends when the client disconnects, and does not begin if there is no room for the texts to wait.
@@ -436,7 +436,7 @@ def _as_json(results, inputs):
     return {**prediction, "cut": inputs.num_cut} if inputs.num_cut else prediction
 
 
-async def _hung_up(request: Request) -> None:
+async def _hung_up(request):
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

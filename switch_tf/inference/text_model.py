@@ -165,7 +165,7 @@ class TextModel:
     @functools.cached_property
     def _gates(self):
         def run(inputs, outputs):
-            recorded: dict = {}
+            recorded = {}
             with context.within(no_drop=True, routes=recorded):
                 self.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
             return recorded
