@@ -188,9 +188,9 @@ class Shards:
             sizes[-1] += size
         names = ["model.safetensors"] if len(shards) == 1 else [
             f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-        self._shards = dict(zip(names, shards, strict=True))
+        self._shards = list(zip(names, shards, strict=True))
         self._starts = [0, *itertools.accumulate(sizes)]
-        for (name, shard), size, start in zip(self._shards.items(), sizes, self._starts, strict=False):
+        for (name, shard), size, start in zip(self._shards, sizes, self._starts, strict=False):
             if num_bytes > start:
                 os.truncate(folder / name, len(header_of(shard, dtype)) + min(size, num_bytes - start))
             else:
@@ -200,7 +200,7 @@ class Shards:
         """Writes the next tensor, or its next rows, rounded to the dtype on disk."""
         values = np.ascontiguousarray(values, DTYPES[self._dtype]).view(np.uint8)
         index = bisect.bisect_right(self._starts, self.num_bytes) - 1
-        name, shard = list(self._shards.items())[index]
+        name, shard = self._shards[index]
         with (self._folder / name).open("ab") as file:
             if self.num_bytes == self._starts[index]:
                 file.write(header_of(shard, self._dtype))
@@ -220,7 +220,7 @@ class Shards:
         if len(self._shards) > 1:
             write_object(self._folder / "model.safetensors.index.json", {
                 "metadata": {"total_size": self._starts[-1]},
-                "weight_map": {name: file for file, shard in self._shards.items() for name in shard}})
+                "weight_map": {name: file for file, shard in self._shards for name in shard}})
 
 
 def write_object(path: pathlib.Path, content: dict) -> None:

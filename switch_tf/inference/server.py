@@ -70,8 +70,7 @@ class Batcher:
     def has_room(self, count: int) -> bool:
         """Returns whether `count` more requests may wait."""
         with self._lock:
-            if any(future.cancelled() for _, future in self._waiting):
-                self._waiting = collections.deque(pair for pair in self._waiting if not pair[1].cancelled())
+            self._waiting = collections.deque(pair for pair in self._waiting if not pair[1].cancelled())
             return len(self._waiting) + count <= self.max_waiting
 
     def submit(self, requests: list) -> list[concurrent.futures.Future]:
