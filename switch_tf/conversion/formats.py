@@ -51,8 +51,8 @@ class Format(NamedTuple):
             `write_weights(WeightSource, new or empty folder, vocabulary, identity)` writes one, where the format is
             WRITABLE. `read_optimizer(folder, SwitchTransformer with its weights)` returns the Adafactor, except of
             HUGGING_FACE.
-        find_config: function(folder, of our own format a checkpoint) -> (SwitchConfig, path of the file that states
-            it), or None if there is none.
+        config_of: function(folder, of our own format a checkpoint) -> the SwitchConfig that it states, before any
+            weight is read; None if it states none.
         describes_model: bool. Whether a folder holds the model's configuration. `open_weights` needs one otherwise.
         resolve: function(folder) -> the folder within it that is read.
     """
@@ -61,29 +61,24 @@ class Format(NamedTuple):
     description: str
     recognises: Callable[[Any], bool]
     module: Any
-    find_config: Callable[[Any], tuple[SwitchConfig, Any] | None] = lambda folder: None
+    config_of: Callable[[Any], SwitchConfig | None] = lambda folder: None
     describes_model: bool = True
     resolve: Callable[[Any], Any] = lambda folder: folder
-
-    def config_of(self, folder: Any) -> SwitchConfig | None:
-        """Returns the configuration that a folder states, before any weight is read; None if it states none."""
-        return (self.find_config(folder) or (None,))[0]
 
 
 HUGGING_FACE = Format(
     "hugging_face", "Hugging Face's, which holds config.json", run_config.is_hugging_face, huggingface,
-    find_config=lambda folder: (huggingface_config.read_config(folder), folder / "config.json"))
+    config_of=huggingface_config.read_config)
 T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_file.is_t5x, t5x,
-    find_config=t5x_config.find, describes_model=False)
+    config_of=lambda folder: (t5x_config.find(folder) or (None,))[0], describes_model=False)
 MESH_TENSORFLOW = Format(
     "mesh_tensorflow", "Mesh TensorFlow's, which holds model.ckpt-N.index", mesh_tensorflow_file.is_tensorflow,
     mesh_tensorflow, describes_model=False)
 SWITCH_TF = Format(
     "switch_tf", "a run folder with checkpoints, or one checkpoint",
     lambda folder: (folder / folders.DESCRIPTION).is_file() or (folder / "checkpoints").is_dir(), own,
-    find_config=lambda checkpoint: (model_gin.recorded(checkpoint), checkpoint / folders.DESCRIPTION),
-    resolve=folders.resolve)
+    config_of=model_gin.recorded, resolve=folders.resolve)
 
 # The first format that recognises a folder is taken.
 FORMATS = (HUGGING_FACE, T5X, MESH_TENSORFLOW, SWITCH_TF)
@@ -144,7 +139,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
-    if config is None and not source_format.describes_model and (found := source_format.find_config(source)):
+    if config is None and source_format is T5X and (found := t5x_config.find(source)):
         config, config_file = found
     if with_optimizer:
         check_optimizer(source, source_format, to)

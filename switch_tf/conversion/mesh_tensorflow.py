@@ -16,6 +16,7 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import mesh_tensorflow_file
+from switch_tf.conversion.mesh_tensorflow_file import STEP
 from switch_tf.conversion.weight_source import (
     MERGES,
     Rule,
@@ -81,7 +82,7 @@ def _open(path):
                       "FOLDER/model.ckpt-1000000.")
     prefix = mesh_tensorflow_file.prefix_of(path)
     tensors = mesh_tensorflow_file.open_variables(
-        prefix, lambda name: name != mesh_tensorflow_file.STEP and not _SLOT.fullmatch(name))
+        prefix, lambda name: name != STEP and not _SLOT.fullmatch(name))
     if EMBEDDING not in tensors:
         raise Refusal(f"{prefix} must hold {EMBEDDING!r}, as Mesh TensorFlow's models of encoder and decoder do, and "
                       f"holds {checks.shown(sorted(tensors))}.")
@@ -109,8 +110,12 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
             largest = np.argsort([-size for size in shape], kind="stable").tolist()
             slots[name] = used_slots(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
                                      "Mesh TensorFlow")
-    return read_adafactor(model, _rules_of(model.config, weights), slots, mesh_tensorflow_file.read_step(prefix),
-                          prefix)
+    step = mesh_tensorflow_file.open_variables(prefix, lambda name: name == STEP).get(STEP)
+    value = None if step is None or step.shape else step.load()
+    if value is None or value.dtype.kind != "i" or not 0 <= value < 2**31:
+        raise Refusal(f"{prefix} must hold its number of steps as {STEP!r}; convert its weights alone, without "
+                      "--with_optimizer.")
+    return read_adafactor(model, _rules_of(model.config, weights), slots, int(value), prefix)
 
 
 def _sublayers_of(stack, names):

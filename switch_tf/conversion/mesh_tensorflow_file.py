@@ -88,16 +88,6 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
     return tensors
 
 
-def read_step(prefix: Any) -> int:
-    """Returns the number of training steps that a checkpoint says."""
-    step = open_variables(prefix, lambda name: name == STEP).get(STEP)
-    value = None if step is None or step.shape else step.load()
-    if value is None or value.dtype.kind != "i" or not 0 <= value < 2**31:
-        raise Refusal(f"{prefix} must hold its number of steps as {STEP!r}; convert its weights alone, without "
-                      "--with_optimizer.")
-    return int(value)
-
-
 @contextlib.contextmanager
 def _refusing(prefix, what, files):
     """Refuses damaged files, for which TensorFlow's reader raises one of several errors."""

@@ -19,6 +19,7 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import t5x_file
+from switch_tf.conversion.t5x_file import STEP
 from switch_tf.conversion.untrusted_files import Tensor, keeping_last
 from switch_tf.conversion.weight_source import (
     MERGES,
@@ -177,7 +178,12 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         Refusal: The checkpoint has another optimizer's state, or one that cannot be represented.
     """
     weights = t5x_file.open_part(folder, "target")
-    step, state = t5x_file.open_state(folder)
+    state = t5x_file.open_part(folder, "state")
+    step = state.pop(STEP, None)
+    value = np.asarray(step.load() if isinstance(step, Tensor) else step)
+    if value.dtype.kind != "i" or value.size != 1 or not 0 <= value.item() < 2**31:
+        raise Refusal(f"{folder} must hold its number of steps as {STEP!r}, and holds {checks.shown(step)}; "
+                      "convert its weights alone, without --with_optimizer.")
     slots = {}
     for name, slot in state.items():
         match = _SLOT.fullmatch(name)
@@ -192,7 +198,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
     for name, tensor in _unscan(used, model.config).items():
         weight, _, slot = name.rpartition("/")
         theirs.setdefault(weight, {})[slot] = tensor
-    return read_adafactor(model, RULES, theirs, step, folder)
+    return read_adafactor(model, RULES, theirs, value.item(), folder)
 
 
 def _used_slots(name, shape, slots):

@@ -19,7 +19,6 @@ The part that is not asked for is skipped. A file may come from anywhere, so len
 import functools
 import math
 import mmap
-import pathlib
 import re
 from typing import Any
 
@@ -97,22 +96,13 @@ def newest_in(folder: Any) -> Any | None:
     return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
 
 
-def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
-    """Opens the optimizer's state of a checkpoint: (step, name -> slot).
-
-    Names are like "state/param_states/encoder/encoder_norm/scale/v".
-    """
-    state = open_part(folder, "state")
-    step = state.pop(STEP, None)
-    value = np.asarray(step.load() if isinstance(step, Tensor) else step)
-    if value.dtype.kind != "i" or value.size != 1 or not 0 <= value.item() < 2**31:
-        raise Refusal(f"{folder} must hold its number of steps as {STEP!r}, and holds {checks.shown(step)}; "
-                      "convert its weights alone, without --with_optimizer.")
-    return value.item(), state
-
-
 def open_part(folder: Any, part: str) -> dict[str, Any]:
-    """Opens "target" or "state". Returns name, such as "target/encoder/encoder_norm/scale", -> Tensor, or int."""
+    """Opens "target" or "state".
+
+    Returns:
+        Name -> Tensor, or int. Names are like "target/encoder/encoder_norm/scale" and
+        "state/param_states/encoder/encoder_norm/scale/v".
+    """
     if _has_msgpack(folder):
         leaves, driver = read_leaves(folder, part), "zarr"
     else:
