@@ -25,8 +25,8 @@ from switch_tf.conversion.weight_source import (
     open_linked,
     read_adafactor,
     read_model,
+    require_config,
     used_slots,
-    without_config,
 )
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -69,8 +69,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
     """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_mesh_tensorflow`."""
     path = checks.path("folder", folder)
     prefix, tensors = _open(path)
-    if not isinstance(config, SwitchConfig):
-        raise without_config("Mesh TensorFlow", path, tensors)
+    require_config(config, "Mesh TensorFlow", path, tensors)
     return open_linked(config, _rules_of(config, tensors), tensors, prefix)
 
 
@@ -111,11 +110,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
             slots[name] = used_slots(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
                                      "Mesh TensorFlow")
     step = mesh_tensorflow_file.open_variables(prefix, lambda name: name == STEP).get(STEP)
-    value = None if step is None or step.shape else step.load()
-    if value is None or value.dtype.kind != "i" or not 0 <= value < 2**31:
-        raise Refusal(f"{prefix} must hold its number of steps as {STEP!r}; convert its weights alone, without "
-                      "--with_optimizer.")
-    return read_adafactor(model, _rules_of(model.config, weights), slots, int(value), prefix)
+    return read_adafactor(model, _rules_of(model.config, weights), slots, STEP, step, prefix)
 
 
 def _sublayers_of(stack, names):

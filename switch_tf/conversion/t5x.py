@@ -29,8 +29,8 @@ from switch_tf.conversion.weight_source import (
     open_linked,
     read_adafactor,
     read_model,
+    require_config,
     used_slots,
-    without_config,
 )
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -94,8 +94,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
         raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 "
                       f"with the msgpack file {t5x_file.FILE!r} or Orbax' {t5x_file.ORBAX_FILE!r}.")
     tensors = t5x_file.open_part(folder, "target")
-    if not isinstance(config, SwitchConfig):
-        raise without_config("T5X", folder, tensors)
+    require_config(config, "T5X", folder, tensors)
     tensors = _unscan(tensors, config)
     has_layer_biases = any(map(_LAYER_BIAS.fullmatch, tensors))
     if has_layer_biases and not config.relative_attention_per_layer:
@@ -180,10 +179,6 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
     weights = t5x_file.open_part(folder, "target")
     state = t5x_file.open_part(folder, "state")
     step = state.pop(STEP, None)
-    value = np.asarray(step.load() if isinstance(step, Tensor) else step)
-    if value.dtype.kind != "i" or value.size != 1 or not 0 <= value.item() < 2**31:
-        raise Refusal(f"{folder} must hold its number of steps as {STEP!r}, and holds {checks.shown(step)}; "
-                      "convert its weights alone, without --with_optimizer.")
     slots = {}
     for name, slot in state.items():
         match = _SLOT.fullmatch(name)
@@ -198,7 +193,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
     for name, tensor in _unscan(used, model.config).items():
         weight, _, slot = name.rpartition("/")
         theirs.setdefault(weight, {})[slot] = tensor
-    return read_adafactor(model, RULES, theirs, value.item(), folder)
+    return read_adafactor(model, RULES, theirs, STEP, step, folder)
 
 
 def _used_slots(name, shape, slots):

@@ -264,20 +264,23 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     return WeightSource(config, {name: weights[name] for name in links}, read)
 
 
-def without_config(kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> Refusal:
-    """Returns the Refusal to read a checkpoint without a configuration, with the presets of its size.
+def require_config(config: Any, kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses to read a checkpoint without a SwitchConfig, and names the presets of its size.
 
     Args:
+        config: SwitchConfig, or anything else.
         kind: Name of the software that wrote it.
         folder: Path of the checkpoint.
         tensors: Its weights.
     """
+    if isinstance(config, SwitchConfig):
+        return
     num_parameters = sum(tensor.size for tensor in tensors.values())
     alike = [f"gin/models/{name}.gin" for name in shipped_gin.preset_names()
              if SwitchConfig.from_preset(name).num_parameters == num_parameters]
     hint = f"; {' and '.join(alike)} {'have' if alike[1:] else 'has'} as many parameters" if alike else ""
-    return Refusal(f"A {kind} checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters "
-                   f"needs a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
+    raise Refusal(f"A {kind} checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters "
+                  f"needs a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
 
 
 def read_model(source: WeightSource) -> SwitchTransformer:
@@ -364,7 +367,7 @@ def read_groups(source: WeightSource, groups: list[list[Portion]], title: str, d
 Slots = Mapping[str, Tensor]
 
 
-def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, Slots], step: int,
+def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, Slots], step_name: str, step: Any,
                    folder: pathlib.Path) -> Adafactor:
     """Returns an Adafactor of a model with the slots of a checkpoint, read one at a time.
 
@@ -373,9 +376,15 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
         rules: The rules that link them.
         theirs: Their name of a weight -> {"v": slot} or {"v_row": slot, "v_col": slot}. In factored slots, dimensions
             that were averaged over have size 1.
-        step: Number of steps taken.
+        step_name: Their name of the number of steps taken.
+        step: That number, as a Tensor or int; None or anything else is refused.
         folder: Path of the checkpoint, for messages.
     """
+    if isinstance(step, Tensor) and step.size == 1:
+        step = np.asarray(step.load()).item()
+    if type(step) is not int or not 0 <= step < 2**31:
+        raise Refusal(f"{folder} must hold its number of steps as {step_name!r}, and holds {checks.shown(step)}; "
+                      "convert its weights alone, without --with_optimizer.")
     optimizer = Adafactor()
     optimizer.build(model.trainable_variables)
     optimizer.iterations.assign(step)

@@ -199,8 +199,8 @@ def test_factored_slots_of_a_weight_that_this_package_keeps_whole_are_refused(tm
     theirs = {link.theirs[0]: {"v": checkpoint_files.Tensor(link.their_shape, functools.partial(
         np.ones, link.their_shape))} for link in t5x.RULES.link(variables)}
     with pytest.raises(ValueError, match=r"keeps v_col \(1, 40\), v_row \(40, 1\) of 'target/encoder/relpos_bias"):
-        weight_source.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias}, 3,
-                                       tmp_path)
+        weight_source.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias},
+                                     "step", 3, tmp_path)
 
 
 @pytest.mark.slow
