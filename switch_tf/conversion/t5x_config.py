@@ -146,25 +146,25 @@ def _fields_of_flaxformer(values):
             raise _unknown(name, value)
     fields = {field: _get(values, name) for name, field in _REQUIRED.items()}
     fields |= {field: values[name] for name, field in _OPTIONAL.items() if name in values}
-    stacks = {}
+    stacks, steps = {}, {}
     for stack, classes in _STACKS.items():
         stacks[stack] = kind = _class(_get(values, f"{_ARCHITECTURE}.{stack}_factory"))
         if kind not in classes:
             raise _unknown(f"{_ARCHITECTURE}.{stack}_factory", kind)
         fields[f"num_{stack}_layers"] = _get(values, f"{kind}.num_layers")
+        if kind == classes[1]:
+            steps[stack] = _step(values, kind, fields[f"num_{stack}_layers"])
     logits = values.get(f"{stacks['decoder']}.output_logits_factory")
     if _class(logits) not in (None, "dense.DenseGeneral"):
         raise _unknown(f"{stacks['decoder']}.output_logits_factory", logits)
     fields["logits_via_embedding"] = logits is None
     fields["relative_attention_per_layer"] = not _has(
         values, stacks.values(), "shared_relative_position_bias_factory", _BIAS)
-    steps = {stack: _step(values, kind, fields[f"num_{stack}_layers"]) if kind == _STACKS[stack][1] else None
-             for stack, kind in stacks.items()}
-    if set(steps.values()) == {None}:
+    if not steps:
         return fields
     num_sparse = 0
-    for stack, step in steps.items():
-        fields[f"{stack}_sparse_step"] = step or 0
+    for stack in _STACKS:
+        step = fields[f"{stack}_sparse_step"] = steps.get(stack, 0)
         num_sparse += fields[f"num_{stack}_layers"] // step if step else 0
     activations = _get(values, f"{_MLP}.activations", "expert")
     if activations != fields["activation"]:
