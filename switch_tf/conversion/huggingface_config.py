@@ -185,10 +185,9 @@ def read_structure(names: Iterable[str]) -> Structure:
         if len(indices) > _MAX_LAYERS:
             raise Refusal(f"The checkpoint's {stack} has tensors of {len(indices)} layers, and at most {_MAX_LAYERS} "
                           "are read.")
-        missing = next((layer for layer in range(len(indices)) if layer not in indices), None)
-        if missing is not None:
+        if missing := set(range(len(indices))) - indices:
             raise Refusal(f"The checkpoint has tensors of {stack} layer {max(indices)}, but none of {stack} layer "
-                          f"{missing}; it is incomplete or damaged, so download it again.")
+                          f"{min(missing)}; it is incomplete or damaged, so download it again.")
     num_layers = {stack: len(indices) for stack, indices in layers.items()}
     return Structure(num_layers, sparse, dense, is_gated=any(name.endswith(".wi_0.weight") for name in names),
                      has_logits=bool({LOGITS, T5X_LOGITS} & names), has_t5x_logits=T5X_LOGITS in names)
@@ -296,10 +295,9 @@ def _integer(values, key):
 
 def _found_step(stated, num_layers, stack, structure):
     """Returns the sparse step of a stack. Tensors take precedence over config.json."""
-    expected = sparse_layers(num_layers, stated)
-    sparse, dense = structure.sparse_layers[stack], structure.dense_layers[stack]
     # For a layer without tensors config.json decides, so that its missing tensors are named later.
-    layers = tuple(i for i in range(num_layers) if i in sparse or (i not in dense and i in expected))
+    layers = tuple(sorted(structure.sparse_layers[stack] | (
+        {*sparse_layers(num_layers, stated)} - structure.dense_layers[stack])))
     step = step_for(layers, num_layers, stated)
     if step is None:
         raise Refusal(f"The checkpoint's {stack} holds experts in the layers {list(layers)} of {num_layers}, which "

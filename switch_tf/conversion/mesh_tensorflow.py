@@ -151,10 +151,9 @@ def _rules_of(config, names):
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
         raise Refusal(f"No checkpoint of Mesh TensorFlow is read into a model with {field}; give the configuration of "
                       "a model whose experts are feed-forward layers alone.")
-    positions = next((name for name in names if name.endswith("positional_embedding")), None)
-    if positions is not None:
-        raise Refusal(f"The checkpoint has learned positions ({positions!r}), and models of this package have position "
-                      "biases; take one trained with them, relative_attention_type = \"bias_shared\" as T5's.")
+    if positions := [name for name in names if name.endswith("positional_embedding")]:
+        raise Refusal(f"The checkpoint has learned positions ({positions[0]!r}), and models of this package have "
+                      "position biases; take one trained with them, relative_attention_type = \"bias_shared\" as T5's.")
     norm = final = _NORMS[0]
     if any(name.endswith(f"/{_NORMS[1]}/scale") for name in names):
         norm, final = _NORMS[1], f"final_{_NORMS[1]}"

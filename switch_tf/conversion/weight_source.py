@@ -390,11 +390,11 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
     optimizer.iterations.assign(step)
     variables = variables_of(model)
     links = {link.theirs[0]: link for link in rules.link(variables)}
-    if missing := next((name for name in links if name not in theirs), None):
-        raise Refusal(f"The checkpoint has no slots of Adafactor for {missing!r}: its optimizer did not train that "
+    if missing := [name for name in links if name not in theirs]:
+        raise Refusal(f"The checkpoint has no slots of Adafactor for {missing[0]!r}: its optimizer did not train that "
                       "weight, or is another one; convert the weights alone, without --with_optimizer.")
-    if unknown := next((name for name in theirs if name not in links), None):
-        raise Refusal(f"The checkpoint has slots of {unknown!r}, and no such weight; convert the weights alone, "
+    if unknown := [name for name in theirs if name not in links]:
+        raise Refusal(f"The checkpoint has slots of {unknown[0]!r}, and no such weight; convert the weights alone, "
                       "without --with_optimizer.")
     total = 4 * sum(slot.size for slots in theirs.values() for slot in slots.values())
     with progress.bar(total, "reading the optimizer") as bar:
