@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from switch_tf.checkpoints import folders, run_folder, vocabulary_choice
 from switch_tf.configs.experiment import Experiment
-from switch_tf.conversion import initial_weights
+from switch_tf.conversion import formats
 from switch_tf.evaluation.split_evaluator import CheckpointEvaluator
 from switch_tf.inference import saved_runs
 from switch_tf.partitioning import backends
@@ -62,7 +62,7 @@ def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tu
     Returns:
         (Trainer, text of its configuration).
     """
-    weights = initial_weights.opened(described.run, described.config)
+    weights = formats.opened(described.run, described.config)
     described = dataclasses.replace(described, run=dataclasses.replace(
         described.run, vocabulary=vocabulary_choice.choose(described.run)))
     trainer = Trainer(described.make_model(), described.make_optimizer(), described.run, described.settings,

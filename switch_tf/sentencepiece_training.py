@@ -1,4 +1,4 @@
-"""Trains SentencePiece vocabularies: `python -m switch_tf.sentencepiece_training SENTENCES OUTPUT NUM_PIECES`.
+"""Trains SentencePiece vocabularies: `python -m switch_tf.sentencepiece_training NUM_PIECES < SENTENCES > MODEL`.
 
 The command exists because nothing can interrupt SentencePiece within a process, and because it reports its progress on
 standard error only. Needs no TensorFlow.
@@ -7,7 +7,6 @@ standard error only. Needs no TensorFlow.
 import contextlib
 import io
 import os
-import pathlib
 import re
 import string
 import subprocess
@@ -111,12 +110,12 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
         Refusal: The text does not allow that size, or the process was killed.
     """
     beside = os.path.dirname(output) or "." if places.is_local(output) else None
-    with tempfile.TemporaryDirectory(prefix=".vocabulary", dir=beside) as temporary:
-        source, model = os.path.join(temporary, "sentences"), os.path.join(temporary, "model")
-        with open(source, "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{sentence}\n" for sentence in sentences)
-        command = [sys.executable, "-m", "switch_tf.sentencepiece_training", source, model, str(num_pieces)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as child:
+    with tempfile.TemporaryFile(dir=beside) as source, tempfile.TemporaryFile(dir=beside) as model:
+        source.writelines(f"{sentence}\n".encode() for sentence in sentences)
+        source.seek(0)
+        command = [sys.executable, "-m", "switch_tf.sentencepiece_training", str(num_pieces)]
+        with subprocess.Popen(command, stdin=source, stdout=model, stderr=subprocess.PIPE, text=True,
+                              errors="replace") as child:
             try:
                 log = _show_progress(child.stderr, num_pieces)
             except BaseException:
@@ -124,7 +123,8 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
                 raise
         if child.returncode:
             raise Refusal(_failure(log, num_pieces, child.returncode))
-        whole_file.put(output, pathlib.Path(model).read_bytes())
+        model.seek(0)
+        whole_file.put(output, model.read())
 
 
 def _show_progress(lines, num_pieces):
@@ -182,8 +182,5 @@ def sentences_of(text: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    _source, _output, _num_pieces = sys.argv[1:]
-    with open(_source, encoding="utf-8", newline="\n") as _lines:
-        _model = train((_line.rstrip("\n") for _line in _lines), int(_num_pieces), is_quiet=False)
-    with open(_output, "wb") as _file:
-        _file.write(_model)
+    _lines = (_line.decode().rstrip("\n") for _line in sys.stdin.buffer)
+    sys.stdout.buffer.write(train(_lines, int(sys.argv[1]), is_quiet=False))

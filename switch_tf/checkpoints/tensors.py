@@ -125,7 +125,7 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
     """Restores variables from initial weights.
 
     Args:
-        initial: InitialWeights, or `conversion.initial_weights.Opened`.
+        initial: InitialWeights, or `conversion.formats.Opened`.
         variables: path -> Keras variable, see `state_variables`.
         is_matching: bool. Whether the weights may be of another model, which gives those with the same path and shape.
 

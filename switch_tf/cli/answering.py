@@ -27,7 +27,7 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf import data, decoding, inference
     from switch_tf.checkpoints import tensors
     from switch_tf.data import task_catalog
-    from switch_tf.inference import exporting, hosts, lines, listening, saved_runs, server
+    from switch_tf.inference import exporting, lines, listening, saved_runs, server
 
 # Back ends of commands that answer texts.
 _ANSWERING = ("auto", "pjrt")
@@ -270,7 +270,7 @@ def run_serve(arguments: argparse.Namespace) -> dict:
     folder = options.folder_of(arguments)
     checkpoint = select_one(folder, arguments.step)
     quiet.import_tensorflow()
-    allowed = hosts.Hosts(arguments.host, arguments.allow_host)
+    allowed = server.Hosts(arguments.host, arguments.allow_host)
     with listening.bind(arguments.host, arguments.port) as listener:  # before the model is loaded
         start = time.perf_counter()
         outputs.say(f"Loading {checkpoint}.")

@@ -10,8 +10,15 @@ from switch_tf.cli import options
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion import model_gin
 from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
-from switch_tf.conversion.converting import check_optimizer, convert, default_target
-from switch_tf.conversion.formats import SWITCH_TF, WRITABLE, locate
+from switch_tf.conversion.formats import (
+    HUGGING_FACE,
+    SWITCH_TF,
+    WRITABLE,
+    check_optimizer,
+    convert,
+    default_target,
+    locate,
+)
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
@@ -54,10 +61,10 @@ def run_convert(arguments: argparse.Namespace) -> tuple[dict, str]:
     name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
     to = WRITABLE[name]
-    if arguments.expert_capacity is not None and "expert_capacity" not in to.options:
+    if arguments.expert_capacity is not None and to is not HUGGING_FACE:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
     check_choice("--dtype", arguments.dtype, WRITTEN_DTYPES)
-    if arguments.dtype != "float32" and "dtype" not in to.options:
+    if arguments.dtype != "float32" and to is not HUGGING_FACE:
         raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
     config = None
     if arguments.gin_file or arguments.gin_bindings:

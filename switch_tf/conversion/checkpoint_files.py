@@ -19,7 +19,7 @@ import pathlib
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -177,9 +177,8 @@ class Shards:
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
                  num_bytes: int = 0):
         self._folder, self._dtype, self.num_bytes = folder, dtype, num_bytes
-        self._unsynced: set[pathlib.Path] = set()
-        shards: list[dict] = [{}]
-        sizes = [0]
+        self._unsynced = set()
+        shards, sizes = [{}], [0]
         for name, shape in shapes.items():
             size = math.prod(shape) * DTYPES[dtype].itemsize
             if shards[-1] and sizes[-1] + size > MAX_SHARD_BYTES:
@@ -189,9 +188,9 @@ class Shards:
             sizes[-1] += size
         names = ["model.safetensors"] if len(shards) == 1 else [
             f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-        self._shards = dict(zip(names, shards, strict=True))
+        self._shards = list(zip(names, shards, strict=True))
         self._starts = [0, *itertools.accumulate(sizes)]
-        for (name, shard), size, start in zip(self._shards.items(), sizes, self._starts, strict=False):
+        for (name, shard), size, start in zip(self._shards, sizes, self._starts, strict=False):
             if num_bytes > start:
                 os.truncate(folder / name, len(header_of(shard, dtype)) + min(size, num_bytes - start))
             else:
@@ -201,7 +200,7 @@ class Shards:
         """Writes the next tensor, or its next rows, rounded to the dtype on disk."""
         values = np.ascontiguousarray(values, DTYPES[self._dtype]).view(np.uint8)
         index = bisect.bisect_right(self._starts, self.num_bytes) - 1
-        name, shard = list(self._shards.items())[index]
+        name, shard = self._shards[index]
         with (self._folder / name).open("ab") as file:
             if self.num_bytes == self._starts[index]:
                 file.write(header_of(shard, self._dtype))
@@ -221,7 +220,7 @@ class Shards:
         if len(self._shards) > 1:
             write_object(self._folder / "model.safetensors.index.json", {
                 "metadata": {"total_size": self._starts[-1]},
-                "weight_map": {name: file for file, shard in self._shards.items() for name in shard}})
+                "weight_map": {name: file for file, shard in self._shards for name in shard}})
 
 
 def write_object(path: pathlib.Path, content: dict) -> None:
@@ -239,7 +238,7 @@ _STORAGES = {
     "torch BFloat16Storage": ml_dtypes.bfloat16, "torch LongStorage": np.int64, "torch IntStorage": np.int32,
     "torch ShortStorage": np.int16, "torch CharStorage": np.int8, "torch ByteStorage": np.uint8,
     "torch BoolStorage": np.bool_}
-_FUNCTIONS: dict[str, Callable] = {
+_FUNCTIONS = {
     "collections OrderedDict": lambda: {},
     "torch._utils _rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: _Tuple(
         (storage, offset, shape, strides)),
@@ -265,8 +264,7 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
             program = _content(archive, members["data.pkl"])
     except places.BucketError:
         raise
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, struct.error,
-            UnicodeError) as error:
+    except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, struct.error, UnicodeError) as error:
         if str(error) == "File is not a zip file":
             raise Refusal(f"{path} is not a zip archive: it is truncated, or was saved by PyTorch before 1.6; download "
                           "it again, take the model.safetensors of the same model, or save it anew with PyTorch."
@@ -276,7 +274,7 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
             for name, description in _interpret(program, path).items()}
 
 
-def _content(archive, member) -> bytes:
+def _content(archive, member):
     """Returns the bytes of a small member."""
     if member.file_size > _MAX_PROGRAM_BYTES:
         raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, and at most "
@@ -284,7 +282,7 @@ def _content(archive, member) -> bytes:
     return archive.read(member)
 
 
-def _locate(name, description, path, members) -> Tensor:
+def _locate(name, description, path, members):
     """Finds the values of a described tensor in the archive and checks that they are complete."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
@@ -316,7 +314,7 @@ def _locate(name, description, path, members) -> Tensor:
     return Tensor(shape, load, dtype=dtype.name)
 
 
-def _text(value) -> str:
+def _text(value):
     """Checks a name in the pickle. Looking up a tuple of tuples would hash it, without a limit of depth in C."""
     if not isinstance(value, str):
         raise TypeError("A name must be text.")
@@ -332,7 +330,7 @@ class _Tuple(tuple):
             raise ValueError("Tuples in tuples, too many of them.")
 
 
-def _interpret(program: bytes, path) -> dict:
+def _interpret(program, path):
     """Returns the dictionary of tensors that a pickle describes.
 
     Names stay text, and storages the tuples of PyTorch: ("storage", type, key, device, number of elements).
@@ -393,16 +391,12 @@ def _interpret(program: bytes, path) -> dict:
                     refused = f"uses {name}"
                     break
         (result,) = (None,) if refused else stack
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path) from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        result = None
     if refused:
         raise Refusal(f"{path} is refused: its pickle {refused}, which no dictionary of tensors needs and which could "
                       "run code; take the model.safetensors of the same model.")
     if not isinstance(result, dict):
-        raise _damaged(path)
+        raise Refusal(f"{path} is damaged, or holds something other than a dictionary of tensors "
+                      "(model.state_dict()); download it again, or take the model.safetensors of the same model.")
     return result
-
-
-def _damaged(path):
-    return Refusal(f"{path} is damaged, or holds something other than a dictionary of tensors "
-                   "(model.state_dict()); download it again, or take the model.safetensors of the same model.")

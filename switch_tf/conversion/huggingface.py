@@ -9,9 +9,14 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config, source_vocabulary, weight_source
 from switch_tf.conversion.checkpoint_files import Shards, write_object
 from switch_tf.conversion.huggingface_config import EMBEDDING, LOGITS, STACK_EMBEDDINGS
-from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Link, Rule, Rules
 from switch_tf.conversion.untrusted_files import DTYPES
-from switch_tf.conversion.weight_source import WeightSource
+from switch_tf.conversion.weight_source import (
+    MERGES,
+    Link,
+    Rule,
+    Rules,
+    WeightSource,
+)
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.refusals import Refusal
 from switch_tf.storage.resumable_folder import resumable_folder
@@ -58,8 +63,7 @@ def rules_of(config: SwitchConfig) -> Rules:
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
             # In old files. No version of transformers reads it.
             Rule("", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
-        ],
-        fields={"i": INDEX, "e": INDEX, "kernel": KERNELS})
+        ])
 
 
 def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
@@ -121,18 +125,20 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
         identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
         dtype: "float32" or "bfloat16", to which other weights are rounded.
     """
-    values = huggingface_config.to_hugging_face(source.config, expert_capacity) | {"dtype": dtype}
-    links = {link.ours: link for link in rules_of(source.config).link(source.weights)}
+    config, copies, embedding = source.config, [], source.weights[_EMBEDDING]
+    values = huggingface_config.to_hugging_face(config, expert_capacity) | {"dtype": dtype}
+    links = {link.ours: link for link in rules_of(config).link(source.weights)}
     # If tie_word_embeddings is false, transformers' Switch Transformer ties nothing, so the embedding is also written
     # under each other name that it reads. That flag also means that logits are not scaled.
-    config, copies, embedding = source.config, [], source.weights[_EMBEDDING]
     if not config.scales_logits:
-        copies += [LOGITS] if config.logits_via_embedding and not config.is_encoder_only else []
-        copies += STACK_EMBEDDINGS[:1 if config.is_encoder_only else 2] if config.num_experts else ()
+        if config.logits_via_embedding and not config.is_encoder_only:
+            copies.append(LOGITS)
+        if config.num_experts:
+            copies += STACK_EMBEDDINGS[:1 if config.is_encoder_only else 2]
     links |= {name: Link(name, embedding.shape, (name,), Rule(name, name)) for name in copies}
-    every = WeightSource(source.config, {**source.weights, **dict.fromkeys(copies, embedding)},
+    every = WeightSource(config, {**source.weights, **dict.fromkeys(copies, embedding)},
                          lambda name, rows: source.read(_EMBEDDING if name in copies else name, rows))
-    shapes = {name: links[weight].their_shape for weight in every.weights for name in links[weight].theirs}
+    shapes = {name: link.their_shape for link in links.values() for name in link.theirs}
     # Rows of an undivided weight are neither whole tensors of theirs nor rows of one.
     undivided = {name for name, link in links.items() if link.rule.transpose and not link.rule.stack}
     groups = weight_source.groups_of(every, undivided)
@@ -142,9 +148,9 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
         with writing(folder):
             shards = Shards(work.folder, shapes, dtype, work.finished[-1]["num_bytes"] if done else 0)
         for _, portions in weight_source.read_groups(every, groups, "writing", done):
-            for portion, weight in portions:
+            for name, rows, weight in portions:
                 with writing(folder):
-                    for _, tensor in links[portion.name].to_theirs(weight, portion.rows):
+                    for _, tensor in links[name].to_theirs(weight, rows):
                         shards.append(tensor)
             with writing(folder):
                 shards.sync()

@@ -28,12 +28,9 @@ STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 T5X_LOGITS = "decoder.logits_dense.weight"
 
 # Our name -> theirs.
-_COMMON = {
-    "vocab_size": "vocab_size", "d_model": "d_model", "d_ff": "d_ff", "d_kv": "d_kv", "num_heads": "num_heads",
-    "num_encoder_layers": "num_layers", "num_decoder_layers": "num_decoder_layers", "dropout_rate": "dropout_rate",
-    "layer_norm_epsilon": "layer_norm_epsilon",
-    "relative_attention_num_buckets": "relative_attention_num_buckets",
-    "relative_attention_max_distance": "relative_attention_max_distance"}
+_COMMON = {"num_encoder_layers": "num_layers"} | {name: name for name in (
+    "vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon",
+    "relative_attention_num_buckets", "relative_attention_max_distance")}
 _SPARSE = {
     "num_experts": "num_experts", "jitter_noise": "router_jitter_noise", "router_dtype": "router_dtype",
     "expert_capacity": "expert_capacity", "load_balancing_loss_weight": "router_aux_loss_coef",
@@ -104,10 +101,10 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     activation = stated["dense_act_fn" if stated["model_type"] == SWITCH else "feed_forward_proj"]
     # transformers 5 writes the former meaning of tie_word_embeddings under another name, see `from_hugging_face`.
     is_tied = stated.get("scale_decoder_outputs", stated.get("tie_word_embeddings", True))
-    # Unknown sparse layers are taken from config.json later.
+    unknown = dict.fromkeys(num_layers, set())  # sparse and dense layers are taken from config.json later
     return _config(folder, values, Structure(
-        num_layers, {stack: set() for stack in num_layers}, {stack: set() for stack in num_layers},
-        is_gated=isinstance(activation, str) and activation.startswith("gated"),
+        num_layers, unknown, unknown,
+        is_gated=str(activation).startswith("gated"),
         has_logits=is_tied is False and not is_encoder, has_t5x_logits=False))
 
 
@@ -125,7 +122,7 @@ def _config(folder, values, structure):
     return dataclasses.replace(from_hugging_face(values, structure), end_id=ends)
 
 
-def _unify_embeddings(tensors: dict[str, Tensor], ties_logits: bool) -> None:
+def _unify_embeddings(tensors, ties_logits):
     """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
     Versions of transformers store a tied weight under different names: `shared`, `embed_tokens` of a stack, or
@@ -153,7 +150,7 @@ def _unify_embeddings(tensors: dict[str, Tensor], ties_logits: bool) -> None:
         del tensors[LOGITS]
 
 
-def _are_equal(first, second) -> bool:
+def _are_equal(first, second):
     return first.shape == second.shape and np.array_equal(first.read(), second.read())
 
 
@@ -188,10 +185,9 @@ def read_structure(names: Iterable[str]) -> Structure:
         if len(indices) > _MAX_LAYERS:
             raise Refusal(f"The checkpoint's {stack} has tensors of {len(indices)} layers, and at most {_MAX_LAYERS} "
                           "are read.")
-        missing = next((layer for layer in range(len(indices)) if layer not in indices), None)
-        if missing is not None:
+        if missing := set(range(len(indices))) - indices:
             raise Refusal(f"The checkpoint has tensors of {stack} layer {max(indices)}, but none of {stack} layer "
-                          f"{missing}; it is incomplete or damaged, so download it again.")
+                          f"{min(missing)}; it is incomplete or damaged, so download it again.")
     num_layers = {stack: len(indices) for stack, indices in layers.items()}
     return Structure(num_layers, sparse, dense, is_gated=any(name.endswith(".wi_0.weight") for name in names),
                      has_logits=bool({LOGITS, T5X_LOGITS} & names), has_t5x_logits=T5X_LOGITS in names)
@@ -269,7 +265,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
 def _family(values):
     """Returns the model_type of config.json's `values`: "t5", "mt5", "umt5" or "switch_transformers"."""
     model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _DEFAULTS:
+    if model_type not in [*_DEFAULTS]:
         reason = _OTHER_FAMILIES.get(model_type, "other architectures have weights that switch_tf does not have") if (
             isinstance(model_type, str)) else "a name is expected"
         raise Refusal(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not "
@@ -299,10 +295,9 @@ def _integer(values, key):
 
 def _found_step(stated, num_layers, stack, structure):
     """Returns the sparse step of a stack. Tensors take precedence over config.json."""
-    expected = sparse_layers(num_layers, stated)
-    sparse, dense = structure.sparse_layers[stack], structure.dense_layers[stack]
     # For a layer without tensors config.json decides, so that its missing tensors are named later.
-    layers = tuple(i for i in range(num_layers) if i in sparse or (i not in dense and i in expected))
+    layers = tuple(sorted(structure.sparse_layers[stack] | (
+        {*sparse_layers(num_layers, stated)} - structure.dense_layers[stack])))
     step = step_for(layers, num_layers, stated)
     if step is None:
         raise Refusal(f"The checkpoint's {stack} holds experts in the layers {list(layers)} of {num_layers}, which "
@@ -327,7 +322,7 @@ def _activation(values, is_switch, is_gated):
     source = "dense_act_fn" if function is not None and "dense_act_fn" in values else key  # takes precedence
     if source != key:
         function = values[source]
-    if not isinstance(function, str) or function not in _FUNCTIONS:
+    if function not in [*_FUNCTIONS]:  # a list, as a value may have no hash
         gated = "and 'gated-gelu'" if is_switch else "each also with 'gated-' in front"
         raise Refusal(f"{source} in config.json is {checks.shown(values[source])}, and switch_tf has the activations "
                       f"{', '.join(map(repr, _FUNCTIONS))}, {gated}.")
@@ -372,7 +367,7 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
     if value is None:
         return ()
     ends = checks.ids(f"{_END} in {file}", value)
-    if ends == () or 0 in (ends if isinstance(ends, tuple) else (ends,)):
+    if not ends or isinstance(ends, tuple) and 0 in ends:
         raise Refusal(f"{_END} in {file} must be the id of an end of sequence, several, or null for none, not "
                       f"{checks.shown(value)}; 0 is the padding.")
     return ends

@@ -10,21 +10,23 @@ largest one, of equal ones the first, and "vc" the mean over the other.
 
 import pathlib
 import re
-from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import mesh_tensorflow_file
-from switch_tf.conversion.rules import KERNELS, MERGES, Rule, Rules
+from switch_tf.conversion.mesh_tensorflow_file import STEP
 from switch_tf.conversion.weight_source import (
+    MERGES,
+    Rule,
+    Rules,
     WeightSource,
     open_linked,
     read_adafactor,
     read_model,
+    require_config,
     used_slots,
-    without_config,
 )
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -67,8 +69,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
     """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_mesh_tensorflow`."""
     path = checks.path("folder", folder)
     prefix, tensors = _open(path)
-    if not isinstance(config, SwitchConfig):
-        raise without_config("Mesh TensorFlow", path, tensors)
+    require_config(config, "Mesh TensorFlow", path, tensors)
     return open_linked(config, _rules_of(config, tensors), tensors, prefix)
 
 
@@ -80,7 +81,7 @@ def _open(path):
                       "FOLDER/model.ckpt-1000000.")
     prefix = mesh_tensorflow_file.prefix_of(path)
     tensors = mesh_tensorflow_file.open_variables(
-        prefix, lambda name: name != mesh_tensorflow_file.STEP and not _SLOT.fullmatch(name))
+        prefix, lambda name: name != STEP and not _SLOT.fullmatch(name))
     if EMBEDDING not in tensors:
         raise Refusal(f"{prefix} must hold {EMBEDDING!r}, as Mesh TensorFlow's models of encoder and decoder do, and "
                       f"holds {checks.shown(sorted(tensors))}.")
@@ -98,7 +99,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         Refusal: The checkpoint has no such state, or one that cannot be represented.
     """
     prefix, weights = _open(folder)
-    slots: dict[str, dict] = {}
+    slots = {}
     for name, tensor in mesh_tensorflow_file.open_variables(prefix, lambda name: bool(_SLOT.fullmatch(name))).items():
         weight, _, slot = name.rpartition("_slot_")
         slots.setdefault(weight, {})[slot] = tensor
@@ -108,13 +109,13 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
             largest = np.argsort([-size for size in shape], kind="stable").tolist()
             slots[name] = used_slots(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
                                      "Mesh TensorFlow")
-    return read_adafactor(model, _rules_of(model.config, weights), slots, mesh_tensorflow_file.read_step(prefix),
-                          prefix)
+    step = mesh_tensorflow_file.open_variables(prefix, lambda name: name == STEP).get(STEP)
+    return read_adafactor(model, _rules_of(model.config, weights), slots, STEP, step, prefix)
 
 
-def _sublayers_of(stack: str, names: Iterable[str]) -> list[tuple[str, str]]:
+def _sublayers_of(stack, names):
     """Returns scope and kind of the sublayers of a stack in order, by the names of variables."""
-    kinds: dict[tuple[int, int], set[str]] = {}
+    kinds = {}  # (block, layer) -> names
     for match in filter(None, map(_SUBLAYER.fullmatch, names)):
         if match[1] == stack:
             kinds.setdefault((int(match[2]), int(match[3])), set()).update({match[4]}.difference(_NORMS))
@@ -144,16 +145,15 @@ def _sublayers_of(stack: str, names: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _rules_of(config: SwitchConfig, names: Collection[str]) -> Rules:
+def _rules_of(config, names):
     """Returns the rules of a checkpoint, whose layers are compared with those of a configuration."""
     if config.extra_mlp or config.has_attention_experts:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
         raise Refusal(f"No checkpoint of Mesh TensorFlow is read into a model with {field}; give the configuration of "
                       "a model whose experts are feed-forward layers alone.")
-    positions = next((name for name in names if name.endswith("positional_embedding")), None)
-    if positions is not None:
-        raise Refusal(f"The checkpoint has learned positions ({positions!r}), and models of this package have position "
-                      "biases; take one trained with them, relative_attention_type = \"bias_shared\" as T5's.")
+    if positions := [name for name in names if name.endswith("positional_embedding")]:
+        raise Refusal(f"The checkpoint has learned positions ({positions[0]!r}), and models of this package have "
+                      "position biases; take one trained with them, relative_attention_type = \"bias_shared\" as T5's.")
     norm = final = _NORMS[0]
     if any(name.endswith(f"/{_NORMS[1]}/scale") for name in names):
         norm, final = _NORMS[1], f"final_{_NORMS[1]}"
@@ -184,7 +184,7 @@ def _rules_of(config: SwitchConfig, names: Collection[str]) -> Rules:
                 raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one "
                               "for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the "
                               "--gin_file of its model.")
-    return Rules(rules, fields={"kernel": KERNELS})
+    return Rules(rules)
 
 
 def _check_layers(stack, last_kinds, config):

@@ -88,16 +88,6 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
     return tensors
 
 
-def read_step(prefix: Any) -> int:
-    """Returns the number of training steps that a checkpoint says."""
-    step = open_variables(prefix, lambda name: name == STEP).get(STEP)
-    value = None if step is None or step.shape else step.load()
-    if value is None or value.dtype.kind != "i" or not 0 <= value < 2**31:
-        raise Refusal(f"{prefix} must hold its number of steps as {STEP!r}; convert its weights alone, without "
-                      "--with_optimizer.")
-    return int(value)
-
-
 @contextlib.contextmanager
 def _refusing(prefix, what, files):
     """Refuses damaged files, for which TensorFlow's reader raises one of several errors."""
@@ -140,9 +130,7 @@ def _check_shards(prefix):
     if len(totals) > 1:
         raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "
                       "those of another checkpoint.")
-    there = {int(match[1]) for match in shards}
-    missing = next((number for number in range(totals[0] if totals else 1) if number not in there), None)
-    if missing is not None:
-        name = f"{start}{missing:05d}-of-{totals[0]:05d}" if totals else f"{start}00000-of-..."
+    if missing := set(range(totals[0] if totals else 1)) - {int(match[1]) for match in shards}:
+        name = f"{start}{min(missing):05d}-of-{totals[0]:05d}" if totals else f"{start}00000-of-..."
         raise Refusal(f"{prefix.parent} lacks {name}, which has values of the checkpoint {prefix.name}; download it "
                       "too.")

@@ -107,10 +107,10 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     variables = {f"{folders.MODEL}{name}": weight for name, weight in source.weights.items()} | slots
     num_bytes = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables.values())
     with resumable_folder(folder.resolve(), folders.DESCRIPTION, identity, num_bytes) as work:
-        parts, done = Parts(work.folder, work.aside, len(groups) + bool(slots)), len(work.finished)
-        for index, portions in weight_source.read_groups(source, groups, "writing", done):
+        parts = Parts(work.folder, work.aside, len(groups) + bool(slots))
+        for index, portions in weight_source.read_groups(source, groups, "writing", len(work.finished)):
             pieces = []
-            for (name, rows, _), values in portions:
+            for name, rows, values in portions:
                 weight = source.weights[name]
                 place = slice_text(weight.shape, (rows, *(slice(None) for _ in weight.shape[1:])))
                 values = in_host_memory(values.astype(weight.dtype, copy=False))

@@ -50,36 +50,31 @@ def find(source: str | pathlib.Path) -> Vocabulary:
     """
     folder = folders.run_folder_of(source)
     try:
-        return _of_run(folder) if run_config.is_in(folder) else _in_folder(places.at(source))
+        if run_config.is_in(folder):
+            stored, *others = {vocabularies.Stored.from_data(fields)
+                               for fields in run_config.read(folder).vocabularies.values()}
+            if others:
+                return Vocabulary(reason=f"{folder} has one for inputs and another for targets, and VOCABULARY "
+                                         "replaces both.")
+            choice = vocabularies.choice_of(stored, folder)
+            if choice is None:
+                return Vocabulary(reason=f"no VOCABULARY selects {stored.name!r} of {folder}; train on its own task.")
+            if stored.kind != vocabularies.SENTENCEPIECE:
+                return Vocabulary(name=choice)
+            return Vocabulary(content=vocabularies.path_of(stored, folder).read_bytes())
+        folder = places.at(source)
+        if (path := folder / FILE).exists():
+            return Vocabulary(content=untrusted_files.content(path))
+        classes = (untrusted_files.read_object(folder / name).get("tokenizer_class")
+                   for name in ("tokenizer_config.json", "config.json") if (folder / name).exists())
+        if next(filter(None, classes), None) == "ByT5Tokenizer":
+            return Vocabulary(name="bytes")
+        if (folder / "tokenizer.json").exists():
+            return Vocabulary(content=sentencepiece_model(folder / "tokenizer.json"))
+        return Vocabulary(reason=f"{folder} has neither {FILE} nor tokenizer.json; download one of them with the "
+                                 "weights, or name the VOCABULARY that the model was trained with.")
     except Refusal as error:
         return Vocabulary(reason=str(error))
-
-
-def _of_run(folder):
-    stored, *others = {vocabularies.Stored.from_data(fields)
-                       for fields in run_config.read(folder).vocabularies.values()}
-    if others:
-        return Vocabulary(reason=f"{folder} has one for inputs and another for targets, and VOCABULARY replaces both.")
-    choice = vocabularies.choice_of(stored, folder)
-    if choice is None:
-        return Vocabulary(reason=f"no VOCABULARY selects {stored.name!r} of {folder}; train on its own task.")
-    if stored.kind != vocabularies.SENTENCEPIECE:
-        return Vocabulary(name=choice)
-    return Vocabulary(content=vocabularies.path_of(stored, folder).read_bytes())
-
-
-def _in_folder(folder):
-    """Finds spiece.model, the bytes of a ByT5, or the pieces of tokenizer.json."""
-    if (path := folder / FILE).exists():
-        return Vocabulary(content=untrusted_files.content(path))
-    classes = (untrusted_files.read_object(folder / name).get("tokenizer_class")
-               for name in ("tokenizer_config.json", "config.json") if (folder / name).exists())
-    if next(filter(None, classes), None) == "ByT5Tokenizer":
-        return Vocabulary(name="bytes")
-    if (folder / "tokenizer.json").exists():
-        return Vocabulary(content=sentencepiece_model(folder / "tokenizer.json"))
-    return Vocabulary(reason=f"{folder} has neither {FILE} nor tokenizer.json; download one of them with the "
-                             "weights, or name the VOCABULARY that the model was trained with.")
 
 
 def sentencepiece_model(path: pathlib.Path) -> bytes:

@@ -13,22 +13,24 @@ arrays with more dimensions, experts and scanned layers among them, by logical a
 import importlib
 import pathlib
 import re
-from collections.abc import Mapping
 
 import numpy as np
 
 from switch_tf import checks
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import t5x_file
-from switch_tf.conversion.rules import INDEX, KERNELS, MERGES, Rule, Rules
+from switch_tf.conversion.t5x_file import STEP
 from switch_tf.conversion.untrusted_files import Tensor, keeping_last
 from switch_tf.conversion.weight_source import (
+    MERGES,
+    Rule,
+    Rules,
     WeightSource,
     open_linked,
     read_adafactor,
     read_model,
+    require_config,
     used_slots,
-    without_config,
 )
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
@@ -60,8 +62,7 @@ RULES = Rules(
     [Rule("token_embedder/embedding", "target/token_embedder/embedding"),
      Rule("logits_dense/kernel", "target/decoder/logits_dense/kernel"),
      *_stack_rules("encoder", ["attention"]),
-     *_stack_rules("decoder", ["self_attention", "encoder_decoder_attention"])],
-    fields={"i": INDEX, "kernel": KERNELS, "mlp": "mlp|extra_mlp", "norm": r"pre_\w+_layer_norm"})
+     *_stack_rules("decoder", ["self_attention", "encoder_decoder_attention"])])
 
 
 def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:
@@ -93,8 +94,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
         raise Refusal(f"{str(folder)!r} must be a T5X checkpoint, a folder such as checkpoint_1000000 "
                       f"with the msgpack file {t5x_file.FILE!r} or Orbax' {t5x_file.ORBAX_FILE!r}.")
     tensors = t5x_file.open_part(folder, "target")
-    if not isinstance(config, SwitchConfig):
-        raise without_config("T5X", folder, tensors)
+    require_config(config, "T5X", folder, tensors)
     tensors = _unscan(tensors, config)
     has_layer_biases = any(map(_LAYER_BIAS.fullmatch, tensors))
     if has_layer_biases and not config.relative_attention_per_layer:
@@ -114,11 +114,10 @@ def _merge_heads(name, tensor, config):
     if match is None or len(tensor.shape) != 3 or heads != (tensor.shape[1:] if match[1] else tensor.shape[:2]):
         return tensor
     width = config.num_heads * config.d_kv
-    shape = (tensor.shape[0], width) if match[1] else (width, tensor.shape[2])
-    return Tensor(shape, lambda: tensor.load().reshape(shape))
+    return tensor.reshaped((tensor.shape[0], width) if match[1] else (width, tensor.shape[2]))
 
 
-def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Tensor]:
+def _unscan(tensors, config):
     """Returns the tensors of a checkpoint with those of scanned layers cut into single layers, one after the other.
 
     A scanned tensor is read when its first layer is, and kept until another one is read. One of more than KEPT_SIZE
@@ -134,7 +133,7 @@ def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Te
             raise Refusal(f"The checkpoint's scanned {stack} must hold subblock_0, subblock_1 and so on, and holds "
                           f"{', '.join(names[:8])}; it is incomplete or damaged.")
     load = keeping_last(lambda name: tensors[name].load())
-    result: dict[str, Tensor] = {}
+    result = {}
     for name, tensor in tensors.items():
         layers = {name: tensor}
         if match := matches[name]:
@@ -157,13 +156,13 @@ def _unscan(tensors: Mapping[str, Tensor], config: SwitchConfig) -> dict[str, Te
 
 def _layer(load, name, tensor, block):
     """Returns one layer of a scanned tensor. A large one is read layer by layer."""
-    def load_part(index):
+    def load_part(index=()):
         rows, *others = index or (slice(None),)
-        return tensor.load_part((rows, block, *others))
+        return tensor.load((rows, block, *others))
 
     shape = tensor.shape[:_AXIS] + tensor.shape[_AXIS + 1:]
-    if tensor.size > KEPT_SIZE and tensor.load_part is not None:
-        return Tensor(shape, lambda: load_part(()), load_part)
+    if tensor.size > KEPT_SIZE and tensor.has_parts:
+        return Tensor(shape, load_part, has_parts=True)
     return Tensor(shape, lambda: np.take(load(name), block, _AXIS))
 
 
@@ -178,7 +177,8 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         Refusal: The checkpoint has another optimizer's state, or one that cannot be represented.
     """
     weights = t5x_file.open_part(folder, "target")
-    step, state = t5x_file.open_state(folder)
+    state = t5x_file.open_part(folder, "state")
+    step = state.pop(STEP, None)
     slots = {}
     for name, slot in state.items():
         match = _SLOT.fullmatch(name)
@@ -189,11 +189,11 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         slots.setdefault(weight, {})[match[2]] = slot
     used = {f"{name}/{slot}": tensor for name, group in slots.items()
             for slot, tensor in _used_slots(name, weights[name].shape, group).items()}
-    theirs: dict[str, dict[str, Tensor]] = {}
+    theirs = {}
     for name, tensor in _unscan(used, model.config).items():
         weight, _, slot = name.rpartition("/")
         theirs.setdefault(weight, {})[slot] = tensor
-    return read_adafactor(model, RULES, theirs, step, folder)
+    return read_adafactor(model, RULES, theirs, STEP, step, folder)
 
 
 def _used_slots(name, shape, slots):

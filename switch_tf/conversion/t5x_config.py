@@ -6,7 +6,6 @@ executed. Values that change neither weights nor numbers are passed over, and an
 refused by its name.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from switch_tf import checks
@@ -15,7 +14,6 @@ from switch_tf.configs.gin_syntax import Reference
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
 
-Values = Mapping[str, Any]  # "scope/module.Class.parameter" -> value
 FILES = ("config.gin", "operative_config.gin", "model.gin")
 # Flax's gelu is the tanh form.
 _ACTIVATIONS = {("relu",): "relu", ("gelu",): "gelu_tanh", ("silu",): "silu", ("swish",): "silu",
@@ -95,10 +93,11 @@ def read(path: Any) -> SwitchConfig | None:
     """
     try:
         assigned, includes = gin_syntax.assignments(path)
-        values = {}
-        for name, value in assigned.items():  # without the package of the module
+        values = {}  # "scope/module.Class.parameter" -> value, without the package of the module
+        for name, value in assigned.items():
             scope, slash, selector = name.rpartition("/")
-            values[f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"] = value
+            values[f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"] = (
+                tuple(value) if isinstance(value, list) else value)
         if any(name.startswith("network.T5Config.") for name in values):
             fields = _fields_of_t5x(values)
         elif f"{_ARCHITECTURE}.encoder_factory" in values:
@@ -110,18 +109,16 @@ def read(path: Any) -> SwitchConfig | None:
         for name, value in fields.items():
             if isinstance(value, gin_syntax.Macro | Reference):
                 raise Refusal(f"{name} would be {value}, which is no value")
-        names = fields["activation"]
-        is_known = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-        if not is_known or tuple(names) not in _ACTIVATIONS:
+        if (names := fields["activation"]) not in [*_ACTIVATIONS]:  # a list, as a value may have no hash
             raise Refusal(f"the activations are {checks.shown(names)}, and this package has "
                           f"{', '.join(map(str, _ACTIVATIONS))}")
-        return SwitchConfig(**{**fields, "activation": _ACTIVATIONS[tuple(names)]})
+        return SwitchConfig(**{**fields, "activation": _ACTIVATIONS[names]})
     except Refusal as error:
         raise Refusal(f"The model cannot be taken from {path} ({first_line(error).rstrip('.')}); give its "
                       "configuration with --gin_file.") from None
 
 
-def _fields_of_t5x(values: Values) -> dict[str, Any]:
+def _fields_of_t5x(values):
     fields = dict(_T5X_DEFAULTS)
     for name, value in values.items():
         kind, _, parameter = name.rpartition(".")  # with its scope, and a scoped one is not understood
@@ -135,7 +132,7 @@ def _fields_of_t5x(values: Values) -> dict[str, Any]:
     return fields
 
 
-def _fields_of_flaxformer(values: Values) -> dict[str, Any]:
+def _fields_of_flaxformer(values):
     """Returns the fields of SwitchConfig; "activation" as the names of Flax's functions."""
     for name, value in values.items():
         scope, _, selector = name.rpartition("/")
@@ -148,31 +145,29 @@ def _fields_of_flaxformer(values: Values) -> dict[str, Any]:
         if is_elsewhere or (not is_read and _class(value) not in _FIXED.get(parameter, ())):
             raise _unknown(name, value)
     fields = {field: _get(values, name) for name, field in _REQUIRED.items()}
-    if not isinstance(fields["activation"], list | tuple):
-        raise _unknown(f"{_MLP}.activations", fields["activation"])
     fields |= {field: values[name] for name, field in _OPTIONAL.items() if name in values}
-    stacks = {}
+    stacks, steps = {}, {}
     for stack, classes in _STACKS.items():
         stacks[stack] = kind = _class(_get(values, f"{_ARCHITECTURE}.{stack}_factory"))
         if kind not in classes:
             raise _unknown(f"{_ARCHITECTURE}.{stack}_factory", kind)
         fields[f"num_{stack}_layers"] = _get(values, f"{kind}.num_layers")
+        if kind == classes[1]:
+            steps[stack] = _step(values, kind, fields[f"num_{stack}_layers"])
     logits = values.get(f"{stacks['decoder']}.output_logits_factory")
     if _class(logits) not in (None, "dense.DenseGeneral"):
         raise _unknown(f"{stacks['decoder']}.output_logits_factory", logits)
     fields["logits_via_embedding"] = logits is None
     fields["relative_attention_per_layer"] = not _has(
         values, stacks.values(), "shared_relative_position_bias_factory", _BIAS)
-    steps = {stack: _step(values, kind, fields[f"num_{stack}_layers"]) if kind == _STACKS[stack][1] else None
-             for stack, kind in stacks.items()}
-    if set(steps.values()) == {None}:
+    if not steps:
         return fields
     num_sparse = 0
-    for stack, step in steps.items():
-        fields[f"{stack}_sparse_step"] = step or 0
+    for stack in _STACKS:
+        step = fields[f"{stack}_sparse_step"] = steps.get(stack, 0)
         num_sparse += fields[f"num_{stack}_layers"] // step if step else 0
     activations = _get(values, f"{_MLP}.activations", "expert")
-    if not isinstance(activations, list | tuple) or [*activations] != [*fields["activation"]]:
+    if activations != fields["activation"]:
         raise _unknown(f"expert/{_MLP}.activations", activations)
     # T5X averages over sparse layers what this package sums.
     weights = {field: checks.number(name, values.get(f"models.MoeEncoderDecoderModel.{name}", 0.0), "0 or above") / max(
@@ -204,7 +199,7 @@ def _step(values, kind, num_layers):
     return num_layers // number if number else 0
 
 
-def _routing_fields(values) -> dict[str, Any]:
+def _routing_fields(values):
     (policy, number, noise), (decoder_policy, decoder_number, decoder_noise) = (
         _routing(values, f"sparse_{stack}") for stack in _STACKS)
     if policy == "expert_choice" and (decoder_policy, decoder_number) == ("top_n", 2):
@@ -217,7 +212,7 @@ def _routing_fields(values) -> dict[str, Any]:
             "allow_non_causal_decoder": decoder_policy != "switch"}
 
 
-def _routing(values, scope) -> tuple[str, int, float]:
+def _routing(values, scope):
     """Returns the policy of a stack, the number of experts of a token, and the jitter."""
     router = _get(values, f"{_MOE}.router", scope)
     kind = _class(router)

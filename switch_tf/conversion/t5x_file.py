@@ -19,9 +19,7 @@ The part that is not asked for is skipped. A file may come from anywhere, so len
 import functools
 import math
 import mmap
-import pathlib
 import re
-import struct
 from typing import Any
 
 import numpy as np
@@ -60,8 +58,8 @@ _INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
 
 _PLACEHOLDER = "PLACEHOLDER://"
 _MAPS, _TEXTS = (*range(0x80, 0x90), 0xde, 0xdf), (*range(0xa0, 0xc0), 0xd9, 0xda, 0xdb)
-_EXTENSIONS, _BYTES = {0xc7: ">B", 0xc8: ">H", 0xc9: ">I"}, {0xc4: ">B", 0xc5: ">H", 0xc6: ">I"}
-_FIXED_EXTENSIONS = (0xd4, 0xd5, 0xd6, 0xd7, 0xd8)
+# First byte -> bytes from there to the number of an extension's type, and to the values of bytes.
+_EXTENSIONS, _BYTES = {0xc7: 2, 0xc8: 3, 0xc9: 5, **dict.fromkeys(range(0xd4, 0xd9), 1)}, {0xc4: 2, 0xc5: 3, 0xc6: 5}
 _ARRAYS = (1, 3)  # Flax's numbers of the extension types of arrays and NumPy's scalars, which are alike
 _MAX_DEPTH = 32
 _MAX_HEADER = 512  # bytes of an array's shape and dtype
@@ -83,7 +81,7 @@ def _has_msgpack(folder):
     if not path.is_file():
         return False
     check_regular(path)
-    return bytes_at(path, 0, 1) in [bytes([byte]) for byte in _MAPS]
+    return any(byte in _MAPS for byte in bytes_at(path, 0, 1))
 
 
 def _orbax_root(folder):
@@ -98,22 +96,13 @@ def newest_in(folder: Any) -> Any | None:
     return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
 
 
-def open_state(folder: pathlib.Path) -> tuple[int, dict[str, Tensor]]:
-    """Opens the optimizer's state of a checkpoint: (step, name -> slot).
-
-    Names are like "state/param_states/encoder/encoder_norm/scale/v".
-    """
-    state = open_part(folder, "state")
-    step = state.pop(STEP, None)
-    value = np.asarray(step.load() if isinstance(step, Tensor) else step)
-    if value.dtype.kind != "i" or value.size != 1 or not 0 <= value.item() < 2**31:
-        raise Refusal(f"{folder} must hold its number of steps as {STEP!r}, and holds {checks.shown(step)}; "
-                      "convert its weights alone, without --with_optimizer.")
-    return value.item(), state
-
-
 def open_part(folder: Any, part: str) -> dict[str, Any]:
-    """Opens "target" or "state". Returns name, such as "target/encoder/encoder_norm/scale", -> Tensor, or int."""
+    """Opens "target" or "state".
+
+    Returns:
+        Name -> Tensor, or int. Names are like "target/encoder/encoder_norm/scale" and
+        "state/param_states/encoder/encoder_norm/scale/v".
+    """
     if _has_msgpack(folder):
         leaves, driver = read_leaves(folder, part), "zarr"
     else:
@@ -178,7 +167,7 @@ def _open_zarr(folder, place, name, driver, is_database):
     if largest > 2 * math.prod(chunk) * array.dtype.numpy_dtype.itemsize + MAX_BYTES:
         raise Refusal(f"{where} is damaged: a file has {largest} bytes, and a chunk of {name!r} has {math.prod(chunk)} "
                       "numbers; download it again.")
-    return Tensor(shape, lambda: attempt(array.read), lambda index: attempt(array[index].read))
+    return Tensor(shape, lambda index=(): attempt(array[index].read), has_parts=True)
 
 
 def _check_dtype(name, dtype):
@@ -193,9 +182,9 @@ def _read_orbax(path, part):
     entries = content.get("tree_metadata")
     leaves = {}
     for entry in entries.values() if isinstance(entries, dict) else [entries]:
-        metadata = entry.get("value_metadata") if isinstance(entry, dict) else None
-        if isinstance(metadata, dict) and metadata.get("value_type") == "None":
-            continue  # the slots of a weight that the optimizer does not train
+        match entry:
+            case {"value_metadata": {"value_type": "None"}}:
+                continue  # the slots of a weight that the optimizer does not train
         try:
             keys = [key["key"] for key in entry["key_metadata"]]
             if not keys or not all(isinstance(key, str) for key in keys):
@@ -237,7 +226,7 @@ def read_leaves(folder: Any, part: str) -> dict[str, Tensor | Reference | int]:
         unpacker = msgpack.Unpacker(data, max_buffer_size=0)  # reads `data` piece by piece
         try:
             tree = _read_node(path, unpacker, data, 0, skipped=_PARTS.keys() - {part})
-        except (ValueError, IndexError, struct.error, msgpack.exceptions.UnpackException) as error:
+        except (ValueError, IndexError, msgpack.exceptions.UnpackException) as error:
             raise damaged(str(error).rstrip(".") or "it ends too early") from None
         if unpacker.tell() != size:
             raise damaged(f"its map ends at byte {unpacker.tell()} of {size}")
@@ -291,12 +280,9 @@ def _read_node(path, unpacker, data, depth, skipped):
 
 
 def _leaf(path, data, start, end):
-    if data[start] in _EXTENSIONS:
-        (size, code) = struct.unpack_from(f"{_EXTENSIONS[data[start]]}B", data, start + 1)
-        if code in _ARRAYS:
-            return _inline_array(path, data, end - size, end)
-    elif data[start] in _FIXED_EXTENSIONS and data[start + 1] in _ARRAYS:
-        return _inline_array(path, data, start + 2, end)
+    place = start + _EXTENSIONS.get(data[start], 0)
+    if place > start and data[place] in _ARRAYS:
+        return _inline_array(path, data, place + 1, end)
     if end - start > _MAX_VALUE:
         return f"a value of {end - start} bytes"
     value = msgpack.unpackb(data[start:end])
@@ -311,15 +297,15 @@ def _inline_array(path, data, start, end):
         raise Refusal("an array does not consist of shape, dtype and bytes")
     shape, dtype = header.unpack(), header.unpack()
     place = start + header.tell()
-    (num_bytes,) = struct.unpack_from(_BYTES.get(data[place], "0s"), data, place + 1)
+    values = place + _BYTES.get(data[place], 0)
     is_valid = isinstance(dtype, str) and isinstance(shape, list) and all(
-        type(size) is int and size >= 0 for size in shape) and isinstance(num_bytes, int)
-    if not is_valid or place + 1 + struct.calcsize(_BYTES[data[place]]) + num_bytes != end:
+        type(size) is int and size >= 0 for size in shape) and values > place
+    if not is_valid or int.from_bytes(data[place + 1:values], "big") != end - values:
         raise Refusal("an array does not consist of shape, dtype and bytes")
     known = (DTYPES | _INTEGERS).get(dtype)
-    if known is not None and math.prod(shape) * known.itemsize != num_bytes:
-        raise Refusal(f"an array of shape {tuple(shape)} in {dtype} has {num_bytes} bytes")
-    return Tensor(tuple(shape), functools.partial(values_at, path, known, end - num_bytes, tuple(shape)), dtype=dtype)
+    if known is not None and math.prod(shape) * known.itemsize != end - values:
+        raise Refusal(f"an array of shape {tuple(shape)} in {dtype} has {end - values} bytes")
+    return Tensor(tuple(shape), functools.partial(values_at, path, known, values, tuple(shape)), dtype=dtype)
 
 
 def _reference_to(folder):

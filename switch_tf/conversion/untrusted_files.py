@@ -24,30 +24,32 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 class Tensor(NamedTuple):
     """A tensor in a file, read on demand.
 
-    `load` returns all of it, which takes no memory before it is used if the file is mapped. `load_part(index)` reads a
-    part, and is None if that takes as long as all. `dtype` is its name in a Hugging Face file. Other formats leave the
-    default, whatever they hold.
+    `load()` returns all of it, which takes no memory before it is used if the file is mapped. If it `has_parts`,
+    `load(index)` reads a part alone. `dtype` is its name in a Hugging Face file. Other formats leave the default,
+    whatever they hold.
     """
 
     shape: tuple[int, ...]
-    load: Callable[[], np.ndarray]
-    load_part: Callable[[tuple], np.ndarray] | None = None
+    load: Callable[..., np.ndarray]
+    has_parts: bool = False
     dtype: str = "float32"
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def read(self, index: tuple = ()) -> np.ndarray:
-        """Returns the values at an index, () for all, as <float32>, exact for every accepted dtype."""
-        if index and self.load_part is not None:
-            return np.asarray(self.load_part(index), np.float32)
-        return np.asarray(self.load()[index], np.float32)
+    def read(self) -> np.ndarray:
+        """Returns all values as <float32>, exact for every accepted dtype."""
+        return np.asarray(self.load(), np.float32)
+
+    def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
+        """Returns a view of it in another shape."""
+        return Tensor(shape, lambda: self.load().reshape(shape))
 
 
 def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
     """Returns a function that keeps the tensor it read last, because its next part is needed soon."""
-    kept: dict[str, np.ndarray] = {}
+    kept = {}
 
     def read(name):
         if name not in kept:

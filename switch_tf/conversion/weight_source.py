@@ -1,5 +1,10 @@
 """Weights of a model that are read a few rows at a time, of a model or of a checkpoint of any format, and slots.
 
+Rules map names and shapes of weights between switch_tf and another format. A rule is a pair of templates,
+`encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`, that match whole names. Rules are total both
+ways: a name that matches no rule, or two, is an error, and so is a tensor that is missing, left over or of another
+shape. Names and shapes suffice for that, so errors come before any values move.
+
 A slot of Adafactor is a mean of squared gradients. Both sides keep it whole ("v"), or its means over columns and over
 rows ("v_row", "v_col"), and need not choose the same. Means of a whole slot are those that factored slots would have,
 because every step averages linearly. Rows and columns may be exchanged: the second moment is their product divided by
@@ -8,8 +13,9 @@ the mean of either. A whole slot cannot be had from its means, and neither can m
 
 import math
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -17,7 +23,6 @@ import numpy as np
 from switch_tf import checks
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion.rules import Link, Rules
 from switch_tf.conversion.untrusted_files import Tensor, keeping_last
 from switch_tf.hardware import host
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -29,6 +34,153 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
 LARGEST = 2**28  # bytes of a portion in float32
+MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> the dimension that holds heads, see Rule
+_FIELD, _INDEX = re.compile(r"<(\w+)>"), r"0|[1-9]\d*"
+_FIELDS = {"i": _INDEX, "e": _INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|extra_mlp",
+           "norm": r"pre_\w+_layer_norm"}
+
+
+class Rule(NamedTuple):
+    """A kind of weight in both formats. From ours to theirs it is unstacked, merged, then transposed.
+
+    Args:
+        ours, theirs: str. Templates in which `<field>`, one of _FIELDS, stands for the same text on both sides. `ours`
+            is "" for tensors of theirs that are not part of the model.
+        merge: int or None. Their tensor merges our dimensions `merge` and `merge + 1`.
+        transpose: bool. Whether their tensor, after merging, is transposed.
+        stack: str or None. Field whose values 0, 1, ... number their tensors along our first dimension.
+    """
+
+    ours: str
+    theirs: str
+    merge: int | None = None
+    transpose: bool = False
+    stack: str | None = None
+
+    def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of each of their tensors for our weight of `shape`."""
+        shape = tuple(shape[1:] if self.stack else shape)
+        if self.merge is not None:
+            end = self.merge + 2
+            shape = (*shape[:self.merge], shape[self.merge] * shape[end - 1], *shape[end:])
+        return shape[::-1] if self.transpose else shape
+
+    def their_index(self, shape: tuple[int, ...], rows: slice) -> tuple:
+        """Returns the part of their tensor, unless stacked, that holds rows of our weight of `shape`; () for all."""
+        start, stop, _ = rows.indices(shape[0])
+        if stop - start == shape[0]:
+            return ()
+        width = shape[1] if self.merge == 0 else 1
+        part = slice(start * width, stop * width)
+        return (..., part) if self.transpose else (part,)
+
+
+class Link(NamedTuple):
+    """One of our weights and the names of their tensors, which are several for stacked experts."""
+
+    ours: str
+    shape: tuple[int, ...]
+    theirs: tuple[str, ...]
+    rule: Rule
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        return self.rule.their_shape(self.shape)
+
+    def to_ours(self, read: Callable[[str, tuple], np.ndarray], rows: slice = slice(None)) -> np.ndarray:
+        """Returns our weight, or rows of it. `read(name, index)` returns a part of one of their tensors, () for all."""
+        def read_one(name, index, shape):
+            tensor = read(name, index)
+            return (tensor.T if self.rule.transpose else tensor).reshape(shape)
+
+        start, stop, _ = rows.indices(self.shape[0])
+        shape = (stop - start, *self.shape[1:])
+        if not self.rule.stack:
+            return read_one(self.theirs[0], self.rule.their_index(self.shape, rows), shape)
+        weight = None
+        for index, name in enumerate(self.theirs[start:stop]):
+            tensor = read_one(name, (), shape[1:])
+            weight = np.empty(shape, tensor.dtype) if weight is None else weight
+            weight[index] = tensor
+        return weight
+
+    def to_theirs(self, weight: np.ndarray, rows: slice = slice(None)) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields names and values of their tensors from our weight, as views where possible.
+
+        From rows of a divisible weight it yields those experts, or rows of their tensor.
+        """
+        names, parts, whole = (self.theirs[rows], weight, self.shape) if self.rule.stack else (
+            self.theirs, [weight], (len(weight), *self.shape[1:]))
+        shape = self.rule.their_shape(whole)
+        for name, part in zip(names, parts, strict=True):
+            yield name, part.reshape(shape[::-1]).T if self.rule.transpose else part.reshape(shape)
+
+
+class Rules:
+    """The rules of a format.
+
+    Args:
+        rules: Rule objects.
+    """
+
+    def __init__(self, rules: Sequence[Rule]):
+        def pattern(template):  # `re.escape` leaves "<field>" as it is
+            return re.compile(_FIELD.sub(lambda field: f"(?P{field[0]}{_FIELDS[field[1]]})", re.escape(template)))
+
+        self._ours = [(pattern(rule.ours), rule) for rule in rules]
+        self._theirs = [(pattern(rule.theirs), rule) for rule in rules]
+
+    def link(self, weights: Mapping[str, Any]) -> list[Link]:
+        """Links each of our weights, given as name -> anything with a shape, to the names of their tensors, in order.
+
+        Refuses a weight that no rule or several rules match, and two weights that need the same tensor.
+        """
+        links, owners = [], {}
+        for name, weight in weights.items():
+            rule, fields = _only_match(self._ours, name, "the weight")
+            shape = tuple(weight.shape)
+            every = [fields | {rule.stack: str(index)} for index in range(shape[0])] if rule.stack else [fields]
+            template = _FIELD.sub(r"{\1}", rule.theirs)
+            theirs = tuple(template.format_map(values) for values in every)
+            for their_name in theirs:
+                if owners.setdefault(their_name, name) != name:
+                    raise Refusal(f"The weights {owners[their_name]!r} and {name!r} both ask for {their_name!r}; "
+                                  "each tensor holds one weight.")
+            links.append(Link(name, shape, theirs, rule))
+        return links
+
+    def check(self, links: list[Link], tensors: Mapping[str, Any], way_out: str) -> None:
+        """Refuses the first tensor of a checkpoint that is unknown, left over, missing or of another shape.
+
+        Args:
+            links: From `link`.
+            tensors: Name -> tensor, or anything else with its shape.
+            way_out: End of the messages, the user's choices if checkpoint and configuration differ.
+        """
+        wanted = {name: link for link in links for name in link.theirs}
+        for name in tensors:
+            rule, _ = _only_match(self._theirs, name, "the checkpoint's tensor")
+            if rule.ours and name not in wanted:
+                raise Refusal(f"The checkpoint holds {name!r}, for which a model of this configuration has no "
+                              f"place; {way_out}.")
+        for name, link in wanted.items():
+            if name not in tensors:
+                raise Refusal(f"The checkpoint lacks {name!r} of shape {link.their_shape}, which holds the weight "
+                              f"{link.ours!r}; {way_out}.")
+            if (shape := tuple(tensors[name].shape)) != link.their_shape:
+                raise Refusal(f"The checkpoint's {name!r} has shape {shape}, but its "
+                              f"configuration asks for {link.their_shape} (the weight {link.ours!r} of shape "
+                              f"{link.shape}); {way_out}.")
+
+
+def _only_match(patterns, name, what):
+    """Returns the one rule that matches `name`, and the values of its fields."""
+    matches = [(rule, match.groupdict()) for pattern, rule in patterns if (match := pattern.fullmatch(name))]
+    if len(matches) != 1:
+        known = " and ".join(repr(rule.theirs) for rule, _ in matches)
+        problem = f"{len(matches)} rules know {what} {name!r}: {known}" if matches else f"No rule knows {what} {name!r}"
+        raise Refusal(f"{problem}; exactly one must, so that nothing is lost or taken twice.")
+    return matches[0]
 
 
 class Weight(NamedTuple):
@@ -98,9 +250,8 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
     def read_part(name, index):
-        if tensors[name].load_part is None:
-            return np.asarray(load(name)[index], np.float32)
-        return tensors[name].read(index)
+        tensor = tensors[name]
+        return np.asarray(tensor.load(index) if tensor.has_parts else load(name)[index], np.float32)
 
     def read(name, rows):
         link = links[name]
@@ -113,21 +264,23 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     return WeightSource(config, {name: weights[name] for name in links}, read)
 
 
-def without_config(kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> Refusal:
-    """Returns the Refusal to read a checkpoint without a configuration, with the presets of its size.
+def require_config(config: Any, kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses to read a checkpoint without a SwitchConfig, and names the presets of its size.
 
     Args:
+        config: SwitchConfig, or anything else.
         kind: Name of the software that wrote it.
         folder: Path of the checkpoint.
         tensors: Its weights.
     """
+    if isinstance(config, SwitchConfig):
+        return
     num_parameters = sum(tensor.size for tensor in tensors.values())
     alike = [f"gin/models/{name}.gin" for name in shipped_gin.preset_names()
              if SwitchConfig.from_preset(name).num_parameters == num_parameters]
-    verb = "has" if len(alike) == 1 else "have"
-    hint = f"; {' and '.join(alike)} {verb} as many parameters" if alike else ""
-    return Refusal(f"A {kind} checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters "
-                   f"needs a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
+    hint = f"; {' and '.join(alike)} {'have' if alike[1:] else 'has'} as many parameters" if alike else ""
+    raise Refusal(f"A {kind} checkpoint does not describe its model, so {folder} of {num_parameters:,} parameters "
+                  f"needs a configuration: give --gin_file=gin/models/NAME.gin, or a SwitchConfig in Python{hint}.")
 
 
 def read_model(source: WeightSource) -> SwitchTransformer:
@@ -163,16 +316,13 @@ def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
             bar.update(num_bytes)
 
 
-class Portion(NamedTuple):
-    """Rows of a weight, whose name it has. `size`: number of elements."""
-
-    name: str
-    rows: slice
-    size: int
+Portion = tuple[str, slice, int]
 
 
 def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[list[Portion]]:
     """Returns all weights in portions, in the order of reading and in groups of at most LARGEST bytes.
+
+    A portion has the name of a weight, its rows and their bytes in float32.
 
     Args:
         source: Weights.
@@ -180,22 +330,22 @@ def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[lis
     """
     groups, num_bytes = [[]], 0
     for name, weight in source.weights.items():
-        num_rows, row_size = weight.shape[0], math.prod(weight.shape[1:])
-        step = max(1, LARGEST // max(1, 4 * row_size)) if name not in undivided else num_rows
+        num_rows, row_size = weight.shape[0], 4 * math.prod(weight.shape[1:])
+        step = max(1, LARGEST // max(1, row_size)) if name not in undivided else num_rows
         for start in range(0, num_rows, step):
             rows = slice(start, min(start + step, num_rows))
             size = (rows.stop - start) * row_size
-            if groups[-1] and num_bytes + 4 * size > LARGEST:
+            if groups[-1] and num_bytes + size > LARGEST:
                 groups.append([])
                 num_bytes = 0
-            groups[-1].append(Portion(name, rows, size))
-            num_bytes += 4 * size
+            groups[-1].append((name, rows, size))
+            num_bytes += size
     return groups
 
 
 def read_groups(source: WeightSource, groups: list[list[Portion]], title: str, done: int = 0
-                ) -> Iterator[tuple[int, Iterator[tuple[Portion, np.ndarray]]]]:
-    """Yields the number of each group after the first `done`, and its portions with their values, one at a time.
+                ) -> Iterator[tuple[int, Iterator[tuple[str, slice, np.ndarray]]]]:
+    """Yields the number of each group after the first `done`, and name, rows and values of its portions one by one.
 
     Args:
         source: Weights.
@@ -203,22 +353,21 @@ def read_groups(source: WeightSource, groups: list[list[Portion]], title: str, d
         title: Title of the progress bar.
         done: Number of groups to leave out.
     """
-    sizes = [4 * sum(portion.size for portion in group) for group in groups]
+    sizes = [sum(size for *_, size in group) for group in groups]
     with progress.bar(sum(sizes), title, initial=sum(sizes[:done])) as bar:
+        def read(group):
+            for name, rows, size in group:
+                yield name, rows, source.read(name, rows)
+                bar.update(size)
+
         for index, group in enumerate(groups[done:], done):
-            yield index, _read(source, group, bar)
-
-
-def _read(source, group, bar):
-    for portion in group:
-        yield portion, source.read(portion.name, portion.rows)
-        bar.update(4 * portion.size)
+            yield index, read(group)
 
 
 Slots = Mapping[str, Tensor]
 
 
-def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, Slots], step: int,
+def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, Slots], step_name: str, step: Any,
                    folder: pathlib.Path) -> Adafactor:
     """Returns an Adafactor of a model with the slots of a checkpoint, read one at a time.
 
@@ -227,19 +376,25 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
         rules: The rules that link them.
         theirs: Their name of a weight -> {"v": slot} or {"v_row": slot, "v_col": slot}. In factored slots, dimensions
             that were averaged over have size 1.
-        step: Number of steps taken.
+        step_name: Their name of the number of steps taken.
+        step: That number, as a Tensor or int; None or anything else is refused.
         folder: Path of the checkpoint, for messages.
     """
+    if isinstance(step, Tensor) and step.size == 1:
+        step = np.asarray(step.load()).item()
+    if type(step) is not int or not 0 <= step < 2**31:
+        raise Refusal(f"{folder} must hold its number of steps as {step_name!r}, and holds {checks.shown(step)}; "
+                      "convert its weights alone, without --with_optimizer.")
     optimizer = Adafactor()
     optimizer.build(model.trainable_variables)
     optimizer.iterations.assign(step)
     variables = variables_of(model)
     links = {link.theirs[0]: link for link in rules.link(variables)}
-    if missing := next((name for name in links if name not in theirs), None):
-        raise Refusal(f"The checkpoint has no slots of Adafactor for {missing!r}: its optimizer did not train that "
+    if missing := [name for name in links if name not in theirs]:
+        raise Refusal(f"The checkpoint has no slots of Adafactor for {missing[0]!r}: its optimizer did not train that "
                       "weight, or is another one; convert the weights alone, without --with_optimizer.")
-    if unknown := next((name for name in theirs if name not in links), None):
-        raise Refusal(f"The checkpoint has slots of {unknown!r}, and no such weight; convert the weights alone, "
+    if unknown := [name for name in theirs if name not in links]:
+        raise Refusal(f"The checkpoint has slots of {unknown[0]!r}, and no such weight; convert the weights alone, "
                       "without --with_optimizer.")
     total = 4 * sum(slot.size for slots in theirs.values() for slot in slots.values())
     with progress.bar(total, "reading the optimizer") as bar:
@@ -277,19 +432,15 @@ def used_slots(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mappin
             raise Refusal(f"The checkpoint's optimizer keeps {_listed(slots)} of {name!r} of shape {shape}, and "
                           f"{software}'s Adafactor keeps a slot of that shape, or means over its two largest "
                           "dimensions or by its logical axes; convert the weights alone, without --with_optimizer.")
-        used[ours] = _reshaped(slots[theirs], _with_ones(shape, dims))
+        used[ours] = slots[theirs].reshaped(_with_ones(shape, dims))
     return used
-
-
-def _reshaped(slot, shape):
-    return Tensor(shape, lambda: slot.load().reshape(shape))
 
 
 def _with_ones(shape, dims):
     return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
 
 
-def _as_ours(link: Link, axes, slots: Slots) -> dict[str, np.ndarray]:
+def _as_ours(link, axes, slots):
     """Returns our slots of a weight."""
     factors = factor_dimensions(link.shape, axes)
     if "v" in slots:

@@ -22,7 +22,7 @@ from switch_tf.configs.run import Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.decoding import check_decodes, log_likelihoods
 from switch_tf.evaluation.objectives import Objective, target_features
-from switch_tf.inference.programs import compile_features, compile_prediction
+from switch_tf.inference.text_model import compile_features, compile_prediction
 from switch_tf.metrics import Measurements
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal

@@ -3,16 +3,12 @@
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from switch_tf import checks
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import Mirror, reading, write_whole, writing
-
-if TYPE_CHECKING:
-    import keras
-
 
 # Number of a line, row or element, its record and its texts. The record has the `input`, and the `error` of a bad line.
 Line = tuple[int, dict[str, Any], tuple[str, ...]]
@@ -33,7 +29,7 @@ def read(examples: Iterable) -> Iterator[Line]:
             yield number, {"input": example.texts[0]}, example.texts
 
 
-def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = False) -> Iterator[list[dict]]:
+def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Iterator[list[dict]]:
     """Answers lines in batches.
 
     Args:
@@ -52,11 +48,13 @@ def answers(lines: Iterable[Line], model: "keras.Model", has_targets: bool = Fal
         try:
             if "error" not in record:
                 inputs, target = model.read(texts[0]), None
-                record.update({"cut": inputs.num_cut} if inputs.num_cut else {})
+                if inputs.num_cut:
+                    record["cut"] = inputs.num_cut
                 if has_targets:
                     target = model.read_target(texts[1])
                     record["target"] = texts[1]
-                    record.update({"target_cut": target.num_cut} if target.num_cut else {})
+                    if target.num_cut:
+                        record["target_cut"] = target.num_cut
                 asked.append((number, record, inputs, target))
         except Refusal as error:
             record["error"] = str(error)

@@ -121,8 +121,6 @@ class _Connection(H11Protocol):
     503, except for `/health`.
     """
 
-    app: Callable[..., Any]
-
     def __init__(self, most, **arguments):
         super().__init__(**arguments)
         self._most = most

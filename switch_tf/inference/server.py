@@ -1,25 +1,30 @@
 """Serves a model over HTTP: texts as JSON in the form of TensorFlow Serving, and a page that shows its experts."""
 
 import asyncio
+import collections
+import concurrent.futures
 import contextlib
 import html
+import ipaddress
 import itertools
 import json
 import pathlib
+import re
+import threading
 import time
 import urllib.parse
+from collections.abc import Callable, Sequence
 
 import prometheus_client
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from switch_tf import checks
-from switch_tf.inference.batching import Batcher
-from switch_tf.inference.hosts import Hosts
 from switch_tf.inference.text_model import TextModel
 from switch_tf.refusals import Refusal, first_line
 
@@ -32,6 +37,126 @@ _SMALL = 2**16  # bytes of a request that is parsed at once, and admitted howeve
 _MOST_LONG = 4  # requests of the largest size that are parsed and tokenised at a time; of smaller ones more
 _CHARACTERS_PER_TURN = 2**14  # of one request: after the text that exceeds it, others have their turn to be tokenised
 _MAX_LOOKING = 16  # waiting requests of the page, each of which is computed alone
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:/@\[\]?#\\]+)(:\d{0,5})?", re.IGNORECASE)
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
+
+
+class Batcher:
+    """Answers requests in a thread. The requests that wait when a batch ends are the next batch.
+
+    A single request is answered immediately, without waiting for others. Requests that are cancelled before their batch
+    begins are skipped. `is_working`: bool, whether requests are accepted.
+
+    Args:
+        answer: Function of a list of requests to the list of their results. All requests get an exception it raises.
+        batch_size: int. Largest number of requests in a batch.
+        max_waiting: int. Largest number of waiting requests, see `has_room`.
+    """
+
+    def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int):
+        self.max_waiting = max_waiting
+        self.is_working = True
+        self._answer, self._batch_size = answer, batch_size
+        self._waiting = collections.deque()
+        self._lock = threading.Lock()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "batcher")
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that are in no batch yet."""
+        return len(self._waiting)
+
+    def has_room(self, count: int) -> bool:
+        """Returns whether `count` more requests may wait."""
+        with self._lock:
+            self._waiting = collections.deque(pair for pair in self._waiting if not pair[1].cancelled())
+            return len(self._waiting) + count <= self.max_waiting
+
+    def submit(self, requests: list) -> list[concurrent.futures.Future]:
+        """Queues requests after `has_room` and before `stop`. Returns the futures of their results."""
+        futures = [concurrent.futures.Future() for _ in requests]
+        with self._lock:
+            self._waiting.extend(zip(requests, futures, strict=True))
+        self._thread.submit(self._answer_all)
+        return futures
+
+    def stop(self) -> None:
+        """Accepts no more requests, and returns when the waiting ones are answered."""
+        self.is_working = False
+        self._thread.shutdown()
+
+    def _answer_all(self):
+        """Answers requests until none waits."""
+        while self._waiting:
+            batch = []
+            with self._lock:
+                while self._waiting and len(batch) < self._batch_size:
+                    request, future = self._waiting.popleft()
+                    if future.set_running_or_notify_cancel():
+                        batch.append((request, future))
+            if not batch:
+                continue
+            requests, futures = zip(*batch, strict=True)
+            try:
+                results = list(zip(futures, self._answer(list(requests)), strict=True))
+            except BaseException as error:  # goes to those who wait, and the next batch is tried
+                for future in futures:
+                    future.set_exception(error)
+            else:
+                for future, result in results:
+                    future.set_result(result)
+
+
+class Hosts:
+    """Hosts that requests may name, so that pages of other sites cannot reach a server through a visitor's browser.
+
+    A browser sends the requests of a page to any address that its host name resolves to, even 127.0.0.1, and lets every
+    page post text anywhere without reading the answer. It sends the host and the page as `Host` and `Origin`, which the
+    page cannot change. Other clients send no `Origin`, so they may post with any content type.
+
+    Args:
+        address: str. Address of the server. 0.0.0.0 and :: stand for every address of the machine, so a request may
+            name any IP address.
+        allowed: Additional names or addresses. Pages of these hosts may post, too.
+    """
+
+    def __init__(self, address: str = "127.0.0.1", allowed: Sequence[str] = ()):
+        for name in allowed:
+            if not _NAME.fullmatch(name) and isinstance(_canonical(name), str):
+                raise Refusal(f"--allow_host must be a host name or an IP address, without http:// and without a "
+                              f"port, not {checks.shown(name)}.")
+        self._allowed = {_canonical(name) for name in allowed}
+        self._own = self._allowed | {_canonical(name) for name in (*_LOOPBACK, address)}
+        self._any_address = getattr(_canonical(address), "is_unspecified", False)
+
+    def refusal(self, method: str, headers: Headers) -> str | None:
+        """Returns the reason to refuse a request, None if there is none."""
+        host = headers.get("host")  # is missing in HTTP/1.0, which no browser uses
+        match = _HOST.fullmatch(host or "")
+        name = match and _canonical(match[1])
+        if host is not None and name not in self._own and (
+                name is None or isinstance(name, str) or not self._any_address):
+            return (f"Host {checks.shown(host)} is no name of this server; if it is one of yours, start the server "
+                    "with --allow_host and the name.")
+        origin = headers.get("origin")
+        if origin is not None and not self._is_own_page(origin, name, match and match[2]):
+            return (f"Pages of {checks.shown(origin)} may not use this server; if they are yours, start it with "
+                    "--allow_host and the name of their host.")
+        site = headers.get("sec-fetch-site", "none")
+        if origin is None and method not in ("GET", "HEAD") and site not in ("none", "same-origin"):
+            return "Pages of other sites may not use this server."
+        return None
+
+    def _is_own_page(self, origin, name, port):
+        try:
+            page = urllib.parse.urlsplit(origin)
+            default = {"http": 80, "https": 443}[page.scheme]
+            address, own = _canonical(page.hostname or ""), page.port or default
+            return address in self._allowed or (address, own) == (
+                name, int((port or ":")[1:] or default))
+        except (ValueError, KeyError):  # the port is no number, or the scheme is not HTTP's, as in "null"
+            return False
 
 
 class Server:
@@ -100,7 +225,7 @@ class Server:
         self.app = Starlette(
             routes=[Route(path, self._watched(path, endpoint), methods=[method])
                     for method, path, endpoint in endpoints],
-            exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse_nobody, Exception: _fail},
+            exception_handlers={HTTPException: _refuse, Exception: _fail},
             lifespan=self._lifespan)
         self.app.router.redirect_slashes = False  # as the request would determine the address
 
@@ -142,7 +267,7 @@ class Server:
                 raise
             except ClientDisconnect:
                 status = "hung_up"
-                raise
+                return Response(status_code=400)  # to nobody
             finally:
                 self._requests.labels(path, status).inc()
                 self._seconds.labels(path).observe(time.perf_counter() - start)
@@ -183,7 +308,7 @@ class Server:
         if (name := request.path_params["name"]) != self.name:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
-    async def _read(self, request, key) -> list:
+    async def _read(self, request, key):
         """Returns the tokenised texts under a key of a request's JSON object."""
         body = await self._body(request)
         size = len(body) if len(body) > _SMALL else 0
@@ -215,7 +340,7 @@ class Server:
         finally:
             self._num_bytes_prepared -= size
 
-    async def _body(self, request) -> bytes:
+    async def _body(self, request):
         self._check_name(request)
         body = bytearray()
         size = 0
@@ -237,7 +362,7 @@ class Server:
             raise HTTPException(413, f"A request has at most {self._max_request_bytes} bytes, not {size}.")
         return bytes(body)
 
-    async def _tokenised(self, request, texts: dict) -> list:
+    async def _tokenised(self, request, texts):
         """Tokenises texts, given by their names in the request. Requests take turns, so that none waits for long.
 
         It ends when the client disconnects, and does not begin if there is no room for the texts to wait.
@@ -310,7 +435,7 @@ def _as_json(results, inputs):
     return {**prediction, "cut": inputs.num_cut} if inputs.num_cut else prediction
 
 
-async def _hung_up(request: Request) -> None:
+async def _hung_up(request):
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -319,9 +444,14 @@ async def _refuse(request, error):
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _refuse_nobody(request, error):
-    return Response(status_code=400)
-
-
 async def _fail(request, error):
     return JSONResponse({"error": f"The model failed: {first_line(error)}."}, 500)
+
+
+def _canonical(name):
+    """Returns a name in lower case, or an address of `ipaddress`."""
+    name = name.strip("[]").lower().removesuffix(".")
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return name

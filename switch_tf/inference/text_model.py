@@ -1,4 +1,4 @@
-"""Answers texts with a model, its vocabularies and its lengths."""
+"""Answers texts with a model, its vocabularies and its lengths, and compiles prediction and scoring for any layout."""
 
 import functools
 import threading
@@ -13,8 +13,10 @@ from switch_tf import checks, context, data, decoding
 from switch_tf.ops import forms
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # which imports TensorFlow, and models of JAX's Keras answer too
-    from switch_tf.inference import programs
+with epy.lazy_imports():  # models of JAX's Keras answer too
+    import tensorflow as tf
+
+    from switch_tf import partitioning
 
 if TYPE_CHECKING:
     import keras
@@ -85,7 +87,7 @@ class TextModel:
     def _compiled(self, function, ranks=None):
         """Compiles a function of two arrays, <int32>[batch, length], that reads the model's weights."""
         if self._partitioner:
-            program = programs.compile_features(
+            program = compile_features(
                 lambda features: function(features["first"], features["second"]), self._partitioner)
             return lambda first, second: program({"first": first, "second": second})
         return forms.compiled(function, ranks)
@@ -153,9 +155,8 @@ class TextModel:
             reads, ids = ("outputs", read) if path.startswith("decoder/") else ("inputs", inputs)
             experts = []
             for token in np.asarray(gates)[0, :len(ids)]:
-                chosen = np.flatnonzero(token)
                 experts.append([[int(expert), round(float(token[expert]), 4)]
-                                for expert in chosen[np.argsort(-token[chosen])]])
+                                for expert in np.argsort(-token, kind="stable") if token[expert]])
             layers.append({"layer": path, "reads": reads, "experts": experts})
         return {"inputs": data.pieces(self.features.inputs, inputs),
                 "outputs": data.pieces(self.features.targets, read),
@@ -164,7 +165,7 @@ class TextModel:
     @functools.cached_property
     def _gates(self):
         def run(inputs, outputs):
-            recorded: dict = {}
+            recorded = {}
             with context.within(no_drop=True, routes=recorded):
                 self.model.forward({"encoder_input_tokens": inputs, "decoder_input_tokens": outputs})
             return recorded
@@ -244,6 +245,38 @@ class FewRows:
         program = forms.compiled(self._decode)
         program(np.zeros((rows, length), "int32"), np.zeros((rows, 1), "int32"))
         self._programs[rows, length] = program
+
+
+def compile_prediction(model: "keras.Model", max_length: int, partitioner: "Partitioner",
+                       end_id: int | tuple[int, ...] | None = None) -> Callable[..., Any]:
+    """Returns a function that decodes greedily, from features, dict of <int32>[batch, length], to
+    <int32>[batch, max_length].
+
+    Args:
+        model: SwitchTransformer, built.
+        max_length, end_id: See `decoding.Sampler.decode`.
+        partitioner: Partitioner.
+    """
+    return compile_features(lambda features: decoding.Greedy().ids(model, features, max_length, end_id), partitioner)
+
+
+def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Partitioner") -> Callable[[dict], Any]:
+    """Compiles a function of features for a layout.
+
+    Args:
+        function: Function of dict of <int32>[batch, length] that returns a nest of tensors, equal on every device.
+        partitioner: Partitioner that built the variables which the function reads.
+
+    Returns:
+        The function with arrays of the host as features and results.
+    """
+    def call(features):
+        with partitioning.part_of_batch(*partitioner.current_part()):
+            return partitioner.gather_rows(function(features))
+
+    program = partitioner.compile(partitioner.results(call))
+    return lambda features: tf.nest.map_structure(
+        np.asarray, program(partitioner.place({name: np.asarray(value)[None] for name, value in features.items()})))
 
 
 def _not_empty(inputs):

@@ -20,13 +20,12 @@ from switch_tf.configs import policies
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import converting, formats, source_vocabulary
-from switch_tf.conversion.formats import SWITCH_TF, Format
-from switch_tf.conversion.initial_weights import Opened
+from switch_tf.conversion import formats, source_vocabulary
+from switch_tf.conversion.formats import SWITCH_TF, Format, Opened
 from switch_tf.data.batches import AddedFeatures
 from switch_tf.data.task_catalog import fingerprint_of_pieces
 from switch_tf.evaluation.objectives import Objective, target_features
-from switch_tf.inference import programs
+from switch_tf.inference import text_model
 from switch_tf.metrics import Mean, Measurements, RouterStats
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.ops import dtypes, indexing
@@ -149,7 +148,7 @@ class LiveTeacher(Objective):
         if found is SWITCH_TF:
             return folders.identity(folders.describe(path))
         start = str(path)
-        files = [name.removeprefix(start) for name, _, _ in converting.state(path)
+        files = [name.removeprefix(start) for name, _, _ in formats.state(path)
                  if "/state." not in name.removeprefix(start)]  # the optimizer's, of T5X
         content = [(file, places.sample(start + file, _BUDGET // len(files))) for file in files]
         return f"{found.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
@@ -386,7 +385,7 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
         return ((*losses.most_probable(logits, top_k, temperature), target_logit - normalizer),
                 tf.zeros_like(normalizer) if unshared is None else unshared)
 
-    predict = programs.compile_features(predict, partitioner)
+    predict = text_model.compile_features(predict, partitioner)
     num_before, num_targets, unshared = len(writer), 0, 0.0
     try:
         with progress.bar(run.train_steps, "storing predictions", " steps") as bar, data.refusing_bad_rows(description):

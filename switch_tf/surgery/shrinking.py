@@ -12,7 +12,7 @@ from switch_tf import data
 from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs.experiment import Experiment
 from switch_tf.conversion import own, source_vocabulary
-from switch_tf.conversion.converting import start_from
+from switch_tf.conversion.formats import start_from
 from switch_tf.conversion.weight_source import variables_of
 from switch_tf.evaluation import split_evaluator
 from switch_tf.models.switch_transformer import SwitchTransformer

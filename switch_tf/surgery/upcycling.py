@@ -16,7 +16,7 @@ from switch_tf import partitioning
 from switch_tf.checkpoints import folders
 from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import converting, formats, own, source_vocabulary, weight_source
+from switch_tf.conversion import formats, own, source_vocabulary, weight_source
 from switch_tf.conversion.formats import Format
 from switch_tf.conversion.weight_source import WeightSource, of_model, read_model, variables_of, weights_of
 from switch_tf.layers import grouping
@@ -181,12 +181,12 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
         step = int(optimizer.iterations.numpy())
         state = f" With the slots of Adafactor at step {step:,}."
     else:
-        identity = converting.identity_of(source, source_format, formats.SWITCH_TF, output, config,
+        identity = formats.identity_of(source, source_format, formats.SWITCH_TF, output, config,
                                           vocabulary.content) | dataclasses.asdict(changes)
         own.write_weights(upcycled, output, vocabulary.content, identity)
     layers = config.sparse_layer_names
     sums = {layer: gate_sums(upcycled, layer) for layer in layers}  # reads the layer norms
-    name, lines = converting.start_from(output, vocabulary, step)
+    name, lines = formats.start_from(output, vocabulary, step)
     slices = dense.config.d_ff // config.expert_width
     means = {layer: float(values.mean()) for layer, values in sums.items()}
     scales = {layer: gate_scale(values, slices) for layer, values in sums.items()}
@@ -257,7 +257,7 @@ def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], outpu
     identity = {"mean of": [folders.identity(folders.describe(checkpoint)) for checkpoint in checkpoints],
                 "version of switch_tf": switch_tf.__version__, "size of a part": weight_source.LARGEST}
     own.write_weights(mean, output, vocabulary.content, identity)
-    name, lines = converting.start_from(output, vocabulary)
+    name, lines = formats.start_from(output, vocabulary)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]
     result = {"run": str(run_folder), "steps": steps, "output": str(output),
               "num_parameters": mean.config.num_parameters, "vocabulary": name}

@@ -52,7 +52,7 @@ class Trainer:
         run: Run.
         step_settings: StepSettings.
         partitioner: Partitioner. Defaults to one device.
-        initial_weights: `conversion.initial_weights.Opened` of the run's `initial_checkpoint`, to start from instead.
+        initial_weights: `conversion.formats.Opened` of the run's `initial_checkpoint`, to start from instead.
         activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was derived from, recorded in the
             run.
         objective: Objective. Defaults to `Objective()`, the cross-entropy of the targets.

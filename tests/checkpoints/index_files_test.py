@@ -51,7 +51,7 @@ def test_an_impossible_shape_is_refused_before_tensorflow_reads_it(sizes, tmp_pa
         bundles.check(tmp_path / "model.ckpt-1.index")
     (tmp_path / "model.ckpt-1.data-00000-of-00001").write_bytes(bytes(4))
     with pytest.raises(Refusal, match=r"model.ckpt-1.index cannot be read \(b'a' has an impossible shape"):
-        mesh_tensorflow_file.read_step(tmp_path / "model.ckpt-1")
+        mesh_tensorflow_file.open_variables(tmp_path / "model.ckpt-1", bool)
 
 
 @pytest.mark.parametrize(("change", "message"), [

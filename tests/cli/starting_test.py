@@ -8,7 +8,7 @@ import pytest
 
 from switch_tf import SwitchConfig
 from switch_tf.checkpoints import vocabulary_choice
-from switch_tf.conversion import initial_weights
+from switch_tf.conversion import formats
 from switch_tf.reporting import summaries
 
 
@@ -67,4 +67,4 @@ def test_where_a_vocabulary_was_moved_the_copy_is_named(own_run, monkeypatch, tm
 
 def test_a_run_folder_is_no_hugging_face_folder(own_run, tmp_path):
     run = types.SimpleNamespace(model_dir=str(tmp_path / "new"), initial_checkpoint=str(own_run))
-    assert initial_weights.opened(run, None) is None
+    assert formats.opened(run, None) is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import checkpoint_files, converting, formats, initial_weights
+from switch_tf.conversion import checkpoint_files, formats
 from switch_tf.conversion.formats import HUGGING_FACE, MESH_TENSORFLOW, SWITCH_TF, T5X
 from switch_tf.storage import places
 from tests.conversion import from_bucket
@@ -66,13 +66,13 @@ def test_a_file_of_pytorch_in_a_bucket_is_read_there(bucket):
 
 
 def test_without_a_target_other_formats_become_ours_and_ours_hugging_faces():
-    assert {one.name: converting.default_target(one).name for one in formats.FORMATS if one is not SWITCH_TF} == {
+    assert {one.name: formats.default_target(one).name for one in formats.FORMATS if one is not SWITCH_TF} == {
         one.name: "switch_tf" for one in formats.FORMATS if one is not SWITCH_TF}
-    assert converting.default_target(SWITCH_TF) is HUGGING_FACE
+    assert formats.default_target(SWITCH_TF) is HUGGING_FACE
 
 
 def _initial(folder, model_dir, variables="all"):
-    return initial_weights.opened(types.SimpleNamespace(
+    return formats.opened(types.SimpleNamespace(
         initial_checkpoint=folder and str(folder), initial_variables=variables, model_dir=str(model_dir)), None)
 
 

@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from switch_tf.conversion import converting, formats
+from switch_tf.conversion import formats
 from switch_tf.storage import places
 
 
@@ -14,7 +14,7 @@ def convert(folder, bucket, monkeypatch, output, config=None, **options):
         folder: Path of the checkpoint.
         bucket, monkeypatch: Fixtures.
         output: Path of the output.
-        config, options: For `converting.convert`.
+        config, options: For `formats.convert`.
 
     Returns:
         Number of bytes of objects that were read.
@@ -30,6 +30,6 @@ def convert(folder, bucket, monkeypatch, output, config=None, **options):
     before = bucket.control()["bytes_read"]
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "TemporaryDirectory", Watched)
-        converting.convert(place, output, formats.SWITCH_TF, config=config, **options)
+        formats.convert(place, output, formats.SWITCH_TF, config=config, **options)
     assert not temporary & {path.name for path in folder.rglob("*")}
     return bucket.control()["bytes_read"] - before

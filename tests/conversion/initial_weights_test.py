@@ -1,5 +1,6 @@
 """Weights of another format are read straight into any layout: each piece once, and nothing is written."""
 
+import dataclasses
 import math
 import pathlib
 import tempfile
@@ -12,8 +13,9 @@ from tensorflow.experimental import dtensor
 
 from switch_tf import SwitchTransformer, conversion
 from switch_tf.checkpoints import tensors
-from switch_tf.conversion import initial_weights
+from switch_tf.conversion import formats
 from switch_tf.partitioning.variables import stored
+from tests.conversion import mesh_tensorflow_test, t5x_test
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 ONE, EXPERT = {"name": "single"}, {"name": "expert", "mesh_shape": "data=2"}
@@ -37,7 +39,7 @@ def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner
     keras.utils.set_random_seed(1)
     model = SwitchTransformer(expected.config)
     make_partitioner(**layout).build(model)
-    weights = initial_weights.opened(run, None)
+    weights = formats.opened(run, None)
     read, sizes = weights.source.read, []
 
     def counted(name, rows):
@@ -52,3 +54,18 @@ def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner
     assert sum(sizes) == sum(math.prod(variable.shape) for variable in expected.weights)
     for path, wanted in tensors.state_variables(expected).items():
         np.testing.assert_array_equal(_whole(variables[path]), wanted.numpy(), err_msg=path)
+
+
+@pytest.mark.parametrize(("checkpoints", "name"), [(t5x_test, ""), (mesh_tensorflow_test, "model.ckpt-7")])
+def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(checkpoints, name, tmp_path):
+    config, arrays = checkpoints.golden("switch")
+    folder = checkpoints.write(tmp_path / "checkpoint_7", arrays)
+    run = types.SimpleNamespace(initial_checkpoint=str(folder / name), initial_variables="all",
+                                model_dir=str(tmp_path / "run"))
+    weights = formats.opened(run, config)
+    model = SwitchTransformer(config)
+    model.build()
+    tensors.start(weights, tensors.state_variables(model))
+    checkpoints.assert_same_logits(model, "switch")
+    with pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."):
+        formats.opened(run, dataclasses.replace(config, vocab_size=80))

@@ -4,15 +4,13 @@ import dataclasses
 import functools
 import json
 import pathlib
-import types
 
 import numpy as np
 import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
-from switch_tf.checkpoints import tensors
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, initial_weights, mesh_tensorflow_file, t5x, weight_source
+from switch_tf.conversion import checkpoint_files, mesh_tensorflow_file, t5x, weight_source
 from tests.conversion import from_bucket, t5x_checkpoints
 from tests.conversion.mesh_tensorflow_checkpoints import variables_from, write
 
@@ -153,19 +151,6 @@ def test_the_command_takes_the_model_from_gin_files_and_the_path_of_one_checkpoi
     assert main.main(["convert", "--input=theirs", "--gin_file=described/model.gin", "--output=newest"]) == 2
     assert "model.ckpt-8 must hold 'shared/embedding'" in capsys.readouterr().err
     assert not (tmp_path / "newest").exists()
-
-
-def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
-    config, variables = golden("switch")
-    run = types.SimpleNamespace(initial_checkpoint=str(write(tmp_path, variables) / "model.ckpt-7"),
-                                initial_variables="all", model_dir=str(tmp_path / "run"))
-    weights = initial_weights.opened(run, config)
-    model = SwitchTransformer(config)
-    model.build()
-    tensors.start(weights, tensors.state_variables(model))
-    assert_same_logits(model, "switch")
-    with pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."):
-        initial_weights.opened(run, dataclasses.replace(config, vocab_size=80))
 
 
 def test_a_folder_in_a_bucket_is_read_there_without_graphs_and_events(bucket, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from tests.conversion.streaming_test import sums
 # larger: a child starts with it.
 PROGRAM = """
 import sys
-from switch_tf.conversion import converting, formats, huggingface, own, t5x, weight_source
+from switch_tf.conversion import formats, huggingface, own, t5x, weight_source
 from tests.conversion.large_checkpoints import config_of
 import pathlib, json
 kind, source, output, to, d_model, largest = sys.argv[1:]
@@ -29,7 +29,7 @@ def peak():
 peaks = [peak()]
 config = None if kind == "hugging_face" else config_of(int(d_model), 128)
 dtype = "bfloat16" if to == "hugging_face" else "float32"
-converting.convert(pathlib.Path(source), pathlib.Path(output), formats.WRITABLE[to], None, config, dtype)
+formats.convert(pathlib.Path(source), pathlib.Path(output), formats.WRITABLE[to], None, config, dtype)
 print(json.dumps([*peaks, peak()]))
 """
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from switch_tf.conversion.rules import INDEX, Rule, Rules
+from switch_tf.conversion.weight_source import Rule, Rules
 
 RULES = Rules(
     [
@@ -9,8 +9,7 @@ RULES = Rules(
         Rule("layers_<i>/out", "<i>.o", merge=0),
         Rule("layers_<i>/experts", "<i>.<e>.w", transpose=True, stack="e"),
         Rule("", "<i>.unused"),
-    ],
-    fields={"i": INDEX, "e": INDEX})
+    ])
 SHAPES = {"layers_0/query": (2, 3, 4), "layers_0/out": (3, 4, 2), "layers_12/experts": (2, 3, 1)}
 THEIR_SHAPES = {"0.q": (12, 2), "0.o": (12, 2), "12.0.w": (1, 3), "12.1.w": (1, 3)}
 
@@ -73,15 +72,15 @@ def test_dots_of_a_template_are_dots():
 
 
 def test_a_name_that_two_rules_know():
-    rules = Rules([Rule("<i>", "a.<i>"), Rule("", "a.0")], fields={"i": INDEX})
+    rules = Rules([Rule("<i>", "a.<i>"), Rule("", "a.0")])
     assert refusal({"a.0": (1,)}, {"0": (1,)}, rules).startswith(
         "2 rules know the checkpoint's tensor 'a.0': 'a.<i>' and 'a.0'; exactly one must")
-    rules = Rules([Rule("<i>", "a.<i>"), Rule("0", "b")], fields={"i": INDEX})
+    rules = Rules([Rule("<i>", "a.<i>"), Rule("0", "b")])
     assert refusal({}, {"0": (1,)}, rules).startswith("2 rules know the weight '0': 'a.<i>' and 'b'")
 
 
 def test_two_weights_that_ask_for_one_tensor():
-    rules = Rules([Rule("a", "x"), Rule("b", "x")], fields={})
+    rules = Rules([Rule("a", "x"), Rule("b", "x")])
     assert refusal({"x": (1,)}, {"a": (1,), "b": (1,)}, rules).startswith("The weights 'a' and 'b' both ask for 'x'")
 
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 from switch_tf import conversion
 from switch_tf.checkpoints import bundles
 from switch_tf.cli import main
-from switch_tf.conversion import converting, formats, weight_source
+from switch_tf.conversion import formats, weight_source
 from switch_tf.reporting import progress
 from tests.conversion import mesh_tensorflow_test, t5x_scan_test, t5x_test
 
@@ -87,7 +87,7 @@ def assert_same_weights(first, second):
 
 
 def num_bytes(groups):
-    return 4 * sum(portion.size for group in groups for portion in group)
+    return sum(size for group in groups for *_, size in group)
 
 
 def test_portions_by_hand(monkeypatch):
@@ -106,21 +106,21 @@ def test_portions_by_hand(monkeypatch):
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_format_is_read_in_portions_bit_for_bit(source, small, tmp_path):
     place, config, model = source(tmp_path / "in")
-    converting.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
+    formats.convert(place, tmp_path / "ours", formats.SWITCH_TF, config=config)
     assert len(list((tmp_path / "ours").glob("state.data-*"))) > 30
     assert_same_weights(conversion.from_switch_tf(tmp_path / "ours"), model)
     assert conversion.from_switch_tf(tmp_path / "ours").config == model.config
     if model.config.relative_attention_per_layer:  # as scanned layers have, which Hugging Face cannot represent
         return
-    converting.convert(place, tmp_path / "theirs", formats.HUGGING_FACE, model.config.expert_capacity, config)
+    formats.convert(place, tmp_path / "theirs", formats.HUGGING_FACE, model.config.expert_capacity, config)
     assert_same_weights(conversion.from_hugging_face(tmp_path / "theirs"), model)
 
 
 def test_a_weight_that_is_written_in_pieces_is_read_as_one_and_in_other_pieces(small, tmp_path, monkeypatch):
     place, _, model = hugging_face(tmp_path)
-    converting.convert(place, tmp_path / "ours", formats.SWITCH_TF)
+    formats.convert(place, tmp_path / "ours", formats.SWITCH_TF)
     monkeypatch.setattr(weight_source, "LARGEST", 1000)
-    converting.convert(tmp_path / "ours", tmp_path / "again", formats.SWITCH_TF)
+    formats.convert(tmp_path / "ours", tmp_path / "again", formats.SWITCH_TF)
     assert_same_weights(conversion.from_switch_tf(tmp_path / "again"), model)
 
 
@@ -157,17 +157,17 @@ def kill_at(monkeypatch):
 @pytest.mark.parametrize("to", [formats.SWITCH_TF, formats.HUGGING_FACE], ids=lambda to: to.name)
 def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, places, tmp_path, monkeypatch, kill_at):
     monkeypatch.setattr(weight_source, "LARGEST", 8_000)
-    converting.convert(GOLDEN / "switch", tmp_path / "whole", to)
+    formats.convert(GOLDEN / "switch", tmp_path / "whole", to)
     wanted, killed = sums(tmp_path / "whole"), 0
     for module, name, number in places:
         revive = kill_at(module, name, number)
         try:
-            converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+            formats.convert(GOLDEN / "switch", tmp_path / "out", to)
         except Killed:
             killed += 1
             assert not (tmp_path / "out").exists()
             revive()
-            converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+            formats.convert(GOLDEN / "switch", tmp_path / "out", to)
         revive()
         assert sums(tmp_path / "out") == wanted, (name, number)
         shutil.rmtree(tmp_path / "out")
@@ -178,17 +178,22 @@ def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(to, places, tmp_
 def test_finished_parts_are_not_read_again(tmp_path, monkeypatch, kill_at):
     monkeypatch.setattr(weight_source, "LARGEST", 8_000)
     read, starts = [], []
-    source_read, bar = weight_source._read, progress.bar
-    monkeypatch.setattr(weight_source, "_read", lambda source, group, bar: (read.append(group), source_read(
-        source, group, bar))[1])
+    read_groups, bar = weight_source.read_groups, progress.bar
+
+    def noting(source, groups, *arguments):
+        for index, portions in read_groups(source, groups, *arguments):
+            read.append(groups[index])
+            yield index, portions
+
+    monkeypatch.setattr(weight_source, "read_groups", noting)
     monkeypatch.setattr("switch_tf.reporting.progress.bar", lambda total, title, unit="B", initial=0: (
         starts.append((initial, total)), bar(total, title, unit, initial))[1])
     revive = kill_at(bundles, "write", 4)
     with pytest.raises(Killed):
-        converting.convert(GOLDEN / "switch", tmp_path / "out", formats.SWITCH_TF)
+        formats.convert(GOLDEN / "switch", tmp_path / "out", formats.SWITCH_TF)
     revive()
     first, read[:] = list(read), []
-    converting.convert(GOLDEN / "switch", tmp_path / "out", formats.SWITCH_TF)
+    formats.convert(GOLDEN / "switch", tmp_path / "out", formats.SWITCH_TF)
     groups = first[:3] + read
     assert len(first) == 4 and len(groups) > 10 and read[0] == first[3]
     assert starts == [(0, num_bytes(groups)), (num_bytes(first[:3]), num_bytes(groups))]
@@ -200,9 +205,9 @@ def test_an_output_within_its_source_is_no_part_of_it(tmp_path, monkeypatch, kil
     monkeypatch.chdir(tmp_path)
     revive = kill_at(bundles, "write", 3)
     with pytest.raises(Killed):
-        converting.convert(tmp_path / "in", pathlib.Path("in/out"), formats.SWITCH_TF)
+        formats.convert(tmp_path / "in", pathlib.Path("in/out"), formats.SWITCH_TF)
     revive()
-    converting.convert(tmp_path / "in", pathlib.Path("in/out"), formats.SWITCH_TF)
+    formats.convert(tmp_path / "in", pathlib.Path("in/out"), formats.SWITCH_TF)
     assert_same_weights(conversion.from_switch_tf("in/out"), conversion.from_hugging_face("in"))
 
 
@@ -215,14 +220,14 @@ def test_unfinished_work_of_another_conversion_is_refused_and_kept(changes, name
     arguments = {"source": "in", "to": formats.SWITCH_TF}
     revive = kill_at(bundles, "write", 3)
     with pytest.raises(Killed):
-        converting.convert(tmp_path / "in", tmp_path / "out", formats.SWITCH_TF)
+        formats.convert(tmp_path / "in", tmp_path / "out", formats.SWITCH_TF)
     revive()
     before = sums(tmp_path / ".out.unfinished")
     if not changes:
         os.utime(tmp_path / "in" / "model.safetensors", (1, 1))
     arguments |= changes
     with pytest.raises(ValueError) as error:
-        converting.convert(tmp_path / arguments["source"], tmp_path / "out", arguments["to"])
+        formats.convert(tmp_path / arguments["source"], tmp_path / "out", arguments["to"])
     assert str(error.value) == (
         f"{tmp_path / '.out.unfinished'} is unfinished work on another {named}; give the command that began it to go "
         "on, or remove that folder to begin anew.")
@@ -238,7 +243,7 @@ def test_a_refused_weight_leaves_nothing_and_a_full_disk_keeps_what_is_done(to, 
     shutil.copy(GOLDEN / "switch" / "config.json", tmp_path / "in")
     safetensors.numpy.save_file(tensors, tmp_path / "in" / "model.safetensors")
     with pytest.raises(ValueError, match="is not finite"):
-        converting.convert(tmp_path / "in", tmp_path / "out", to)
+        formats.convert(tmp_path / "in", tmp_path / "out", to)
     assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
 
     fsync, calls = os.fsync, []
@@ -251,9 +256,9 @@ def test_a_refused_weight_leaves_nothing_and_a_full_disk_keeps_what_is_done(to, 
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ValueError, match="could not be written .No space left on device.; the disk is full: make room"):
-        converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+        formats.convert(GOLDEN / "switch", tmp_path / "out", to)
     assert (tmp_path / ".out.unfinished" / "record.jsonl").read_text().count("\n") > 1
-    converting.convert(GOLDEN / "switch", tmp_path / "out", to)
+    formats.convert(GOLDEN / "switch", tmp_path / "out", to)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in", "out"]
 
 

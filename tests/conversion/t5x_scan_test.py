@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from switch_tf import conversion
-from switch_tf.conversion import checkpoint_files, initial_weights, t5x, t5x_file
+from switch_tf.conversion import checkpoint_files, formats, t5x, t5x_file
 from switch_tf.conversion.weight_source import variables_of
 from tests.conversion.t5x_checkpoints import scanned, with_layer_biases, write
 from tests.conversion.t5x_test import assert_same_logits, golden, refusal
@@ -73,7 +73,7 @@ def test_an_array_of_scanned_layers_is_read_once(tmp_path, monkeypatch):
     folder, reads = write(tmp_path / "in", scanned(arrays, num_layers), inline=0), []
 
     class Counted(checkpoint_files.Tensor):
-        def __new__(cls, shape, load, load_part=None, dtype="float32"):
+        def __new__(cls, shape, load, has_parts=False, dtype="float32"):
             return super().__new__(cls, shape, lambda: (reads.append(shape), load())[1], dtype=dtype)
 
     monkeypatch.setattr(t5x_file, "Tensor", Counted)
@@ -81,7 +81,7 @@ def test_an_array_of_scanned_layers_is_read_once(tmp_path, monkeypatch):
     assert len(reads) == len(list(folder.iterdir())) - 1
     reads.clear()
     source = t5x.open_weights(folder, config)
-    initial_weights.Opened(source, folder).fill({
+    formats.Opened(source, folder).fill({
         f"model/{name}": variable for name, variable in variables_of(model).items()})
     assert len(reads) == len(list(folder.iterdir())) - 1
 

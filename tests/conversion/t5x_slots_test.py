@@ -14,7 +14,7 @@ import pytest
 from switch_tf import SwitchConfig, conversion
 from switch_tf.checkpoints import folders, tensors
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, converting, formats, t5x, weight_source
+from switch_tf.conversion import checkpoint_files, formats, t5x, weight_source
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
 from tests.conversion import from_bucket
@@ -124,7 +124,7 @@ def test_the_next_step_is_t5xs(case, is_scanned, writer, tmp_path):
 
 def assert_steps(source, config, gradients, expected, output):
     """Converts a checkpoint of STEP, goes on from the output by one step, and compares our weights after it."""
-    result, text = converting.convert(source, output, formats.SWITCH_TF, config=config, with_optimizer=True)
+    result, text = formats.convert(source, output, formats.SWITCH_TF, config=config, with_optimizer=True)
     assert result["step"] == STEP and "With the slots of Adafactor at step 1,000." in text
     model = SwitchTransformer(config)
     model.build()
@@ -199,8 +199,8 @@ def test_factored_slots_of_a_weight_that_this_package_keeps_whole_are_refused(tm
     theirs = {link.theirs[0]: {"v": checkpoint_files.Tensor(link.their_shape, functools.partial(
         np.ones, link.their_shape))} for link in t5x.RULES.link(variables)}
     with pytest.raises(ValueError, match=r"keeps v_col \(1, 40\), v_row \(40, 1\) of 'target/encoder/relpos_bias"):
-        weight_source.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias}, 3,
-                                       tmp_path)
+        weight_source.read_adafactor(model, t5x.RULES, theirs | {"target/encoder/relpos_bias/rel_embedding": bias},
+                                     "step", 3, tmp_path)
 
 
 @pytest.mark.slow

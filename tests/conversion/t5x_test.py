@@ -4,16 +4,14 @@ import dataclasses
 import json
 import pathlib
 import sys
-import types
 import warnings
 
 import numpy as np
 import pytest
 
 from switch_tf import SwitchConfig, SwitchTransformer, conversion
-from switch_tf.checkpoints import tensors
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, formats, initial_weights, weight_source
+from switch_tf.conversion import checkpoint_files, formats, weight_source
 from tests.conversion import from_bucket
 from tests.conversion.t5x_checkpoints import arrays_from, write
 
@@ -140,19 +138,6 @@ def test_the_command_takes_the_model_from_gin_files(tmp_path, capsys, monkeypatc
     assert_same_logits(conversion.from_switch_tf("ours"), "switch")
     assert main.main([*command, "--output=theirs", "--to=hugging_face"]) == 0
     assert_same_logits(conversion.from_hugging_face("theirs"), "switch")
-
-
-def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(tmp_path):
-    config, arrays = golden("switch")
-    run = types.SimpleNamespace(initial_checkpoint=str(write(tmp_path / "checkpoint_7", arrays)),
-                                initial_variables="all", model_dir=str(tmp_path / "run"))
-    weights = initial_weights.opened(run, config)
-    model = SwitchTransformer(config)
-    model.build()
-    tensors.start(weights, tensors.state_variables(model))
-    assert_same_logits(model, "switch")
-    with pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."):
-        initial_weights.opened(run, dataclasses.replace(config, vocab_size=80))
 
 
 def test_a_checkpoint_in_a_bucket_is_read_there_without_the_optimizers_state(bucket, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from switch_tf import conversion
 from switch_tf.cli import main
-from switch_tf.conversion import checkpoint_files, converting, formats, weight_source
+from switch_tf.conversion import checkpoint_files, formats, weight_source
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 
@@ -57,8 +57,8 @@ def test_another_configuration_with_the_same_weights_shows_in_the_logits(tmp_pat
     source = formats.HUGGING_FACE.module.open_weights(GOLDEN / "t5_1_0", None)
     conversion.to_hugging_face(conversion.from_hugging_face(GOLDEN / "t5_1_0"), tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert converting.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")[0]["weights"] > 20
+    assert formats.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")[0]["weights"] > 20
     values |= {"dense_act_fn": "gelu", "feed_forward_proj": "gelu"}  # for relu
     (tmp_path / "out" / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="logits of a fixed batch differ by .*, with equal weights"):
-        converting.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")
+        formats.verify(source, tmp_path / "out", formats.HUGGING_FACE, "float32")

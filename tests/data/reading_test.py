@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from switch_tf import data
 from switch_tf.inference import exporting
-from switch_tf.inference.hosts import Hosts
-from switch_tf.inference.server import Server
+from switch_tf.inference.server import Hosts, Server
 from switch_tf.inference.text_model import TextModel
 from switch_tf.tasks import (  # noqa: F401  (registers)
     docs_corpus,

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from switch_tf.inference.batching import Batcher
+from switch_tf.inference.server import Batcher
 
 
 class Answers:

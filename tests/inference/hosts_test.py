@@ -3,7 +3,7 @@
 import pytest
 from starlette.datastructures import Headers
 
-from switch_tf.inference.hosts import Hosts
+from switch_tf.inference.server import Hosts
 
 
 def _is_refused(hosts, method="POST", **headers):

@@ -15,8 +15,7 @@ import pytest
 from switch_tf import data, decoding
 from switch_tf.inference import listening
 from switch_tf.inference import server as server_module
-from switch_tf.inference.hosts import Hosts
-from switch_tf.inference.server import Server
+from switch_tf.inference.server import Hosts, Server
 from switch_tf.inference.text_model import TextModel
 from switch_tf.tasks import vocabularies
 

@@ -17,7 +17,7 @@ from switch_tf import SwitchConfig, SwitchTransformer, metrics
 from switch_tf.checkpoints import bundles, tensors
 from switch_tf.configs.run import StepSettings
 from switch_tf.decoding import log_likelihoods
-from switch_tf.inference.programs import compile_features, compile_prediction
+from switch_tf.inference.text_model import compile_features, compile_prediction
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.factoring import bytes_per_device
 from switch_tf.partitioning import cluster, lowering

@@ -84,7 +84,7 @@ def live_lines(noisy_task, student_config, teacher, tmp_path_factory):
 @pytest.fixture
 def without_tracing(monkeypatch):
     """Runs the teacher operation by operation: tracing it takes seconds."""
-    monkeypatch.setattr(distillation.programs, "compile_features", lambda function, partitioner: lambda features: (
+    monkeypatch.setattr(distillation.text_model, "compile_features", lambda function, partitioner: lambda features: (
         tf.nest.map_structure(np.asarray, function(tf.nest.map_structure(tf.constant, features)))))
 
 

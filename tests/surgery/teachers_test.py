@@ -14,7 +14,7 @@ from switch_tf.cli import main
 from switch_tf.configs.run import Run
 from switch_tf.conversion import model_gin, weight_source
 from switch_tf.conversion import t5x as rules
-from switch_tf.conversion.initial_weights import opened
+from switch_tf.conversion.formats import opened
 from switch_tf.data.task_catalog import fingerprint_of_pieces, fingerprint_of_vocabulary
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal

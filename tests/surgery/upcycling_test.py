@@ -100,8 +100,8 @@ def test_portions_of_any_size_are_parts_of_the_same_weights(make_model, monkeypa
     seen = {name: np.full(values.shape, np.nan) for name, values in whole.items()}
     groups = weight_source.groups_of(source)
     assert sum(map(len, groups)) > len(whole) + 10
-    for portion in (portion for group in groups for portion in group):
-        seen[portion.name][portion.rows] = source.read(portion.name, portion.rows)
+    for name, rows, _ in (portion for group in groups for portion in group):
+        seen[name][rows] = source.read(name, rows)
     for name, values in whole.items():
         np.testing.assert_array_equal(seen[name], values, name)
 
