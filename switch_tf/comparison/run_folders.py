@@ -12,7 +12,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import results
 from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import image, new_figure, page, png, pyplot
+from switch_tf.reporting.report import image, matplotlib, new_figure, page, png
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -197,7 +197,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
         outcome: Results of `results.compare`.
     """
     of_names, baseline = results.by_name(curves), outcome["baseline"]
-    colors = dict(zip(of_names, pyplot().get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
+    colors = dict(zip(of_names, matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[baseline] = "tab:red"
     # Up to four values that all evaluations have, without losses of tasks.
     shared = set.intersection(*(set(run.values) for run in curves))

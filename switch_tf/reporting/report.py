@@ -6,17 +6,21 @@ import io
 import pathlib
 import re
 import sys
-import types
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from etils import epy
 
 from switch_tf import checks
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
+
+with epy.lazy_imports():  # takes half a second
+    import matplotlib
+    import matplotlib.figure
 
 # Heading of a picture -> explanation below it.
 _EXPLANATIONS = {
@@ -182,24 +186,17 @@ def draw(records: list[dict]) -> dict[str, bytes]:
     return {title: png(figure) for title, figure in figures.items()}
 
 
-def pyplot() -> types.ModuleType:
-    """Returns matplotlib.pyplot for a machine without a display, imported when a figure is drawn: it takes a second."""
-    import matplotlib  # here, because the back end is chosen before pyplot is imported
-    matplotlib.use("Agg")
-    matplotlib.rcParams["text.parse_math"] = False  # names of metrics and runs may hold dollar signs
-    from matplotlib import pyplot
-    return pyplot
-
-
 def series(records: list[dict], name: str) -> tuple[list[int], list]:
     """Returns the steps and values of one name, without those that are missing or not finite."""
     points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, np.ndarray]:
-    """Returns a matplotlib figure of a size in inches, and its axes [rows, columns]."""
-    return pyplot().subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Any, np.ndarray]:
+    """Returns a matplotlib figure of a size in inches, and its axes [rows, columns]. `grid`: see `Figure.subplots`."""
+    matplotlib.rcParams["text.parse_math"] = False  # names of metrics and runs may hold dollar signs
+    figure = matplotlib.figure.Figure((width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **grid)
 
 
 def _loss(records):
@@ -213,7 +210,7 @@ def _loss(records):
             axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
         elif points[1] and name.endswith("/loss"):
             curves[f"held out, {task}"] = points
-    blue, *others = pyplot().get_cmap("tab10").colors
+    blue, *others = matplotlib.colormaps["tab10"].colors
     for (label, (steps, values)), color in zip(curves.items(), (blue, *others * len(curves)), strict=False):
         axes.plot(steps, values, color=color, label=label,
                   marker="o" if label != "training" and len(steps) < 50 else None)
@@ -279,10 +276,9 @@ def _loads(records, layer):
 
 
 def png(figure: Any) -> bytes:
-    """Returns a matplotlib figure as a PNG image, and closes it."""
+    """Returns a matplotlib figure as a PNG image."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    pyplot().close(figure)
     return buffer.getvalue()
 
 
