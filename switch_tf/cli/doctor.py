@@ -2,6 +2,7 @@
 
 import argparse
 
+from switch_tf.cli.parser import Parser
 from switch_tf.installation.doctor import PROBLEM, WARNING, check_all
 
 DOCTOR_EXAMPLES = r"""
@@ -10,10 +11,10 @@ switch-tf doctor --model_dir gs://my-bucket/runs
 """
 
 
-def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+def add_doctor_arguments(parser: Parser) -> None:
     """Describes the command and declares the folder to check."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
-    parser.add_argument("--model_dir", metavar="FOLDER", help="also check that runs can be kept there")
+    parser.add("--model_dir", "also check that runs can be kept there", "FOLDER")
 
 
 def run_doctor(arguments: argparse.Namespace) -> dict:

@@ -11,6 +11,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
+from switch_tf.cli.parser import Parser
 from switch_tf.configs import experiment, gin_syntax, parts
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
@@ -26,29 +27,29 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf.inference import saved_runs
 
 
-def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
+def add_gin_arguments(parser: Parser) -> None:
     """Declares `--gin_file` and `--gin_search_paths`; `--gin.NAME=VALUE` is taken by main."""
-    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE",
-                        help="gin file, repeatable; the one given last wins. Shipped files such as "
-                             "gin/models/switch_tiny.gin are found from any folder")
-    parser.add_argument("--gin_search_paths", default="", metavar="FOLDERS",
-                        help="folders to look for gin files in, separated by commas, before the shipped ones")
+    parser.add("--gin_file",
+               "gin file, repeatable; the one given last wins. Shipped files such as gin/models/switch_tiny.gin are "
+               "found from any folder", "FILE", action="append", default=[])
+    parser.add("--gin_search_paths",
+               "folders to look for gin files in, separated by commas, before the shipped ones", "FOLDERS", default="")
     parser.epilog = ("--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: "
                      "--gin.MODEL_DIR=\"'runs/x'\".")
 
 
-def add_device_arguments(parser: argparse.ArgumentParser, num_devices: int | None = None) -> None:
+def add_device_arguments(parser: Parser, num_devices: int | None = None) -> None:
     """Declares `--devices`, with a default, and `--backend`, which main makes a binding."""
-    parser.add_argument("--devices", at_least=1, default=num_devices,
-                        help=f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})")
-    parser.add_argument("--backend", metavar="NAME",
-                        help=f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
-                             "gin files)")
+    parser.add("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
+               at_least=1, default=num_devices)
+    parser.add("--backend",
+               f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
+               "gin files)", "NAME")
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: Parser) -> None:
     """Declares the `--output` of `new_output`."""
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    parser.add("--output", "a new or empty folder", "FOLDER", required=True)
 
 
 @contextlib.contextmanager
@@ -60,11 +61,11 @@ def new_output(arguments: argparse.Namespace) -> Iterator[Any]:
         yield output
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_trust(parser: Parser) -> None:
     """Declares the `--trust` of `load_run`."""
-    parser.add_argument("--trust", action="store_true",
-                        help="run the gin file of the run even if it names modules that switch_tf does not ship; a gin "
-                             "file is a program")
+    parser.add("--trust",
+               "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
+               "program")
 
 
 def look(arguments: argparse.Namespace, defaults: Sequence[str] = ()) -> Experiment:
@@ -105,11 +106,10 @@ def read_model(arguments: argparse.Namespace) -> tuple[SwitchConfig, Any]:
     return found.part(parts.CONFIG).make(), found.part(parts.LAYOUT).make() if parts.LAYOUT in bound else None
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+def add_run_arguments(parser: Parser, is_required: bool = True) -> None:
     """Declares the run and the gin arguments that change its configuration."""
     add_gin_arguments(parser)
-    parser.add_argument("--run", required=is_required, metavar="FOLDER",
-                        help="a run folder, whose own configuration is used")
+    parser.add("--run", "a run folder, whose own configuration is used", "FOLDER", required=is_required)
     add_trust(parser)
 
 
