@@ -82,8 +82,8 @@ class Schedule(NamedTuple):
         names = sorted(parts, key=parts.get)
         palette = matplotlib.colormaps["tab20"]
         busy = [name for name in reversed(names) if name not in (SENT, WAITING)]
-        colors = {name: palette(2 * place % 20 + place // 10) for place, name in enumerate(busy)}
-        colors |= {SENT: "black", WAITING: "silver"}
+        colors = {SENT: "black", WAITING: "silver", **{
+            name: palette(2 * place % 20 + place // 10) for place, name in enumerate(busy)}}
         figure, ((time,), (bars,)) = new_figure(14, 2.6 + 0.3 * len(names), 2, height_ratios=(1.6, 0.3 * len(names)))
         lanes = (LINKS, COPIES, CORE)
         for place, lane in enumerate(lanes):

@@ -203,15 +203,16 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
     shared = set.intersection(*(set(run.values) for run in curves))
     others = sorted(name for name in shared if not name.endswith("/loss"))[:4]
     has_tasks = any(variant["tasks"] for variant in outcome["variants"])
-    panels = 5 + len(others) + has_tasks
-    rows = -(-panels // 3)
+    rows = -(-(5 + len(others) + has_tasks) // 3)
     figure, grid = new_figure(15, 4.2 * rows, rows, 3)
-    axes = list(grid.flat)
+    for panel in grid.flat:
+        panel.grid(alpha=0.3)
+    panels = iter(grid.flat)
     longest = max(run.seconds[-1] for run in curves)
     time_unit, size = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
-    for panel, (unit, field, scale) in zip(axes, (
-            ("steps", "steps", 1), (f"{time_unit} of training", "seconds", size),
-            ("FLOPs (matrix products with weights)", "flops", 1), ("tokens", "tokens", 1)), strict=False):
+    for unit, field, scale in (("steps", "steps", 1), (f"{time_unit} of training", "seconds", size),
+                               ("FLOPs (matrix products with weights)", "flops", 1), ("tokens", "tokens", 1)):
+        panel = next(panels)
         for name, runs in of_names.items():
             along, losses = _band(panel, [getattr(run, field) / scale for run in runs], [run.losses for run in runs],
                                   colors[name], name)
@@ -219,7 +220,9 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
             panel.plot(along[reached], losses[reached], "o", color=colors[name])
         panel.axhline(outcome["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
         panel.set(xlabel=unit, ylabel="held-out loss (nats per token)", title=f"Loss over {unit}")
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
     # Median speed-ups to the losses of the baseline.
+    panel = next(panels)
     evaluations = max(len(run.steps) for run in of_names[baseline])
     shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
     for name, runs in of_names.items():
@@ -227,19 +230,20 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
             targets = [results.target(results.pairs(runs, of_names[baseline]), share) for share in shares]
             for unit, style in (("steps", "-"), ("time", "--")):
                 factors = np.array([entry[f"speedup_{unit}"] for entry in targets], float)  # None becomes NaN
-                axes[4].plot([entry["loss"] for entry in targets], factors, style, color=colors[name])
-    axes[4].axhline(1, color=colors[baseline], linewidth=1)
-    axes[4].invert_xaxis()
-    axes[4].yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
-    axes[4].set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
-                title="Speed-up to equal loss (solid: steps, dashed: time)")
-    for panel, metric in zip(axes[5:], others, strict=False):
+                panel.plot([entry["loss"] for entry in targets], factors, style, color=colors[name])
+    panel.axhline(1, color=colors[baseline], linewidth=1)
+    panel.invert_xaxis()
+    panel.yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
+    panel.set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
+              title="Speed-up to equal loss (solid: steps, dashed: time)")
+    for metric in others:
+        panel = next(panels)
         for name, runs in of_names.items():
             along, values = zip(*(run.values[metric] for run in runs), strict=True)
             _band(panel, along, values, colors[name])
         panel.set(xlabel="steps", title=metric.removeprefix("eval/"))
     if has_tasks:  # speed-ups in steps to the baseline's loss of each task, 0 if it is never reached
-        panel = axes[panels - 1]
+        panel = next(panels)
         for variant in outcome["variants"]:
             if variant["name"] != baseline:
                 speedups = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
@@ -247,11 +251,8 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
         panel.axvline(1, color=colors[baseline], linewidth=1)
         panel.xaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
         panel.set(xlabel=f"speed-up over {baseline} in steps", title="By task")
-    for panel in axes[:panels]:
-        panel.grid(alpha=0.3)
-    for panel in axes[panels:]:
+    for panel in panels:
         panel.set_visible(False)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
     return png(figure)
 
 
