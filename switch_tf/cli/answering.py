@@ -1,6 +1,5 @@
 """`switch-tf infer`, `serve` and `export`: the answers of a trained run to texts."""
 
-import argparse
 import contextlib
 import gc
 import hashlib
@@ -8,6 +7,7 @@ import importlib
 import pathlib
 import sys
 import time
+from argparse import Namespace
 
 from etils import epy
 
@@ -67,7 +67,7 @@ def add_infer_arguments(parser: Parser) -> None:
     parser.add("--batch_size", "lines at a time (default 32)", at_least=1, default=32)
 
 
-def run_infer(arguments: argparse.Namespace) -> dict:
+def run_infer(arguments: Namespace) -> dict:
     """Answers the input; returns the numbers of lines and errors."""
     has_file, has_output = arguments.input not in (None, "-"), arguments.output != "-"
     if arguments.interactive and (arguments.input or has_output or arguments.field or arguments.score):
@@ -188,7 +188,7 @@ def add_export_arguments(parser: Parser) -> None:
     options.add_output(parser)
 
 
-def run_export(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_export(arguments: Namespace) -> tuple[dict, str]:
     """Writes the folder; returns what was exported."""
     _check_decoding(arguments)
     if (arguments.run is None) == (arguments.model is None):
@@ -255,7 +255,7 @@ def add_serve_arguments(parser: Parser) -> None:
                "largest request; longer ones are refused with 413 (default 1048576)", at_least=1, default=2**20)
 
 
-def run_serve(arguments: argparse.Namespace) -> dict:
+def run_serve(arguments: Namespace) -> dict:
     """Serves until a signal comes; returns the address."""
     _check_decoding(arguments)
     try:

@@ -1,10 +1,10 @@
 """`switch-tf compile` and `verify-layout`: the cost of a layout on a pod or on GPUs, and its effect on a step."""
 
-import argparse
 import contextlib
 import json
 import sys
 import tempfile
+from argparse import Namespace
 
 from etils import epy
 
@@ -47,7 +47,7 @@ def add_compile_arguments(parser: Parser) -> None:
     parser.add("--search", "try meshes, group sizes and capacity factors, and rank them by predicted time")
 
 
-def run_compile(arguments: argparse.Namespace) -> dict:
+def run_compile(arguments: Namespace) -> dict:
     """Prints memory, collectives and times of one chip; returns the JSON object. Status 1 means that nothing fits.
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
@@ -155,7 +155,7 @@ def add_verify_layout_arguments(parser: Parser) -> None:
     parser.add("--steps", "training steps to compare (default 3)", at_least=1, default=3)
 
 
-def run_verify_layout(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_verify_layout(arguments: Namespace) -> tuple[dict, str]:
     """Returns the largest differences and the collectives, as JSON and as text. Status 1 means that they are too large.
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.

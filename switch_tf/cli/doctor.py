@@ -1,6 +1,7 @@
 """`switch-tf doctor`: checks this machine, and prints a cure for each fault."""
 
-import argparse
+
+from argparse import Namespace
 
 from switch_tf.cli.parser import Parser
 from switch_tf.installation.doctor import PROBLEM, WARNING, check_all
@@ -17,7 +18,7 @@ def add_doctor_arguments(parser: Parser) -> None:
     parser.add("--model_dir", "also check that runs can be kept there", "FOLDER")
 
 
-def run_doctor(arguments: argparse.Namespace) -> dict:
+def run_doctor(arguments: Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     findings = []
     for finding in check_all(arguments.model_dir):

@@ -3,7 +3,8 @@
 With --verify it reads the files of checkpoints instead.
 """
 
-import argparse
+
+from argparse import Namespace
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import options
@@ -36,7 +37,7 @@ def add_inspect_arguments(parser: Parser) -> None:
     options.add_gin_arguments(parser)
 
 
-def run_inspect(arguments: argparse.Namespace) -> dict:
+def run_inspect(arguments: Namespace) -> dict:
     """Prints and returns the presets, the sizes of one model, which is not built, or the state of checkpoints."""
     if arguments.verify:
         return _verify(arguments)

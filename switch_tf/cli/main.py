@@ -129,7 +129,8 @@ def _parse(argv):
     notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
     parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
     # argparse cannot know the names in `--gin.NAME=VALUE`, nor the flags of Apache Beam behind `--`.
-    words, behind = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
+    end = [*words, "--"].index("--")
+    words, behind = words[:end], words[end + 1:]
     bindings = [word for word in words if word.startswith("--gin.")]
     words = [word for word in words if word not in bindings]
     for word in words:  # before argparse complains about missing flags

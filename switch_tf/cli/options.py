@@ -1,8 +1,8 @@
 """Arguments that several commands share: gin files and bindings, an output, a trained run."""
 
-import argparse
 import contextlib
 import pathlib
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -53,7 +53,7 @@ def add_output(parser: Parser) -> None:
 
 
 @contextlib.contextmanager
-def new_output(arguments: argparse.Namespace) -> Iterator[Any]:
+def new_output(arguments: Namespace) -> Iterator[Any]:
     """Checks that `--output` is empty or does not exist, locks it within this scope, and yields its path."""
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
@@ -68,7 +68,7 @@ def add_trust(parser: Parser) -> None:
                "program")
 
 
-def look(arguments: argparse.Namespace, defaults: Sequence[str] = ()) -> Experiment:
+def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
     """Returns the experiment of a command line, with nothing built and without TensorFlow; see `Experiment.from_gin`.
 
     Args:
@@ -78,7 +78,7 @@ def look(arguments: argparse.Namespace, defaults: Sequence[str] = ()) -> Experim
     return Experiment.from_gin(arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths)
 
 
-def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
+def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
          check: Callable[[Experiment], Any] = lambda described: None) -> Experiment:
     """Returns the experiment of a command line, and imports TensorFlow if nothing is wrong with it.
 
@@ -95,7 +95,7 @@ def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_de
     return described
 
 
-def read_model(arguments: argparse.Namespace) -> tuple[SwitchConfig, Any]:
+def read_model(arguments: Namespace) -> tuple[SwitchConfig, Any]:
     """Returns the model that gin files describe, and their Layout or None."""
     files = arguments.gin_file
     found = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check()
@@ -113,7 +113,7 @@ def add_run_arguments(parser: Parser, is_required: bool = True) -> None:
     add_trust(parser)
 
 
-def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
+def folder_of(arguments: Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
     folder = places.at(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
@@ -129,7 +129,7 @@ def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     return folder
 
 
-def load_run(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
+def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
              on_one_device: bool = False) -> Experiment:
     """Returns the run of its gin file and the command line, on this machine's devices; see `load`.
 
@@ -161,6 +161,6 @@ def load_run(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_device
     return saved_runs.with_stored_vocabulary(described, folder)
 
 
-def use_host(arguments: argparse.Namespace) -> None:
+def use_host(arguments: Namespace) -> None:
     """Makes this process run on the host's CPU of a TPU VM."""
     devices.use_host(arguments.command, ", which --backend=pjrt does" if hasattr(arguments, "backend") else "")

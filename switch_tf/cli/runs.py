@@ -1,12 +1,12 @@
 """`switch-tf train`, `compare` and `eval`: runs of gin files, several in turns, and scores of their checkpoints."""
 
-import argparse
 import atexit
 import contextlib
 import dataclasses
 import itertools
 import re
 import sys
+from argparse import Namespace
 
 from etils import epy
 
@@ -50,7 +50,7 @@ def add_train_arguments(parser: Parser) -> None:
 
 
 @outputs.outlived()
-def run_train(arguments: argparse.Namespace) -> dict:
+def run_train(arguments: Namespace) -> dict:
     """Trains to the last step or until interrupted; returns the summary of the run."""
     if arguments.processes != 1:
         options.look(arguments)
@@ -95,7 +95,7 @@ def add_compare_arguments(parser: Parser) -> None:
     parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
-def run_compare(arguments: argparse.Namespace) -> dict:
+def run_compare(arguments: Namespace) -> dict:
     """Trains the remaining steps, writes the report and prints its table; returns the content of comparison.json."""
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
@@ -135,7 +135,7 @@ def _report(output, runs, is_complete=True):
     return result
 
 
-def read_comparison(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
+def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
     """Returns the Comparison and the bindings of the command line that apply to every variant.
 
     Raises:
@@ -194,7 +194,7 @@ def add_eval_arguments(parser: Parser) -> None:
 
 
 @processes.one_of_several("eval")
-def run_eval(arguments: argparse.Namespace) -> dict:
+def run_eval(arguments: Namespace) -> dict:
     """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
     folder = options.folder_of(arguments)
     waits_for_first = arguments.follow and arguments.step == "last"

@@ -1,10 +1,10 @@
 """`switch-tf tasks`, `vocabulary` and `cache`: the data of tasks."""
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import os
+from argparse import Namespace
 
 from etils import epy
 
@@ -43,7 +43,7 @@ def add_tasks_arguments(parser: Parser) -> None:
     options.add_gin_arguments(parser)
 
 
-def run_tasks(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_tasks(arguments: Namespace) -> tuple[dict, str]:
     """Returns the list or the examples."""
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
@@ -151,7 +151,7 @@ def add_vocabulary_arguments(parser: Parser) -> None:
                "NAME", nargs="+", default=["text"])
 
 
-def run_vocabulary(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_vocabulary(arguments: Namespace) -> tuple[dict, str]:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
     sentencepiece_training.check_output(arguments.output)
     with lock.held(arguments.output):
@@ -197,7 +197,7 @@ def add_cache_arguments(parser: Parser) -> None:
     options.add_device_arguments(parser)
 
 
-def run_cache(arguments: argparse.Namespace) -> dict:
+def run_cache(arguments: Namespace) -> dict:
     """Writes the incomplete shards; returns the sizes of the cache."""
     if arguments.teacher is not None:
         return _store_predictions(arguments)

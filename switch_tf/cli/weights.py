@@ -1,6 +1,6 @@
 """`switch-tf convert`, `upcycle`, `average` and `shrink`: write weights that are made from a checkpoint."""
 
-import argparse
+from argparse import ArgumentTypeError, Namespace
 
 from etils import epy
 
@@ -47,7 +47,7 @@ def add_convert_arguments(parser: Parser) -> None:
     options.add_gin_arguments(parser)
 
 
-def run_convert(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_convert(arguments: Namespace) -> tuple[dict, str]:
     """Writes the output folder; returns what was converted."""
     source, source_format = locate(arguments.input, "--input")
     name = arguments.to or default_target(source_format).name
@@ -96,10 +96,10 @@ def _factor(text):
     try:
         return text if text == "auto" else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
+        raise ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
 
 
-def run_upcycle(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_upcycle(arguments: Namespace) -> tuple[dict, str]:
     """Writes the sparse model; returns what it is made of."""
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
     source, source_format = locate(arguments.source, "--from")
@@ -127,7 +127,7 @@ def add_average_arguments(parser: Parser) -> None:
     options.add_output(parser)
 
 
-def run_average(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_average(arguments: Namespace) -> tuple[dict, str]:
     """Writes the mean; returns the steps that it is of."""
     folder = places.at(arguments.run)
     checkpoints = sources.newest(folder, arguments.last)
@@ -154,7 +154,7 @@ def add_shrink_arguments(parser: Parser) -> None:
     options.add_gin_arguments(parser)
 
 
-def run_shrink(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_shrink(arguments: Namespace) -> tuple[dict, str]:
     """Writes the smaller model; returns the losses and which experts are left."""
     source = places.at(arguments.source)
     folder = folders.run_folder_of(source)

@@ -289,7 +289,7 @@ def _tests(paired):
                    if len(runs) > 1 and all(run.seed == reference.seed for run, reference in runs)}
     p_values, errors = {}, {}
     for name, values in differences.items():
-        errors[name] = np.std(values, ddof=1) / np.sqrt(len(values))
+        errors[name] = stats.sem(values)
         t = abs(np.mean(values)) / errors[name] if errors[name] else np.inf if np.mean(values) else 0.0
         p_values[name] = 2 * stats.t.sf(t, len(values) - 1)
     tests, largest = {}, 0.0

@@ -12,7 +12,7 @@ from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.comparison import results
 from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import image, matplotlib, new_figure, page, png
+from switch_tf.reporting.report import image, in_columns, matplotlib, new_figure, page, png
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -103,10 +103,7 @@ def _rows(outcome):
 
 def table(outcome: dict) -> str:
     """Returns the table for a terminal."""
-    rows = _rows(outcome)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join([f"{row[0]:<{widths[0]}}", *(
-        f"{entry:>{width}}" for entry, width in zip(row[1:], widths[1:], strict=True))]) for row in rows)
+    return "\n".join(in_columns(_rows(outcome)))
 
 
 def words(outcome: dict) -> list[str]:

@@ -31,9 +31,7 @@ class _Attention(KeepsShape):
     def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
         # Keras' autocast would round the position bias to bfloat16; kernels are cast where they are used instead.
         super().__init__(autocast=False, **kwargs)
-        self._keep(checks.integer, 1, num_heads=num_heads, d_kv=d_kv)
-        self._keep(checks.number, "in [0, 1)", dropout_rate=dropout_rate)
-        self._keep(checks.number, "above 0", init_scale=init_scale)
+        self._keep(num_heads=num_heads, d_kv=d_kv, dropout_rate=dropout_rate, init_scale=init_scale)
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
     def _add_kernel(self, name, shape, axes, fan_in):
@@ -322,12 +320,12 @@ class RelativePositionBias(Layer):
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_bidirectional: bool = True,
                  **kwargs: Any):
         super().__init__(**kwargs)
-        self._keep(checks.flag, is_bidirectional=is_bidirectional)
+        self._keep(num_heads=num_heads)
+        self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
         # Half of a direction's buckets are exact; the logarithmic ones must reach further than those.
         per_exact = 4 if is_bidirectional else 2
-        self._keep(checks.integer, 1, num_heads=num_heads)
-        self._keep(checks.integer, per_exact, num_buckets=num_buckets)
-        self._keep(checks.integer, self.num_buckets // per_exact + 1, max_distance=max_distance)
+        self.num_buckets = checks.integer("num_buckets", num_buckets, per_exact)
+        self.max_distance = checks.integer("max_distance", max_distance, self.num_buckets // per_exact + 1)
 
     def build(self, input_shape: Shape | None = None) -> None:
         # Glorot uniform, as in Mesh TensorFlow.

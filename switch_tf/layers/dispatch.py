@@ -30,7 +30,7 @@ AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
 READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 # Overhead of one product per expert, in rows (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
-# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding.loop` compiles by XLA.
+# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding` compiles by XLA.
 GATHERED_ROWS = 16
 
 

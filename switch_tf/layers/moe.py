@@ -113,8 +113,7 @@ class SwitchFeedForward(Routed, KeepsShape):
             setattr(self, name, value)
         check_choice("dispatch", dispatch, DISPATCHES)
         self.dispatch = dispatch
-        self._keep(checks.number, "in [0, 1)", expert_dropout_rate=expert_dropout_rate)
-        self._keep(checks.number, "0 or above", load_balancing_loss_weight=load_balancing_loss_weight,
+        self._keep(expert_dropout_rate=expert_dropout_rate, load_balancing_loss_weight=load_balancing_loss_weight,
                    router_z_loss_weight=router_z_loss_weight)
         self.router = self._make_router(router, jitter_noise=jitter_noise, router_dtype=router_dtype,
                                         init_scale=init_scale)

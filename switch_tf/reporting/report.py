@@ -149,6 +149,12 @@ def describe_summary(summary: dict) -> str:
     return "\n".join([*lines, f"Report: {summary['report']}", f"Plot:   {summary['plot']}"])
 
 
+def in_columns(rows: list[list[str]]) -> list[str]:
+    """Returns a line for each row of a table: the first column starts at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
 def page(title: str, body: str) -> str:
     """Returns an HTML page.
 
