@@ -16,7 +16,6 @@ from switch_tf.comparison.description import Comparison, naming
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
 from switch_tf.storage import json_lines, places
-from switch_tf.storage.whole_file import writing
 from switch_tf.training.stopping import Stopping
 
 # Steps at the beginning of a turn that are not timed.
@@ -224,7 +223,5 @@ class SameBatches:
 
     def write(self) -> None:
         """Appends new hashes to the file."""
-        with writing(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
         json_lines.append(self._path, self._new)
         self._new.clear()

@@ -144,8 +144,8 @@ def check_versions() -> Iterator[Finding]:
 
 def check_double_distributions() -> Iterator[Finding]:
     """Finds distributions that overwrite each other's files."""
-    groups = [list(filter(environment.installed_version, group)) for group in SAME_FILES]
-    doubles = [present for present in groups if len(present) > 1]
+    doubles = [present for group in SAME_FILES
+               if len(present := list(filter(environment.installed_version, group))) > 1]
     for present in doubles:
         keep = "tensorflow-tpu" if "tensorflow-tpu" in present else present[0]
         drop = " ".join(name for name in present if name != keep)
