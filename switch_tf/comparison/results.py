@@ -73,7 +73,7 @@ class Curves:
 Pairs = list[tuple[Curves, Curves]]  # runs of a variant, each with the run of the baseline to compare it with
 
 
-def read(folder: str | pathlib.Path, name: str) -> Curves:
+def read(folder: places.Place, name: str) -> Curves:
     """Reads a run folder, finished or not.
 
     Refuses one without a checkpoint, a loss or a logged speed, and a loss that is not finite.

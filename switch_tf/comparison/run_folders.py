@@ -50,7 +50,7 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
             for folder, place in zip(runs, resolved, strict=True)]
 
 
-def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
+def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
            is_complete: bool = True) -> tuple[dict, str]:
     """Writes the report on runs.
 
@@ -76,7 +76,7 @@ def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
                               f"Plot:   {folder / 'comparison.png'}"])
 
 
-def write(folder: str | pathlib.Path, runs: list[Curves]) -> dict:
+def write(folder: places.Place, runs: list[Curves]) -> dict:
     """Writes the three files into a folder and returns the content of comparison.json."""
     folder = places.at(folder)
     with writing(folder):

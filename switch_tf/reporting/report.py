@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-import pathlib
 import re
 import sys
 from collections.abc import Iterable
@@ -45,7 +44,7 @@ _STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:1
 _STYLE_OF_SUMMARY = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 
-def write(folder: str | pathlib.Path) -> None:
+def write(folder: places.Place) -> None:
     """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`, unless that is empty."""
     folder = places.at(folder)
     records = read_metrics(folder)
@@ -56,7 +55,7 @@ def write(folder: str | pathlib.Path) -> None:
     write_whole(folder / "report.html", _page(folder, summarize(folder, records), pictures))
 
 
-def summarize(folder: str | pathlib.Path, records: list[dict] | None = None) -> dict:
+def summarize(folder: places.Place, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
@@ -95,7 +94,7 @@ def describe(value: dict, is_share: bool) -> str:
         ("", "first"), ("", "last"), ("best ", "best")) if key in value)
 
 
-def read_metrics(folder: str | pathlib.Path) -> list[dict]:
+def read_metrics(folder: places.Place) -> list[dict]:
     """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
     Skips a torn line, or one without a record of a step, with a warning. Arrays, the load of experts, are <float32>. In

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import math
-import pathlib
 import shlex
 import sys
 import time
@@ -81,7 +80,7 @@ def divide(mean: Mean) -> Any:
 
 
 @contextlib.contextmanager
-def writing_events(folder: str | pathlib.Path) -> Iterator[None]:
+def writing_events(folder: places.Place) -> Iterator[None]:
     """Raises a Refusal that names the folder if TensorBoard's writer fails within this scope."""
     try:
         yield
