@@ -161,25 +161,25 @@ class Progress(summaries.Progress):
 class _OfVariant(summaries.Progress):
     """Progress of a run within a comparison: lines with the name of its variant, and the bar of all runs."""
 
-    def __init__(self, whole: Progress, name: str, last_step: int):
+    def __init__(self, whole, name, last_step):
         self._whole, self._name, self._last_step = whole, name, last_step
 
-    def advance(self, steps: int) -> None:
+    def advance(self, steps):
         self._whole.advance(steps)
 
-    def resume(self, step: int) -> None:
+    def resume(self, step):
         self._whole.advance(step, is_trained=False)
 
-    def glance(self, step: int, loss: float) -> None:
+    def glance(self, step, loss):
         pass  # the bar of the comparison moves
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         self._whole.say(f"{self._name}: {text}")
 
-    def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
+    def remaining_seconds(self, step, seconds_per_step):
         return self._whole.remaining_seconds(step, seconds_per_step)
 
-    def close(self) -> None:
+    def close(self):
         pass  # the bar belongs to the comparison
 
 

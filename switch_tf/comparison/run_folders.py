@@ -3,8 +3,7 @@
 import html
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -176,7 +175,7 @@ def _page(runs, outcome, picture):
                 f"<h2>Runs</h2>{_html_table(folders)}")
 
 
-def _html_table(rows: Sequence[Sequence[Any]]) -> str:
+def _html_table(rows):
     """Returns a table of text whose first row is the head."""
     return "<table>" + "".join("<tr>" + "".join(f"<{tag}>{html.escape(str(entry))}</{tag}>" for entry in row) + "</tr>"
                                for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)) + "</table>"

@@ -38,7 +38,7 @@ class _Attention(KeepsShape):
         return partitioning.add_weight(
             self, name, shape, axes, keras.initializers.RandomNormal(stddev=(self.init_scale / fan_in) ** 0.5))
 
-    def build(self, input_shape: Shape) -> None:
+    def build(self, input_shape):
         d_model = checks.width(input_shape)
         self.dropout.build()
         self._build_projections(input_shape)

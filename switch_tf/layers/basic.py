@@ -27,10 +27,10 @@ _RULES = {
 class Layer(keras.layers.Layer):
     """Layer that writes its constructor's arguments into its config. Each is an attribute of the same name."""
 
-    def _keep(self, **arguments: Any) -> None:
+    def _keep(self, **arguments):
         """Sets attributes to the values of arguments, checked by the rules of their names."""
         for name, value in arguments.items():
-            check: Any = checks.number if isinstance(_RULES[name], str) else checks.integer
+            check = checks.number if isinstance(_RULES[name], str) else checks.integer
             setattr(self, name, check(name, value, _RULES[name]))
 
     def _draw(self, purpose, shape):

@@ -1,7 +1,6 @@
 """T5's dense feed-forward layer, and experts with stacked kernels."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
@@ -20,7 +19,7 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
 class _Kernels(Layer):
     """Kernels and activation that the dense layer and the experts share."""
 
-    def __init__(self, d_ff: int, activation: str, dropout_rate: float, init_scale: float, **kwargs: Any):
+    def __init__(self, d_ff, activation, dropout_rate, init_scale, **kwargs):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
         self.activation = activation
@@ -38,7 +37,7 @@ class _Kernels(Layer):
         self.input_kernels = [add(name, (d_model, self.d_ff), ("embed", width), initializer) for name in names]
         self.wo = add("wo", (self.d_ff, output_dim), (width, "embed"), kernel_initializer(self.init_scale, self.d_ff))
 
-    def activate(self, products: Sequence[Tensor]) -> Tensor:
+    def activate(self, products):
         """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from a list of the products."""
         hidden = _FUNCTIONS[self.activation](products[0])
         return hidden if len(products) == 1 else hidden * products[1]

@@ -23,7 +23,7 @@ from switch_tf.layers.basic import KeepsShape
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, forms, indexing
 from switch_tf.ops.dot_product_attention import PositionBias, cut
-from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.partitioning.tensors import Tensor
 
 Cache: TypeAlias = tuple[tuple[Tensor, ...], ...]
 
@@ -59,7 +59,7 @@ class _Parts(KeepsShape):
 
     get_config = keras.layers.Layer.get_config  # Keras refuses: the model's configuration describes its parts
 
-    def build(self, input_shape: Shape) -> None:
+    def build(self, input_shape):
         for layer in self._flatten_layers(include_self=False, recursive=False):
             layer.build(input_shape)
 
