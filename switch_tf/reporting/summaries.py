@@ -173,13 +173,10 @@ class Writer:
 class NoWriter:
     """Writes nothing, because another process does."""
 
-    def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
+    def write(self, *step_and_values: Any) -> None:
         pass
 
-    def flush(self) -> None:
-        pass
-
-    close = flush
+    flush = close = write
 
 
 _QUIET_SECONDS = 15.0  # longest time without a line while a run trains
