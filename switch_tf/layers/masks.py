@@ -4,11 +4,11 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.configs.semantics import Rules
-from switch_tf.partitioning.tensors import Tensor
+from switch_tf.partitioning.tensors import Mask, Tensor
 
 
-def padding_mask(inputs: Tensor, padding_mask: Tensor | None, *keras_masks: Tensor | None,
-                 name: str = "padding_mask") -> Tensor | None:
+def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
+                 name: str = "padding_mask") -> Mask:
     """Returns the first mask given, checked, or None if there is none.
 
     Args:
@@ -56,7 +56,7 @@ def key_mask(key_is_real: Tensor) -> Tensor:
     return key_is_real[:, None, None, :]
 
 
-def without_keys(attention_mask: Tensor | None, key_is_real: Tensor | None) -> Tensor | None:
+def without_keys(attention_mask: Mask, key_is_real: Mask) -> Mask:
     """Combines an attention mask with a key mask, <bool>[batch, key]. None means unrestricted."""
     if key_is_real is None:
         return attention_mask

@@ -18,7 +18,7 @@ from switch_tf.layers.feed_forward import ExpertFeedForward
 from switch_tf.layers.routing import Router
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import indexing
-from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -153,9 +153,9 @@ class SwitchFeedForward(Routed, KeepsShape):
         """Number of experts by router name, see `Routed`."""
         return {self.name: self.num_experts}
 
-    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
-             training: bool = False, return_router_stats: bool = False, mask: Tensor | None = None,
-             inputs_mask: Tensor | None = None) -> Any:
+    def call(self, inputs: Tensor, padding_mask: Mask = None, token_ids: Tensor | None = None,
+             training: bool = False, return_router_stats: bool = False, mask: Mask = None,
+             inputs_mask: Mask = None) -> Any:
         padding_mask = self._check(inputs, padding_mask, token_ids, training, return_router_stats, mask, inputs_mask)
         batch, length, _ = ops.shape(inputs)
         groups, expert_capacity, (rows, columns) = grouping.plan(

@@ -14,7 +14,7 @@ from switch_tf.layers.basic import Layer, drop, kernel_initializer, serializable
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, indexing, products
-from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 INPUT_DROPOUT_RATE = 0.1
@@ -104,10 +104,10 @@ class Router(Layer):
             self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
             kernel_initializer(self.init_scale, d_model), dtype=self._wide_dtype)
 
-    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, expert_capacity: int | Tensor | None = None,
+    def call(self, inputs: Tensor, padding_mask: Mask = None, expert_capacity: int | Tensor | None = None,
              token_ids: Tensor | None = None, training: bool = False, is_present: Tensor | None = None,
-             mask: Tensor | None = None,
-             inputs_mask: Tensor | None = None) -> tuple[TokenChoices | ExpertChoices, RouterStats]:
+             mask: Mask = None,
+             inputs_mask: Mask = None) -> tuple[TokenChoices | ExpertChoices, RouterStats]:
         training = checks.flag("training", training)
         checks.tensor("inputs", inputs, "float", (None, None, None))
         expert_capacity = checks.size("expert_capacity", expert_capacity, at_least=1)
