@@ -52,7 +52,7 @@ def check_decodes(config: SwitchConfig) -> None:
                       "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
 
 
-def continues_after(tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
+def _continues_after(tokens, ends):
     """Returns whether sequences continue after tokens, <int32>[...]: <bool>[...], False at each of `ends`."""
     continues = ops.ones_like(tokens, "bool")
     for end in ends:
@@ -181,7 +181,7 @@ class _TokenByToken(Sampler):
             ids = ops.where(ops.equal(places, position), tokens[:, None], ids)
             if has_scores:
                 scores += ops.where(is_open, _log_probs(logits[:, None], tokens[:, None])[:, 0], 0.0)
-            return is_open & continues_after(tokens, ends), tokens, ids, cache, scores
+            return is_open & _continues_after(tokens, ends), tokens, ids, cache, scores
 
         inputs = features["encoder_input_tokens"]
         batch = ops.shape(inputs)[0]
@@ -300,7 +300,7 @@ class Beam(Sampler):
             parent, tokens = index // vocab_size, ops.cast(index % vocab_size, "int32")
             is_new = ops.equal(partitioning.arange(max_length), position)
             ids = ops.where(is_new, tokens[..., None], _gather(live_ids, parent))
-            can_continue = continues_after(tokens, ends)
+            can_continue = _continues_after(tokens, ends)
 
             is_finished = ~can_continue | (position + 1 == max_length)
             is_finished = is_finished & (partitioning.arange(num_candidates) < beams) & is_open[:, None]

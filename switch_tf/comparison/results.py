@@ -123,7 +123,7 @@ def read(folder: places.Place, name: str) -> Curves:
                   dict(zip(logged, per_step, strict=True)))
 
 
-def of_tasks(run: Curves) -> dict[str, Curves]:
+def _of_tasks(run):
     """Returns a run with the losses of each task of its mixture that was evaluated by itself: task -> Curves."""
     runs = {}
     for name, (steps, values) in run.values.items():
@@ -253,7 +253,7 @@ def _variant(paired, step_time):
         "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
     } for run, reference in paired]
     # Each task of the mixture by itself (Figures 7 and 8 of the paper).
-    of_pairs = [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
+    of_pairs = [(_of_tasks(run), _of_tasks(reference)) for run, reference in paired]
     tasks = {name: {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
                     **_at_end([(own[name], other[name]) for own, other in of_pairs])}
              for name in of_pairs[0][0] if all(name in found for pair in of_pairs for found in pair)}
