@@ -64,7 +64,7 @@ class RouterStatistics(keras.callbacks.Callback):
         self.model.make_train_function(force=True)
 
 
-def _outermost_observed(layer) -> list[Routed]:
+def _outermost_observed(layer):
     """Returns the outermost layers or models that pass router statistics to an observer."""
     if isinstance(layer, Routed):
         return [layer] if layer.routers else []
@@ -92,7 +92,7 @@ class _Sums:
         for load, stats in zip(self._loads, router_stats, strict=True):
             load.assign_add(ops.cast(stats.expert_load.total, "float32"))
 
-    def take(self) -> dict[str, dict[str, float]]:
+    def take(self):
         """Returns the statistics of each router by name, and sets all sums to zero."""
         sums, *loads = (ops.convert_to_numpy(variable).copy() for variable in (self._sums, *self._loads))
         for variable in (self._sums, *self._loads):

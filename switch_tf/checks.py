@@ -224,5 +224,5 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def _listed(shape) -> str:
+def _listed(shape):
     return f"[{', '.join('any' if length is None else str(length) for length in shape)}]"

@@ -8,7 +8,7 @@ from switch_tf import checks
 from switch_tf.configs.semantics import rules_of
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, forms, indexing
-from switch_tf.partitioning.tensors import Tensor
+from switch_tf.partitioning.tensors import Mask, Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -176,7 +176,7 @@ class Balance(NamedTuple):
         return Mean(ops.sum(per_group * self.num_counted), ops.sum(self.num_counted))
 
 
-def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
+def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask: Mask = None,
                         semantics: str = "switch_tf") -> Tensor:
     """Computes equation 4 of the paper (section 2.2) without its coefficient: num_experts * sum_e f_e P_e.
 
@@ -202,7 +202,7 @@ def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask
     return balance(router_probs, expert_index, is_counted, semantics).mean.value
 
 
-def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | None = None,
+def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Mask = None,
             semantics: str = "switch_tf", second_place_weight: float = 0.0) -> Balance:
     """Computes the factors of `load_balancing_loss`. The mask applies under any semantics.
 
@@ -254,7 +254,7 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Tensor | N
                    ops.concatenate([first.mean_prob, second.mean_prob], axis=-1), divisor)
 
 
-def router_z_loss(router_logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+def router_z_loss(router_logits: Tensor, padding_mask: Mask = None) -> Tensor:
     """Computes ST-MoE's z-loss without its coefficient, the mean over real tokens of logsumexp(logits)^2.
 
     Args:
@@ -267,7 +267,7 @@ def router_z_loss(router_logits: Tensor, padding_mask: Tensor | None = None) -> 
     return router_z_mean(router_logits, padding_mask).value
 
 
-def router_z_mean(router_logits: Tensor, padding_mask: Tensor | None = None) -> Mean:
+def router_z_mean(router_logits: Tensor, padding_mask: Mask = None) -> Mean:
     """Computes `router_z_loss` as a Mean, which merges over parts of a batch."""
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     squared = ops.square(ops.logsumexp(dtypes.widen(router_logits), axis=-1))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from switch_tf.aot import hlo
 from switch_tf.aot.hlo import SENT, WAITING, attribute
 from switch_tf.hardware.chips import Chip
-from switch_tf.reporting.report import png, pyplot
+from switch_tf.reporting.report import matplotlib, new_figure, png
 
 CORE, COPIES, LINKS = "core", "copies", "links"
 _TITLES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to other chips"}
@@ -79,12 +79,11 @@ class Schedule(NamedTuple):
             layers: Encoder and decoder layers of the whole model.
         """
         names = sorted(parts, key=parts.get)
-        palette = pyplot().get_cmap("tab20").colors
+        palette = matplotlib.colormaps["tab20"]
         busy = [name for name in reversed(names) if name not in (SENT, WAITING)]
-        colors = {name: palette[2 * place % 20 + place // 10] for place, name in enumerate(busy)}
-        colors |= {SENT: "black", WAITING: "silver"}
-        figure, (time, bars) = pyplot().subplots(2, 1, figsize=(14, 2.6 + 0.3 * len(names)), layout="constrained",
-                                                 height_ratios=(1.6, 0.3 * len(names)))
+        colors = {SENT: "black", WAITING: "silver", **{
+            name: palette(2 * place % 20 + place // 10) for place, name in enumerate(busy)}}
+        figure, ((time,), (bars,)) = new_figure(14, 2.6 + 0.3 * len(names), 2, height_ratios=(1.6, 0.3 * len(names)))
         lanes = (LINKS, COPIES, CORE)
         for place, lane in enumerate(lanes):
             spans = [span for span in self.spans if span.lane == lane]

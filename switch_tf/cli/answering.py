@@ -1,6 +1,5 @@
 """`switch-tf infer`, `serve` and `export`: the answers of a trained run to texts."""
 
-import argparse
 import contextlib
 import gc
 import hashlib
@@ -8,12 +7,14 @@ import importlib
 import pathlib
 import sys
 import time
+from argparse import Namespace
 
 from etils import epy
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION, select_one
 from switch_tf.cli import options
+from switch_tf.cli.parser import Parser
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.choices import check_choice
 from switch_tf.hardware import host
@@ -49,26 +50,24 @@ switch-tf infer --run runs/first --interactive
 """
 
 
-def add_infer_arguments(parser: argparse.ArgumentParser) -> None:
+def add_infer_arguments(parser: Parser) -> None:
     """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
     _add_decoding_arguments(parser)
-    parser.add_argument("--input", metavar="FILE",
-                        help="a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as "
-                             ".gz), or lines of text, or JSON lines with --field; - for standard input")
-    parser.add_argument("--output", default="-", metavar="FILE",
-                        help="JSON lines, gone on with where it ends; - (default) for standard output")
-    parser.add_argument("--field", metavar="NAME",
-                        help="key or column of the text, or the column's number in a table without a header (default: "
-                             "as in training)")
-    parser.add_argument("--score", action="store_true",
-                        help="the log-likelihood of given targets, in --target_field")
-    parser.add_argument("--target_field", metavar="NAME", help="see --score (default: as in training)")
-    parser.add_argument("--interactive", action="store_true", help="answer what is typed, line by line")
-    parser.add_argument("--batch_size", at_least=1, default=32,
-                        help="lines at a time (default 32)")
+    parser.add("--input",
+               "a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as .gz), or lines "
+               "of text, or JSON lines with --field; - for standard input", "FILE")
+    parser.add("--output",
+               "JSON lines, gone on with where it ends; - (default) for standard output", "FILE", default="-")
+    parser.add("--field",
+               "key or column of the text, or the column's number in a table without a header (default: as in "
+               "training)", "NAME")
+    parser.add("--score", "the log-likelihood of given targets, in --target_field")
+    parser.add("--target_field", "see --score (default: as in training)", "NAME")
+    parser.add("--interactive", "answer what is typed, line by line")
+    parser.add("--batch_size", "lines at a time (default 32)", at_least=1, default=32)
 
 
-def run_infer(arguments: argparse.Namespace) -> dict:
+def run_infer(arguments: Namespace) -> dict:
     """Answers the input; returns the numbers of lines and errors."""
     has_file, has_output = arguments.input not in (None, "-"), arguments.output != "-"
     if arguments.interactive and (arguments.input or has_output or arguments.field or arguments.score):
@@ -178,18 +177,18 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 """
 
 
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+def add_export_arguments(parser: Parser) -> None:
     """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
     _add_decoding_arguments(parser, answers=False)
-    parser.add_argument("--model", metavar="FILE", help="in place of --run: a model that Keras saved, model.keras")
-    parser.add_argument("--vocabulary", metavar="NAME_OR_FILE",
-                        help="with --model: a vocabulary, for text in and text out; without it ids in and out")
-    parser.add_argument("--inputs_length", at_least=1,
-                        help="with --model and --vocabulary: tokens of a text to read at most (default 512)")
+    parser.add("--model", "in place of --run: a model that Keras saved, model.keras", "FILE")
+    parser.add("--vocabulary",
+               "with --model: a vocabulary, for text in and text out; without it ids in and out", "NAME_OR_FILE")
+    parser.add("--inputs_length",
+               "with --model and --vocabulary: tokens of a text to read at most (default 512)", at_least=1)
     options.add_output(parser)
 
 
-def run_export(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_export(arguments: Namespace) -> tuple[dict, str]:
     """Writes the folder; returns what was exported."""
     _check_decoding(arguments)
     if (arguments.run is None) == (arguments.model is None):
@@ -240,24 +239,23 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 """
 
 
-def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+def add_serve_arguments(parser: Parser) -> None:
     """Declares the run, its checkpoint, the address, the limits, the sampler and the gin arguments."""
     _add_decoding_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
-                        help="to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8501, metavar="N", help="0 for any that is free (default 8501)")
-    parser.add_argument("--allow_host", action="append", default=[], metavar="NAME",
-                        help="another name that requests and pages may give this server, such as a proxy's; may be "
-                             "repeated (by default localhost and the address it listens at)")
-    parser.add_argument("--batch_size", at_least=1, default=32,
-                        help="texts that are answered at a time, at most (default 32)")
-    parser.add_argument("--max_waiting", at_least=1, default=256,
-                        help="texts that may wait; further requests are refused with 503 (default 256)")
-    parser.add_argument("--max_request_bytes", at_least=1, default=2**20,
-                        help="largest request; longer ones are refused with 413 (default 1048576)")
+    parser.add("--host", "to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)",
+               "ADDRESS", default="127.0.0.1")
+    parser.add("--port", "0 for any that is free (default 8501)", "N", type=int, default=8501)
+    parser.add("--allow_host",
+               "another name that requests and pages may give this server, such as a proxy's; may be repeated (by "
+               "default localhost and the address it listens at)", "NAME", action="append", default=[])
+    parser.add("--batch_size", "texts that are answered at a time, at most (default 32)", at_least=1, default=32)
+    parser.add("--max_waiting",
+               "texts that may wait; further requests are refused with 503 (default 256)", at_least=1, default=256)
+    parser.add("--max_request_bytes",
+               "largest request; longer ones are refused with 413 (default 1048576)", at_least=1, default=2**20)
 
 
-def run_serve(arguments: argparse.Namespace) -> dict:
+def run_serve(arguments: Namespace) -> dict:
     """Serves until a signal comes; returns the address."""
     _check_decoding(arguments)
     try:
@@ -302,24 +300,20 @@ def _add_decoding_arguments(parser, answers=True):
         answers: Whether the command answers texts of a run, and has `--backend` and `--devices`.
     """
     options.add_run_arguments(parser, is_required=answers)
-    parser.add_argument("--step", default="last", metavar="N|best|last",
-                        help="a step, the best one by the run's BEST_METRIC, or the newest (default)")
-    parser.add_argument("--raw", action="store_true",
-                        help="read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
-    parser.add_argument("--max_length", at_least=1,
-                        help="tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
-    parser.add_argument("--sampler", choices=tuple(_SAMPLERS), default="greedy",
-                        help="the most probable token (default), a drawn one, or beam search")
+    parser.add("--step",
+               "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last")
+    parser.add("--raw", "read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
+    parser.add("--max_length", "tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)", at_least=1)
+    parser.add("--sampler", "the most probable token (default), a drawn one, or beam search",
+               choices=tuple(_SAMPLERS), default="greedy")
     for sampler, settings in _SAMPLERS.items():
         for name, kind, meaning in settings:
-            parser.add_argument(f"--{name}", type=kind, metavar="X", help=f"with --sampler {sampler}: {meaning}")
+            parser.add(f"--{name}", f"with --sampler {sampler}: {meaning}", "X", type=kind)
     if answers:
-        parser.add_argument("--backend", metavar="NAME",
-                            help="auto (default): one device of TensorFlow, whatever layout the run trained under; "
-                                 "pjrt: the run's layout on PJRT (on TPUs and GPUs the default for runs that recorded "
-                                 "it)")
-        parser.add_argument("--devices", at_least=1,
-                            help="with --backend pjrt: virtual devices to make of this machine's CPU")
+        parser.add("--backend",
+                   "auto (default): one device of TensorFlow, whatever layout the run trained under; pjrt: the run's "
+                   "layout on PJRT (on TPUs and GPUs the default for runs that recorded it)", "NAME")
+        parser.add("--devices", "with --backend pjrt: virtual devices to make of this machine's CPU", at_least=1)
 
 
 def _check_decoding(arguments):

@@ -1,15 +1,16 @@
 """`switch-tf compile` and `verify-layout`: the cost of a layout on a pod or on GPUs, and its effect on a step."""
 
-import argparse
 import contextlib
 import json
 import sys
 import tempfile
+from argparse import Namespace
 
 from etils import epy
 
 from switch_tf.aot import answers, search
 from switch_tf.cli import options
+from switch_tf.cli.parser import Parser
 from switch_tf.hardware import chips
 from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning import collectives
@@ -30,25 +31,23 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 """
 
 
-def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
+def add_compile_arguments(parser: Parser) -> None:
     """Declares the gin arguments and what to compile for."""
     options.add_gin_arguments(parser)
-    parser.add_argument("--topology", required=True, metavar="NAME",
-                        help="the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: "
-                             "h100:8, a server of 8, h100:2x8, two of them, and a100 and h200")
-    parser.add_argument("--full", action="store_true",
-                        help="compile all layers; otherwise two shallow depths, from which the rest is extrapolated")
-    parser.add_argument("--save", metavar="FOLDER",
-                        help="keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto")
-    parser.add_argument("--plot", metavar="FILE", help="draw the schedule and the time of each part, as PNG")
-    parser.add_argument("--compare", metavar="LAYOUTS",
-                        help="layouts to put side by side, separated by commas: names such as expert,expert_model, or "
-                             "gin files")
-    parser.add_argument("--search", action="store_true",
-                        help="try meshes, group sizes and capacity factors, and rank them by predicted time")
+    parser.add("--topology",
+               "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: h100:8, a server "
+               "of 8, h100:2x8, two of them, and a100 and h200", "NAME", required=True)
+    parser.add("--full", "compile all layers; otherwise two shallow depths, from which the rest is extrapolated")
+    parser.add("--save",
+               "keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto", "FOLDER")
+    parser.add("--plot", "draw the schedule and the time of each part, as PNG", "FILE")
+    parser.add("--compare",
+               "layouts to put side by side, separated by commas: names such as expert,expert_model, or gin files",
+               "LAYOUTS")
+    parser.add("--search", "try meshes, group sizes and capacity factors, and rank them by predicted time")
 
 
-def run_compile(arguments: argparse.Namespace) -> dict:
+def run_compile(arguments: Namespace) -> dict:
     """Prints memory, collectives and times of one chip; returns the JSON object. Status 1 means that nothing fits.
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
@@ -152,15 +151,14 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 """
 
 
-def add_verify_layout_arguments(parser: argparse.ArgumentParser) -> None:
+def add_verify_layout_arguments(parser: Parser) -> None:
     """Declares the gin arguments, the devices and `--steps`."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser, num_devices=8)
-    parser.add_argument("--steps", at_least=1, default=3,
-                        help="training steps to compare (default 3)")
+    parser.add("--steps", "training steps to compare (default 3)", at_least=1, default=3)
 
 
-def run_verify_layout(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_verify_layout(arguments: Namespace) -> tuple[dict, str]:
     """Returns the largest differences and the collectives, as JSON and as text. Status 1 means that they are too large.
 
     Computes in float64 unless ACTIVATION_DTYPE is set. MODEL_DIR is not needed.

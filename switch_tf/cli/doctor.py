@@ -1,7 +1,9 @@
 """`switch-tf doctor`: checks this machine, and prints a cure for each fault."""
 
-import argparse
 
+from argparse import Namespace
+
+from switch_tf.cli.parser import Parser
 from switch_tf.installation.doctor import PROBLEM, WARNING, check_all
 
 DOCTOR_EXAMPLES = r"""
@@ -10,13 +12,13 @@ switch-tf doctor --model_dir gs://my-bucket/runs
 """
 
 
-def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+def add_doctor_arguments(parser: Parser) -> None:
     """Describes the command and declares the folder to check."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
-    parser.add_argument("--model_dir", metavar="FOLDER", help="also check that runs can be kept there")
+    parser.add("--model_dir", "also check that runs can be kept there", "FOLDER")
 
 
-def run_doctor(arguments: argparse.Namespace) -> dict:
+def run_doctor(arguments: Namespace) -> dict:
     """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
     findings = []
     for finding in check_all(arguments.model_dir):

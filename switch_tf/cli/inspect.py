@@ -3,10 +3,12 @@
 With --verify it reads the files of checkpoints instead.
 """
 
-import argparse
+
+from argparse import Namespace
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.cli import options
+from switch_tf.cli.parser import Parser
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
@@ -21,23 +23,21 @@ switch-tf inspect runs/x --verify
 """
 
 
-def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
+def add_inspect_arguments(parser: Parser) -> None:
     """Declares the model to inspect and the lengths of a sequence."""
-    parser.add_argument("what", nargs="?", metavar="PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER",
-                        help="a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or "
-                             "a folder of Hugging Face")
-    parser.add_argument("--list", action="store_true", help="name all presets")
-    parser.add_argument("--verify", action="store_true",
-                        help="read every file of a run's checkpoints, or of one, and compare it with its recorded sum; "
-                             "status 1 if one is damaged")
-    parser.add_argument("--inputs_length", at_least=1, default=512,
-                        help="tokens, for the FLOPs (default 512)")
-    parser.add_argument("--targets_length", at_least=0, default=114,
-                        help="tokens, for the FLOPs (default 114)")
+    parser.add("what",
+               "a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or a folder of "
+               "Hugging Face", "PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER", nargs="?")
+    parser.add("--list", "name all presets")
+    parser.add("--verify",
+               "read every file of a run's checkpoints, or of one, and compare it with its recorded sum; status 1 if "
+               "one is damaged")
+    parser.add("--inputs_length", "tokens, for the FLOPs (default 512)", at_least=1, default=512)
+    parser.add("--targets_length", "tokens, for the FLOPs (default 114)", at_least=0, default=114)
     options.add_gin_arguments(parser)
 
 
-def run_inspect(arguments: argparse.Namespace) -> dict:
+def run_inspect(arguments: Namespace) -> dict:
     """Prints and returns the presets, the sizes of one model, which is not built, or the state of checkpoints."""
     if arguments.verify:
         return _verify(arguments)

@@ -5,14 +5,13 @@ import contextlib
 import errno
 import importlib
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from switch_tf import checks, environment
-from switch_tf.configs import shipped_gin
+from switch_tf.cli.parser import Parser
 from switch_tf.configs.choices import nearest
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
@@ -48,33 +47,6 @@ _MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Stands below the traceback of an exception that is no Refusal.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name the flag or macro that an unknown flag is probably meant to be.
-
-    An argument with a smallest value, `at_least`, is an integer.
-    """
-
-    def add_argument(self, *names, at_least=None, **options):
-        number = {} if at_least is None else {"type": int, "metavar": "N"}
-        action = super().add_argument(*names, **number, **options)
-        action.at_least = at_least
-        return action
-
-    def error(self, message):
-        unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)
-        macro = unknown and unknown[1].upper()
-        if unknown and unknown[1].endswith(".gin"):
-            message += f". A gin file is given as --gin_file={unknown[1]}"
-        elif macro == "MODEL_DIR" and "--run" in self._option_string_actions:
-            message += ". The folder of a finished run is given as --run"
-        elif unknown and macro not in shipped_gin.macros():
-            message += f".{nearest(f'--{unknown[1]}', self._option_string_actions)}"
-        elif macro:
-            message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
-                        "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
-        self.exit(REFUSED, f"{self.prog}: {message}\n")  # without argparse's usage, which hides the sentence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,7 +111,7 @@ def _main(argv):
 
 def _parse(argv):
     if not argv or argv[0] not in COMMANDS:
-        parser = _Parser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
+        parser = Parser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
         commands = parser.add_subparsers(required=True, metavar="COMMAND")
         for name, summary in COMMANDS.items():
             commands.add_parser(name, help=summary)
@@ -149,16 +121,16 @@ def _parse(argv):
         parser.parse_known_args(argv)  # prints the help, or that there is no command
         parser.error("the command comes first")
     name, *words = argv
-    parser = _Parser(prog=f"switch-tf {name}", description=COMMANDS[name],
-                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true",
-                        help="print one JSON object as the last line of standard output, all else on stderr")
+    parser = Parser(prog=f"switch-tf {name}", description=COMMANDS[name],
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add("--json", "print one JSON object as the last line of standard output, all else on stderr")
     add_arguments, run, examples = parts_of(name)
     add_arguments(parser)
     notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
     parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
     # argparse cannot know the names in `--gin.NAME=VALUE`, nor the flags of Apache Beam behind `--`.
-    words, behind = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
+    end = [*words, "--"].index("--")
+    words, behind = words[:end], words[end + 1:]
     bindings = [word for word in words if word.startswith("--gin.")]
     words = [word for word in words if word not in bindings]
     for word in words:  # before argparse complains about missing flags
@@ -174,8 +146,8 @@ def _parse(argv):
         parser.error(f"the command {name} takes no gin bindings, but was given {bindings[0]}")
     for action in parser._actions:
         flag, given = (*action.option_strings, action.metavar)[0], getattr(arguments, action.dest, None)
-        if action.at_least is not None:
-            checks.optional(flag, given, checks.integer, action.at_least)
+        if (at_least := getattr(action, "at_least", None)) is not None:
+            checks.optional(flag, given, checks.integer, at_least)
         is_path = any(word.removesuffix("S") in _PATHS for word in str(action.metavar).split("|"))
         if is_path and (name, action.dest) != ("vocabulary", "input"):  # TensorFlow reads that one and knows buckets
             for path in given if isinstance(given, list) else [given]:

@@ -1,8 +1,8 @@
 """Arguments that several commands share: gin files and bindings, an output, a trained run."""
 
-import argparse
 import contextlib
 import pathlib
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +11,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
+from switch_tf.cli.parser import Parser
 from switch_tf.configs import experiment, gin_syntax, parts
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
@@ -26,33 +27,33 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
     from switch_tf.inference import saved_runs
 
 
-def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
+def add_gin_arguments(parser: Parser) -> None:
     """Declares `--gin_file` and `--gin_search_paths`; `--gin.NAME=VALUE` is taken by main."""
-    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE",
-                        help="gin file, repeatable; the one given last wins. Shipped files such as "
-                             "gin/models/switch_tiny.gin are found from any folder")
-    parser.add_argument("--gin_search_paths", default="", metavar="FOLDERS",
-                        help="folders to look for gin files in, separated by commas, before the shipped ones")
+    parser.add("--gin_file",
+               "gin file, repeatable; the one given last wins. Shipped files such as gin/models/switch_tiny.gin are "
+               "found from any folder", "FILE", action="append", default=[])
+    parser.add("--gin_search_paths",
+               "folders to look for gin files in, separated by commas, before the shipped ones", "FOLDERS", default="")
     parser.epilog = ("--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: "
                      "--gin.MODEL_DIR=\"'runs/x'\".")
 
 
-def add_device_arguments(parser: argparse.ArgumentParser, num_devices: int | None = None) -> None:
+def add_device_arguments(parser: Parser, num_devices: int | None = None) -> None:
     """Declares `--devices`, with a default, and `--backend`, which main makes a binding."""
-    parser.add_argument("--devices", at_least=1, default=num_devices,
-                        help=f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})")
-    parser.add_argument("--backend", metavar="NAME",
-                        help=f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
-                             "gin files)")
+    parser.add("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
+               at_least=1, default=num_devices)
+    parser.add("--backend",
+               f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
+               "gin files)", "NAME")
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: Parser) -> None:
     """Declares the `--output` of `new_output`."""
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new or empty folder")
+    parser.add("--output", "a new or empty folder", "FOLDER", required=True)
 
 
 @contextlib.contextmanager
-def new_output(arguments: argparse.Namespace) -> Iterator[Any]:
+def new_output(arguments: Namespace) -> Iterator[Any]:
     """Checks that `--output` is empty or does not exist, locks it within this scope, and yields its path."""
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
@@ -60,14 +61,14 @@ def new_output(arguments: argparse.Namespace) -> Iterator[Any]:
         yield output
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_trust(parser: Parser) -> None:
     """Declares the `--trust` of `load_run`."""
-    parser.add_argument("--trust", action="store_true",
-                        help="run the gin file of the run even if it names modules that switch_tf does not ship; a gin "
-                             "file is a program")
+    parser.add("--trust",
+               "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
+               "program")
 
 
-def look(arguments: argparse.Namespace, defaults: Sequence[str] = ()) -> Experiment:
+def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
     """Returns the experiment of a command line, with nothing built and without TensorFlow; see `Experiment.from_gin`.
 
     Args:
@@ -77,7 +78,7 @@ def look(arguments: argparse.Namespace, defaults: Sequence[str] = ()) -> Experim
     return Experiment.from_gin(arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths)
 
 
-def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
+def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
          check: Callable[[Experiment], Any] = lambda described: None) -> Experiment:
     """Returns the experiment of a command line, and imports TensorFlow if nothing is wrong with it.
 
@@ -94,7 +95,7 @@ def load(arguments: argparse.Namespace, defaults: Sequence[str] = (), num_cpu_de
     return described
 
 
-def read_model(arguments: argparse.Namespace) -> tuple[SwitchConfig, Any]:
+def read_model(arguments: Namespace) -> tuple[SwitchConfig, Any]:
     """Returns the model that gin files describe, and their Layout or None."""
     files = arguments.gin_file
     found = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check()
@@ -105,15 +106,14 @@ def read_model(arguments: argparse.Namespace) -> tuple[SwitchConfig, Any]:
     return found.part(parts.CONFIG).make(), found.part(parts.LAYOUT).make() if parts.LAYOUT in bound else None
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+def add_run_arguments(parser: Parser, is_required: bool = True) -> None:
     """Declares the run and the gin arguments that change its configuration."""
     add_gin_arguments(parser)
-    parser.add_argument("--run", required=is_required, metavar="FOLDER",
-                        help="a run folder, whose own configuration is used")
+    parser.add("--run", "a run folder, whose own configuration is used", "FOLDER", required=is_required)
     add_trust(parser)
 
 
-def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
+def folder_of(arguments: Namespace) -> pathlib.Path:
     """Returns the run folder; refuses any other folder."""
     folder = places.at(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
@@ -129,7 +129,7 @@ def folder_of(arguments: argparse.Namespace) -> pathlib.Path:
     return folder
 
 
-def load_run(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
+def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
              on_one_device: bool = False) -> Experiment:
     """Returns the run of its gin file and the command line, on this machine's devices; see `load`.
 
@@ -161,6 +161,6 @@ def load_run(arguments: argparse.Namespace, folder: pathlib.Path, num_cpu_device
     return saved_runs.with_stored_vocabulary(described, folder)
 
 
-def use_host(arguments: argparse.Namespace) -> None:
+def use_host(arguments: Namespace) -> None:
     """Makes this process run on the host's CPU of a TPU VM."""
     devices.use_host(arguments.command, ", which --backend=pjrt does" if hasattr(arguments, "backend") else "")

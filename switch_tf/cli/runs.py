@@ -1,18 +1,19 @@
 """`switch-tf train`, `compare` and `eval`: runs of gin files, several in turns, and scores of their checkpoints."""
 
-import argparse
 import atexit
 import contextlib
 import dataclasses
 import itertools
 import re
 import sys
+from argparse import Namespace
 
 from etils import epy
 
 from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import follow, select
 from switch_tf.cli import options
+from switch_tf.cli.parser import Parser
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
 from switch_tf.configs import gin_syntax, parts
@@ -38,18 +39,18 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 """
 
 
-def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+def add_train_arguments(parser: Parser) -> None:
     """Declares the gin arguments, the devices and `--processes`."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser)
-    parser.add_argument("--processes", type=int, default=1, metavar="N",
-                        help="processes to start on this machine, which train together on the --devices; on several "
-                             "machines set TF_CONFIG instead (docs/layouts.md)")
+    parser.add("--processes",
+               "processes to start on this machine, which train together on the --devices; on several machines set "
+               "TF_CONFIG instead (docs/layouts.md)", "N", type=int, default=1)
     parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
 @outputs.outlived()
-def run_train(arguments: argparse.Namespace) -> dict:
+def run_train(arguments: Namespace) -> dict:
     """Trains to the last step or until interrupted; returns the summary of the run."""
     if arguments.processes != 1:
         options.look(arguments)
@@ -85,17 +86,16 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 """
 
 
-def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+def add_compare_arguments(parser: Parser) -> None:
     """Declares the gin arguments and, as an alternative, the runs to report on."""
     options.add_gin_arguments(parser)
-    parser.add_argument("--runs", nargs="+", default=[], metavar="FOLDER",
-                        help="train nothing, and compare these run folders, or all runs of a comparison's folder")
-    parser.add_argument("--output", metavar="FOLDER",
-                        help="where the report on --runs goes (default: the folder 'comparison')")
+    parser.add("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
+               "FOLDER", nargs="+", default=[])
+    parser.add("--output", "where the report on --runs goes (default: the folder 'comparison')", "FOLDER")
     parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
-def run_compare(arguments: argparse.Namespace) -> dict:
+def run_compare(arguments: Namespace) -> dict:
     """Trains the remaining steps, writes the report and prints its table; returns the content of comparison.json."""
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
@@ -135,7 +135,7 @@ def _report(output, runs, is_complete=True):
     return result
 
 
-def read_comparison(arguments: argparse.Namespace) -> tuple[Comparison, list[str]]:
+def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
     """Returns the Comparison and the bindings of the command line that apply to every variant.
 
     Raises:
@@ -181,22 +181,20 @@ switch-tf eval --run runs/first --follow
 """
 
 
-def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
+def add_eval_arguments(parser: Parser) -> None:
     """Declares the run, its checkpoints, the split, and the gin arguments that change its task or layout."""
     options.add_run_arguments(parser)
-    parser.add_argument("--step", default="last", metavar="N|best|last|all",
-                        help="a step, the best one by the run's BEST_METRIC, the newest (default) or each of them")
-    parser.add_argument("--split", default="validation", metavar="NAME", help="of the tasks (default validation)")
-    parser.add_argument("--examples", at_least=1,
-                        help="largest number of examples of each task with metrics (default: all)")
-    parser.add_argument("--output", metavar="FOLDER", help="where scores and predictions go (default RUN/eval)")
+    parser.add("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
+               "N|best|last|all", default="last")
+    parser.add("--split", "of the tasks (default validation)", "NAME", default="validation")
+    parser.add("--examples", "largest number of examples of each task with metrics (default: all)", at_least=1)
+    parser.add("--output", "where scores and predictions go (default RUN/eval)", "FOLDER")
     options.add_device_arguments(parser)
-    parser.add_argument("--follow", action="store_true",
-                        help="go on with each new checkpoint of a run that is training, until the run ends")
+    parser.add("--follow", "go on with each new checkpoint of a run that is training, until the run ends")
 
 
 @processes.one_of_several("eval")
-def run_eval(arguments: argparse.Namespace) -> dict:
+def run_eval(arguments: Namespace) -> dict:
     """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
     folder = options.folder_of(arguments)
     waits_for_first = arguments.follow and arguments.step == "last"

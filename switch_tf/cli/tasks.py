@@ -1,15 +1,16 @@
 """`switch-tf tasks`, `vocabulary` and `cache`: the data of tasks."""
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import os
+from argparse import Namespace
 
 from etils import epy
 
 from switch_tf import checks, sentencepiece_training
 from switch_tf.cli import options
+from switch_tf.cli.parser import Parser
 from switch_tf.configs import gin_syntax, names, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.installation import quiet
@@ -34,15 +35,15 @@ switch-tf tasks docs_corpus_span_corruption
 """
 
 
-def add_tasks_arguments(parser: argparse.ArgumentParser) -> None:
+def add_tasks_arguments(parser: Parser) -> None:
     """Declares the task to show, its split, and gin files of the user's own tasks."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a task or mixture to show three examples of")
-    parser.add_argument("--split", help="split of the examples (default: train, or the task's first)")
-    parser.add_argument("--vocabulary", help="instead of the task's own: a name, or the path of a SentencePiece model")
+    parser.add("name", "a task or mixture to show three examples of", "NAME", nargs="?")
+    parser.add("--split", "split of the examples (default: train, or the task's first)", "SPLIT")
+    parser.add("--vocabulary", "instead of the task's own: a name, or the path of a SentencePiece model", "VOCABULARY")
     options.add_gin_arguments(parser)
 
 
-def run_tasks(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_tasks(arguments: Namespace) -> tuple[dict, str]:
     """Returns the list or the examples."""
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
@@ -140,18 +141,17 @@ switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --ou
 """
 
 
-def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
+def add_vocabulary_arguments(parser: Parser) -> None:
     """Declares the files to read, the size and the output."""
-    parser.add_argument("--input", nargs="+", required=True, metavar="FILE",
-                        help="files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz")
-    parser.add_argument("--size", at_least=1, required=True,
-                        help="pieces, without the 100 sentinels that every task adds")
-    parser.add_argument("--output", required=True, metavar="FILE", help="the SentencePiece model to be written")
-    parser.add_argument("--field", nargs="+", default=["text"], metavar="NAME",
-                        help="keys or columns to read, numbers in tables without a header (default: text)")
+    parser.add("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
+               "FILE", nargs="+", required=True)
+    parser.add("--size", "pieces, without the 100 sentinels that every task adds", at_least=1, required=True)
+    parser.add("--output", "the SentencePiece model to be written", "FILE", required=True)
+    parser.add("--field", "keys or columns to read, numbers in tables without a header (default: text)",
+               "NAME", nargs="+", default=["text"])
 
 
-def run_vocabulary(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_vocabulary(arguments: Namespace) -> tuple[dict, str]:
     """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
     sentencepiece_training.check_output(arguments.output)
     with lock.held(arguments.output):
@@ -175,24 +175,21 @@ switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_fi
 """
 
 
-def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+def add_cache_arguments(parser: Parser) -> None:
     """Declares the task, the output and the workers."""
-    parser.add_argument("name", nargs="?", metavar="TASK",
-                        help="a task or mixture (default: the one that the gin files name)")
-    parser.add_argument("--output", metavar="FOLDER",
-                        help="the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)")
-    parser.add_argument("--vocabulary", help="the run's VOCABULARY, if it has one (default: the task's own)")
-    parser.add_argument("--split", nargs="+", metavar="SPLIT", help="which splits (default: all)")
-    parser.add_argument("--num_processes", at_least=1,
-                        help="workers on this machine (default: one a core)")
-    parser.add_argument("--num_shards", at_least=1,
-                        help="files of the train split (default: as many as its data, more of few or large ones)")
-    parser.add_argument("--overwrite", action="store_true", help="begin anew, whatever is in the folder")
-    parser.add_argument("--teacher", metavar="RUN",
-                        help="store the predictions of this run or checkpoint for the training rows that a student's "
-                             "gin files describe (TRAIN_STEPS batches of SEED), in --output")
-    parser.add_argument("--top_k", at_least=1,
-                        help=f"with --teacher: most probable tokens to store for each target (default {_TOP_K})")
+    parser.add("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?")
+    parser.add("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER")
+    parser.add("--vocabulary", "the run's VOCABULARY, if it has one (default: the task's own)", "VOCABULARY")
+    parser.add("--split", "which splits (default: all)", "SPLIT", nargs="+")
+    parser.add("--num_processes", "workers on this machine (default: one a core)", at_least=1)
+    parser.add("--num_shards",
+               "files of the train split (default: as many as its data, more of few or large ones)", at_least=1)
+    parser.add("--overwrite", "begin anew, whatever is in the folder")
+    parser.add("--teacher",
+               "store the predictions of this run or checkpoint for the training rows that a student's gin files "
+               "describe (TRAIN_STEPS batches of SEED), in --output", "RUN")
+    parser.add("--top_k",
+               f"with --teacher: most probable tokens to store for each target (default {_TOP_K})", at_least=1)
     parser.set_defaults(beam_flags=[])
     options.add_gin_arguments(parser)
     parser.epilog = (f"{parser.epilog} Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner "
@@ -200,7 +197,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_device_arguments(parser)
 
 
-def run_cache(arguments: argparse.Namespace) -> dict:
+def run_cache(arguments: Namespace) -> dict:
     """Writes the incomplete shards; returns the sizes of the cache."""
     if arguments.teacher is not None:
         return _store_predictions(arguments)

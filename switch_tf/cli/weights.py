@@ -1,12 +1,13 @@
 """`switch-tf convert`, `upcycle`, `average` and `shrink`: write weights that are made from a checkpoint."""
 
-import argparse
+from argparse import ArgumentTypeError, Namespace
 
 from etils import epy
 
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import options
+from switch_tf.cli.parser import Parser
 from switch_tf.configs.choices import check_choice
 from switch_tf.conversion import model_gin
 from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
@@ -34,28 +35,26 @@ switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/model
 """
 
 
-def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+def add_convert_arguments(parser: Parser) -> None:
     """Declares the two folders and the gin arguments."""
-    parser.add_argument("--input", required=True, metavar="FOLDER",
-                        help="a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow "
-                             "(with the --gin_file of its model), a run folder or a checkpoint")
+    parser.add("--input",
+               "a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow (with the "
+               "--gin_file of its model), a run folder or a checkpoint", "FOLDER", required=True)
     options.add_output(parser)
-    parser.add_argument("--to", metavar="|".join(WRITABLE),
-                        help="what to write; by default switch_tf, or hugging_face if the input is switch_tf")
-    parser.add_argument("--expert_capacity", at_least=1,
-                        help="to Hugging Face: slots of each expert for each sequence")
-    parser.add_argument("--dtype", default="float32", metavar="|".join(WRITTEN_DTYPES),
-                        help="to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and "
-                             "rounds others")
-    parser.add_argument("--verify", action="store_true",
-                        help="read the output and compare every weight with the input, and logits if two models fit "
-                             "into memory")
-    parser.add_argument("--with_optimizer", action="store_true",
-                        help="of T5X and Mesh TensorFlow: also Adafactor's slots and its step, to go on with them")
+    parser.add("--to",
+               "what to write; by default switch_tf, or hugging_face if the input is switch_tf", "|".join(WRITABLE))
+    parser.add("--expert_capacity", "to Hugging Face: slots of each expert for each sequence", at_least=1)
+    parser.add("--dtype",
+               "to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and rounds others",
+               "|".join(WRITTEN_DTYPES), default="float32")
+    parser.add("--verify",
+               "read the output and compare every weight with the input, and logits if two models fit into memory")
+    parser.add("--with_optimizer",
+               "of T5X and Mesh TensorFlow: also Adafactor's slots and its step, to go on with them")
     options.add_gin_arguments(parser)
 
 
-def run_convert(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_convert(arguments: Namespace) -> tuple[dict, str]:
     """Writes the output folder; returns what was converted."""
     source, source_format = locate(arguments.input, "--input")
     name = arguments.to or default_target(source_format).name
@@ -81,23 +80,21 @@ switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --outpu
 """
 
 
-def add_upcycle_arguments(parser: argparse.ArgumentParser) -> None:
+def add_upcycle_arguments(parser: Parser) -> None:
     """Declares the two folders, the differences between experts, and the gin arguments of the sparse model."""
-    parser.add_argument("--from", dest="source", required=True, metavar="CHECKPOINT",
-                        help="a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh "
-                             "TensorFlow")
+    parser.add("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",
+               "CHECKPOINT", dest="source", required=True)
     options.add_output(parser)
-    parser.add_argument("--noise", type=float, default=0.0, metavar="STDDEV",
-                        help="noise on each expert's kernels, relative to their standard deviation (default 0)")
-    parser.add_argument("--reinitialize", type=float, default=0.0, metavar="SHARE",
-                        help="share of each expert's hidden units to draw anew (default 0)")
-    parser.add_argument("--gate_scale", type=_factor, default=1.0, metavar="FACTOR",
-                        help="factor of the experts' output kernels, against gates that do not sum to one (default 1); "
-                             "auto for the one that keeps the size of each layer's output")
-    parser.add_argument("--with_optimizer", action="store_true",
-                        help="copy Adafactor's state and its step, too; start with "
-                             "--gin.Run.initial_variables=\"'with_optimizer'\"")
-    parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
+    parser.add("--noise", "noise on each expert's kernels, relative to their standard deviation (default 0)",
+               "STDDEV", type=float, default=0.0)
+    parser.add("--reinitialize",
+               "share of each expert's hidden units to draw anew (default 0)", "SHARE", type=float, default=0.0)
+    parser.add("--gate_scale",
+               "factor of the experts' output kernels, against gates that do not sum to one (default 1); auto for the "
+               "one that keeps the size of each layer's output", "FACTOR", type=_factor, default=1.0)
+    parser.add("--with_optimizer",
+               "copy Adafactor's state and its step, too; start with --gin.Run.initial_variables=\"'with_optimizer'\"")
+    parser.add("--seed", "of all draws (default 0)", type=int, default=0)
     options.add_gin_arguments(parser)
 
 
@@ -106,10 +103,10 @@ def _factor(text):
     try:
         return text if text == "auto" else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
+        raise ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
 
 
-def run_upcycle(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_upcycle(arguments: Namespace) -> tuple[dict, str]:
     """Writes the sparse model; returns what it is made of."""
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
     source, source_format = locate(arguments.source, "--from")
@@ -130,15 +127,14 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 """
 
 
-def add_average_arguments(parser: argparse.ArgumentParser) -> None:
+def add_average_arguments(parser: Parser) -> None:
     """Declares the run, the number of its checkpoints, and the output."""
-    parser.add_argument("--run", required=True, metavar="FOLDER", help="a run folder")
-    parser.add_argument("--last", required=True, at_least=2,
-                        help="number of its newest checkpoints")
+    parser.add("--run", "a run folder", "FOLDER", required=True)
+    parser.add("--last", "number of its newest checkpoints", required=True, at_least=2)
     options.add_output(parser)
 
 
-def run_average(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_average(arguments: Namespace) -> tuple[dict, str]:
     """Writes the mean; returns the steps that it is of."""
     folder = places.at(arguments.run)
     checkpoints = sources.newest(folder, arguments.last)
@@ -154,19 +150,18 @@ switch-tf shrink --from runs/first/checkpoints/step_00000300 --num_experts=4 --o
 """
 
 
-def add_shrink_arguments(parser: argparse.ArgumentParser) -> None:
+def add_shrink_arguments(parser: Parser) -> None:
     """Declares the checkpoint, the output, how experts become fewer, and the gin arguments of the run."""
-    parser.add_argument("--from", dest="source", required=True, metavar="CHECKPOINT",
-                        help="a run folder, for its newest checkpoint, or one of its checkpoints")
-    parser.add_argument("--num_experts", required=True, type=int, metavar="K", help="experts that each layer keeps")
+    parser.add("--from", "a run folder, for its newest checkpoint, or one of its checkpoints",
+               "CHECKPOINT", dest="source", required=True)
+    parser.add("--num_experts", "experts that each layer keeps", "K", required=True, type=int)
     options.add_output(parser)
-    parser.add_argument("--merge", action="store_true",
-                        help="merge the most similar experts; by default the most used ones are kept")
+    parser.add("--merge", "merge the most similar experts; by default the most used ones are kept")
     options.add_trust(parser)
     options.add_gin_arguments(parser)
 
 
-def run_shrink(arguments: argparse.Namespace) -> tuple[dict, str]:
+def run_shrink(arguments: Namespace) -> tuple[dict, str]:
     """Writes the smaller model; returns the losses and which experts are left."""
     source = places.at(arguments.source)
     folder = folders.run_folder_of(source)

@@ -5,7 +5,6 @@ So a busy machine slows all alike, and all variants train on the same batches.
 
 import contextlib
 import hashlib
-import pathlib
 import time
 from collections.abc import Callable
 
@@ -15,7 +14,6 @@ from switch_tf.comparison.description import Comparison, naming
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
 from switch_tf.storage import json_lines, places
-from switch_tf.storage.whole_file import writing
 from switch_tf.training.stopping import Stopping
 
 # Steps at the beginning of a turn that are not timed.
@@ -66,7 +64,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     return True
 
 
-def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: pathlib.Path,
+def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: places.Place,
                turn: int, stopping: Stopping) -> bool:
     """Trains variants of a seed from their newest checkpoints to the last step.
 
@@ -162,25 +160,25 @@ class Progress(summaries.Progress):
 class _OfVariant(summaries.Progress):
     """Progress of a run within a comparison: lines with the name of its variant, and the bar of all runs."""
 
-    def __init__(self, whole: Progress, name: str, last_step: int):
+    def __init__(self, whole, name, last_step):
         self._whole, self._name, self._last_step = whole, name, last_step
 
-    def advance(self, steps: int) -> None:
+    def advance(self, steps):
         self._whole.advance(steps)
 
-    def resume(self, step: int) -> None:
+    def resume(self, step):
         self._whole.advance(step, is_trained=False)
 
-    def glance(self, step: int, loss: float) -> None:
+    def glance(self, step, loss):
         pass  # the bar of the comparison moves
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         self._whole.say(f"{self._name}: {text}")
 
-    def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
+    def remaining_seconds(self, step, seconds_per_step):
         return self._whole.remaining_seconds(step, seconds_per_step)
 
-    def close(self) -> None:
+    def close(self):
         pass  # the bar belongs to the comparison
 
 
@@ -193,7 +191,7 @@ class SameBatches:
         path: Path of a file of JSON lines, which may have hashes already.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: places.Place):
         self._path, self._new = path, []
         self._known = {record["step"]: record for _, record in json_lines.read(
             self._path, lambda record: json_lines.is_step(record.get("step")) and {"variant", "hash"} <= record.keys())}
@@ -223,7 +221,5 @@ class SameBatches:
 
     def write(self) -> None:
         """Appends new hashes to the file."""
-        with writing(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
         json_lines.append(self._path, self._new)
         self._new.clear()

@@ -121,7 +121,7 @@ def read(folder: pathlib.Path, name: str) -> Curves:
                   dict(zip(logged, per_step, strict=True)))
 
 
-def of_tasks(run: Curves) -> dict[str, Curves]:
+def _of_tasks(run):
     """Returns a run with the losses of each task of its mixture that was evaluated by itself: task -> Curves."""
     runs = {}
     for name, (steps, values) in run.values.items():
@@ -251,7 +251,7 @@ def _variant(paired, step_time):
         "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
     } for run, reference in paired]
     # Each task of the mixture by itself (Figures 7 and 8 of the paper).
-    of_pairs = [(of_tasks(run), of_tasks(reference)) for run, reference in paired]
+    of_pairs = [(_of_tasks(run), _of_tasks(reference)) for run, reference in paired]
     tasks = {name: {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
                     **_at_end([(own[name], other[name]) for own, other in of_pairs])}
              for name in of_pairs[0][0] if all(name in found for pair in of_pairs for found in pair)}
@@ -287,7 +287,7 @@ def _tests(paired):
                    if len(runs) > 1 and all(run.seed == reference.seed for run, reference in runs)}
     p_values, errors = {}, {}
     for name, values in differences.items():
-        errors[name] = np.std(values, ddof=1) / np.sqrt(len(values))
+        errors[name] = stats.sem(values)
         t = abs(np.mean(values)) / errors[name] if errors[name] else np.inf if np.mean(values) else 0.0
         p_values[name] = 2 * stats.t.sf(t, len(values) - 1)
     tests, largest = {}, 0.0

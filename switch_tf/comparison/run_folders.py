@@ -3,15 +3,14 @@
 import html
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
 from switch_tf.comparison import results
 from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import image, new_figure, page, png, pyplot
+from switch_tf.reporting.report import image, in_columns, matplotlib, new_figure, page, png
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -49,7 +48,7 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
             for folder, place in zip(runs, resolved, strict=True)]
 
 
-def report(output: str | pathlib.Path, runs: Iterable[tuple[str, pathlib.Path]],
+def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
            is_complete: bool = True) -> tuple[dict, str]:
     """Writes the report on runs.
 
@@ -102,10 +101,7 @@ def _rows(outcome):
 
 def table(outcome: dict) -> str:
     """Returns the table for a terminal."""
-    rows = _rows(outcome)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join([f"{row[0]:<{widths[0]}}", *(
-        f"{entry:>{width}}" for entry, width in zip(row[1:], widths[1:], strict=True))]) for row in rows)
+    return "\n".join(in_columns(_rows(outcome)))
 
 
 def words(outcome: dict) -> list[str]:
@@ -178,7 +174,7 @@ def _page(runs, outcome, picture):
                 f"<h2>Runs</h2>{_html_table(folders)}")
 
 
-def _html_table(rows: Sequence[Sequence[Any]]) -> str:
+def _html_table(rows):
     """Returns a table of text whose first row is the head."""
     return "<table>" + "".join("<tr>" + "".join(f"<{tag}>{html.escape(str(entry))}</{tag}>" for entry in row) + "</tr>"
                                for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)) + "</table>"
@@ -196,21 +192,22 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
         outcome: Results of `results.compare`.
     """
     of_names, baseline = results.by_name(curves), outcome["baseline"]
-    colors = dict(zip(of_names, pyplot().get_cmap("viridis")(np.linspace(0, 0.85, len(of_names))), strict=True))
+    colors = dict(zip(of_names, matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[baseline] = "tab:red"
     # Up to four values that all evaluations have, without losses of tasks.
     shared = set.intersection(*(set(run.values) for run in curves))
     others = sorted(name for name in shared if not name.endswith("/loss"))[:4]
     has_tasks = any(variant["tasks"] for variant in outcome["variants"])
-    panels = 5 + len(others) + has_tasks
-    rows = -(-panels // 3)
+    rows = -(-(5 + len(others) + has_tasks) // 3)
     figure, grid = new_figure(15, 4.2 * rows, rows, 3)
-    axes = list(grid.flat)
+    for panel in grid.flat:
+        panel.grid(alpha=0.3)
+    panels = iter(grid.flat)
     longest = max(run.seconds[-1] for run in curves)
     time_unit, size = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
-    for panel, (unit, field, scale) in zip(axes, (
-            ("steps", "steps", 1), (f"{time_unit} of training", "seconds", size),
-            ("FLOPs (matrix products with weights)", "flops", 1), ("tokens", "tokens", 1)), strict=False):
+    for unit, field, scale in (("steps", "steps", 1), (f"{time_unit} of training", "seconds", size),
+                               ("FLOPs (matrix products with weights)", "flops", 1), ("tokens", "tokens", 1)):
+        panel = next(panels)
         for name, runs in of_names.items():
             along, losses = _band(panel, [getattr(run, field) / scale for run in runs], [run.losses for run in runs],
                                   colors[name], name)
@@ -218,7 +215,9 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
             panel.plot(along[reached], losses[reached], "o", color=colors[name])
         panel.axhline(outcome["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
         panel.set(xlabel=unit, ylabel="held-out loss (nats per token)", title=f"Loss over {unit}")
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
     # Median speed-ups to the losses of the baseline.
+    panel = next(panels)
     evaluations = max(len(run.steps) for run in of_names[baseline])
     shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
     for name, runs in of_names.items():
@@ -226,19 +225,20 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
             targets = [results.target(results.pairs(runs, of_names[baseline]), share) for share in shares]
             for unit, style in (("steps", "-"), ("time", "--")):
                 factors = np.array([entry[f"speedup_{unit}"] for entry in targets], float)  # None becomes NaN
-                axes[4].plot([entry["loss"] for entry in targets], factors, style, color=colors[name])
-    axes[4].axhline(1, color=colors[baseline], linewidth=1)
-    axes[4].invert_xaxis()
-    axes[4].yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
-    axes[4].set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
-                title="Speed-up to equal loss (solid: steps, dashed: time)")
-    for panel, metric in zip(axes[5:], others, strict=False):
+                panel.plot([entry["loss"] for entry in targets], factors, style, color=colors[name])
+    panel.axhline(1, color=colors[baseline], linewidth=1)
+    panel.invert_xaxis()
+    panel.yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
+    panel.set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
+              title="Speed-up to equal loss (solid: steps, dashed: time)")
+    for metric in others:
+        panel = next(panels)
         for name, runs in of_names.items():
             along, values = zip(*(run.values[metric] for run in runs), strict=True)
             _band(panel, along, values, colors[name])
         panel.set(xlabel="steps", title=metric.removeprefix("eval/"))
     if has_tasks:  # speed-ups in steps to the baseline's loss of each task, 0 if it is never reached
-        panel = axes[panels - 1]
+        panel = next(panels)
         for variant in outcome["variants"]:
             if variant["name"] != baseline:
                 speedups = {task: entry["speedup_steps"] or 0.0 for task, entry in variant["tasks"].items()}
@@ -246,11 +246,8 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
         panel.axvline(1, color=colors[baseline], linewidth=1)
         panel.xaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
         panel.set(xlabel=f"speed-up over {baseline} in steps", title="By task")
-    for panel in axes[:panels]:
-        panel.grid(alpha=0.3)
-    for panel in axes[panels:]:
+    for panel in panels:
         panel.set_visible(False)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
     return png(figure)
 
 

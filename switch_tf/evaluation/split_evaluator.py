@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from switch_tf import data, metrics, partitioning
+from switch_tf import data, metrics
 from switch_tf.checkpoints import folders, tensors
 from switch_tf.configs import directions
 from switch_tf.configs.experiment import Experiment
@@ -36,17 +36,14 @@ def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: 
     """Traces one evaluation step, without dropout or jitter. Arguments as for `train_step.compile_steps`.
 
     Returns:
-        A function that takes a dict of <int32>[batch, length] and returns Measurements.
+        A function that takes a dict of <int32>[batch, length] and returns Measurements on the host.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
-    def call(features):
-        with partitioning.part_of_batch(*partitioner.current_part()):
-            measured = objective.measure(model.config, features, *model.forward(features, training=False), settings)
-        return partitioner.sum_over_parts(measured)
+    def measure(features):
+        return objective.measure(model.config, features, *model.forward(features, training=False), settings)
 
-    step = partitioner.compile(partitioner.results(call), settings.use_xla)
-    return lambda features: step(partitioner.place({name: value[None] for name, value in features.items()}))
+    return compile_features(measure, partitioner, partitioner.sum_over_parts, settings.use_xla)
 
 
 def evaluate(step: Callable, batches: Iterable[dict], description: data.DatasetDescription,
@@ -325,12 +322,13 @@ def describe_examples(shown: list[tuple[str, str, str]]) -> str:
                   if any(_SENTINEL.search(inputs) for inputs, *_ in shown) else "Held-out examples:"]
     for number, example in enumerate(shown, 1):
         inputs, target, prediction = (text.replace("</s>", "").strip() for text in example)
-        text, *rest = _SENTINEL.split(inputs)
-        if rest:
-            guesses, truths = _by_gap(prediction), _by_gap(target)
-            for gap, following in list(zip(rest[::2], rest[1::2], strict=True))[:_MOST_GAPS]:
+        text, gaps = _split(inputs)
+        if gaps:
+            guesses, truths = ({number: following.strip() for number, following in reversed(_split(answer)[1])}
+                               for answer in (prediction, target))  # after the first of equal sentinels
+            for gap, following in gaps[:_MOST_GAPS]:
                 text += f"[{guesses.get(gap, '')} | {truths.get(gap, '')}]{following}"
-            text += "..." if len(rest) > 2 * _MOST_GAPS else ""
+            text += "..." if len(gaps) > _MOST_GAPS else ""
         else:
             words = inputs.split()
             text = " ".join(words[:_MOST_WORDS]) + ("..." if len(words) > _MOST_WORDS else "")
@@ -340,8 +338,7 @@ def describe_examples(shown: list[tuple[str, str, str]]) -> str:
     return "\n".join(paragraphs)
 
 
-def _by_gap(text):
-    """Returns the number of each sentinel -> the text after its first occurrence."""
-    _, *rest = _SENTINEL.split(text)
-    gaps = list(zip(rest[::2], rest[1::2], strict=True))
-    return {number: following.strip() for number, following in reversed(gaps)}
+def _split(text):
+    """Returns the text before the first sentinel, and (number, text behind) of each sentinel."""
+    first, *rest = _SENTINEL.split(text)
+    return first, list(zip(rest[::2], rest[1::2], strict=True))

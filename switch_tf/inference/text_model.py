@@ -260,21 +260,24 @@ def compile_prediction(model: "keras.Model", max_length: int, partitioner: "Part
     return compile_features(lambda features: decoding.Greedy().ids(model, features, max_length, end_id), partitioner)
 
 
-def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Partitioner") -> Callable[[dict], Any]:
+def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Partitioner",
+                     join: Callable[[Any], Any] | None = None, use_xla: bool = False) -> Callable[[dict], Any]:
     """Compiles a function of features for a layout.
 
     Args:
         function: Function of dict of <int32>[batch, length] that returns a nest of tensors, equal on every device.
         partitioner: Partitioner that built the variables which the function reads.
+        join: Function that joins the results of all parts of the batch. Defaults to `partitioner.gather_rows`.
+        use_xla: bool. Whether XLA compiles the program.
 
     Returns:
         The function with arrays of the host as features and results.
     """
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
-            return partitioner.gather_rows(function(features))
+            return (join or partitioner.gather_rows)(function(features))
 
-    program = partitioner.compile(partitioner.results(call))
+    program = partitioner.compile(partitioner.results(call), use_xla)
     return lambda features: tf.nest.map_structure(
         np.asarray, program(partitioner.place({name: np.asarray(value)[None] for name, value in features.items()})))
 

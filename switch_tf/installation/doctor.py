@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from switch_tf import environment
 from switch_tf.hardware import host
@@ -93,7 +93,10 @@ class Finding(NamedTuple):
         return WARNING if self.is_warning and self.cure else PROBLEM if self.cure else OK
 
 
-def check_all(model_dir: str | None) -> Iterator[Finding]:
+Findings: TypeAlias = Iterator[Finding]
+
+
+def check_all(model_dir: str | None) -> Findings:
     """Does all checks in order, and checks whether runs can be kept in `model_dir`, if there is one."""
     for check in (check_python, check_versions, check_double_distributions, check_requirements, check_variables,
                   check_tensorboard, check_accelerators, check_pjrt, check_tpu, check_data, check_folders,
@@ -103,7 +106,7 @@ def check_all(model_dir: str | None) -> Iterator[Finding]:
         yield from check_model_dir(model_dir)
 
 
-def check_python() -> Iterator[Finding]:
+def check_python() -> Findings:
     """Checks for Python 3.11 or 3.12, which the wheels of editdistance and the pins need."""
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 12):
@@ -112,7 +115,7 @@ def check_python() -> Iterator[Finding]:
         yield Finding("Python", version, "install again under Python 3.11 or 3.12")
 
 
-def check_versions() -> Iterator[Finding]:
+def check_versions() -> Findings:
     """Compares packages that only work in certain pairs with the pairs that the tests run with."""
     flavour = tensorflow_distribution()
     for name, wanted in (*environment.KNOWN_GOOD[flavour].items(), environment.T5.split("==")):
@@ -142,10 +145,10 @@ def check_versions() -> Iterator[Finding]:
             yield Finding(name, f"{version}; the tests run with {wanted}", cure, is_warning=True)
 
 
-def check_double_distributions() -> Iterator[Finding]:
+def check_double_distributions() -> Findings:
     """Finds distributions that overwrite each other's files."""
-    groups = [list(filter(environment.installed_version, group)) for group in SAME_FILES]
-    doubles = [present for present in groups if len(present) > 1]
+    doubles = [present for group in SAME_FILES
+               if len(present := list(filter(environment.installed_version, group))) > 1]
     for present in doubles:
         keep = "tensorflow-tpu" if "tensorflow-tpu" in present else present[0]
         drop = " ".join(name for name in present if name != keep)
@@ -158,7 +161,7 @@ def check_double_distributions() -> Iterator[Finding]:
                       "one each of tensorflow, seqio, tensorflow-datasets, keras, tensorboard")
 
 
-def check_requirements() -> Iterator[Finding]:
+def check_requirements() -> Findings:
     """Checks that each requirement of switch-tf, direct or indirect, is installed in an accepted version."""
     try:
         from packaging.requirements import Requirement  # here, because the doctor finds it missing
@@ -190,7 +193,7 @@ def check_requirements() -> Iterator[Finding]:
         yield Finding("requirements", f"all of {len({name for name, _ in seen}) - 1} distributions agree")
 
 
-def check_variables() -> Iterator[Finding]:
+def check_variables() -> Findings:
     """Lists the environment variables that change what a run computes."""
     found = environment.changed_by_variables()
     if not found:
@@ -205,7 +208,7 @@ def check_variables() -> Iterator[Finding]:
                   f"{' and '.join(cures)}, unless you mean it", is_warning=True)
 
 
-def check_tensorboard() -> Iterator[Finding]:
+def check_tensorboard() -> Findings:
     """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still brings pkg_resources."""
     output, error = run_python("import tensorboard.main")
     if output is not None:
@@ -215,7 +218,7 @@ def check_tensorboard() -> Iterator[Finding]:
         yield Finding("tensorboard starts", error, f"{environment.pip()} install --no-deps {wanted}")
 
 
-def check_accelerators() -> Iterator[Finding]:
+def check_accelerators() -> Findings:
     """Checks that TensorFlow imports and sees the accelerators, in a new process, which a wrong libtpu aborts."""
     host.skip_tpu_metadata_query()
     output, error = run_python(_DEVICES)
@@ -239,7 +242,7 @@ def check_accelerators() -> Iterator[Finding]:
     yield Finding("accelerators", found, cure, is_warning)
 
 
-def check_pjrt() -> Iterator[Finding]:
+def check_pjrt() -> Findings:
     """Checks that jaxlib reads a program that TensorFlow writes, and that JAX has a client for the accelerators."""
     version, flavour = environment.installed_version("jax"), tensorflow_distribution()
     pair = f"{flavour} {environment.installed_version(flavour)} and jaxlib {environment.installed_version('jaxlib')}"
@@ -261,7 +264,7 @@ def check_pjrt() -> Iterator[Finding]:
                       f"{environment.pip()} install 'jax[{plugin.split('-')[1]}]=={version}'")
 
 
-def check_tpu() -> Iterator[Finding]:
+def check_tpu() -> Findings:
     """Checks that the chips are free, that the hosts of a slice know each other, and that JAX starts the chips."""
     files = host.tpu_files()
     if not files or tensorflow_distribution() == "tensorflow-tpu":
@@ -313,7 +316,7 @@ def check_tpu() -> Iterator[Finding]:
         yield Finding("TPU starts", "JAX has " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
 
 
-def check_data() -> Iterator[Finding]:
+def check_data() -> Findings:
     """Checks that TensorFlow reads TFDS_DATA_DIR, such as gs://BUCKET/FOLDER, if the variable is set."""
     folder = os.environ.get("TFDS_DATA_DIR")
     if not folder:
@@ -326,7 +329,7 @@ def check_data() -> Iterator[Finding]:
         yield Finding("TFDS_DATA_DIR", f"{folder} can be read, entries: {output.strip()}")
 
 
-def check_model_dir(folder: str) -> Iterator[Finding]:
+def check_model_dir(folder: str) -> Findings:
     """Checks that a file can be written, read and removed where a run is to be kept, such as gs://BUCKET/FOLDER."""
     output, error = run_python(_WRITING.format(folder), DATA_TIMEOUT)
     if output is None:
@@ -336,7 +339,7 @@ def check_model_dir(folder: str) -> Iterator[Finding]:
         yield Finding("MODEL_DIR", f"a file can be written, read and removed in {folder}")
 
 
-def check_folders() -> Iterator[Finding]:
+def check_folders() -> Findings:
     """Checks that the current folder, where runs are written, and the cache folder are writable and have room."""
     for check, folder in (("current folder", pathlib.Path.cwd()), ("cache folder", environment.cache_folder())):
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
@@ -351,7 +354,7 @@ def check_folders() -> Iterator[Finding]:
                       "make room: a run keeps several checkpoints" if free < 5 else "", is_warning=free >= 0.5)
 
 
-def check_machine() -> Iterator[Finding]:
+def check_machine() -> Findings:
     """Counts the cores that this process may use, and checks the memory."""
     yield Finding("cores", str(len(os.sched_getaffinity(0))))
     memory = host.memory("MemTotal") / 1e9

@@ -15,7 +15,7 @@ from switch_tf.layers.basic import Dropout, KeepsShape, Layer, serializable
 from switch_tf.layers.moe import Routed, SwitchFeedForward
 from switch_tf.ops import dtypes, products
 from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attention, probabilities
-from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 # Logical axes of the decoding cache. The product with the query needs this order of keys. Without it every decoding
@@ -31,16 +31,14 @@ class _Attention(KeepsShape):
     def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
         # Keras' autocast would round the position bias to bfloat16; kernels are cast where they are used instead.
         super().__init__(autocast=False, **kwargs)
-        self._keep(checks.integer, 1, num_heads=num_heads, d_kv=d_kv)
-        self._keep(checks.number, "in [0, 1)", dropout_rate=dropout_rate)
-        self._keep(checks.number, "above 0", init_scale=init_scale)
+        self._keep(num_heads=num_heads, d_kv=d_kv, dropout_rate=dropout_rate, init_scale=init_scale)
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
     def _add_kernel(self, name, shape, axes, fan_in):
         return partitioning.add_weight(
             self, name, shape, axes, keras.initializers.RandomNormal(stddev=(self.init_scale / fan_in) ** 0.5))
 
-    def build(self, input_shape: Shape) -> None:
+    def build(self, input_shape):
         d_model = checks.width(input_shape)
         self.dropout.build()
         self._build_projections(input_shape)
@@ -69,7 +67,7 @@ class _Attention(KeepsShape):
         mask = self.dropout(ops.ones((batch, heads, 1, length), value.dtype), training=True)
         return value * ops.transpose(mask, (0, 3, 1, 2))
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask,
             position_bias: PositionBias | None, keys: str = "bkhd") -> Tensor:
         """Attends from projected queries to keys, mixes values, and projects the heads back to d_model.
 
@@ -123,9 +121,9 @@ class MultiHeadAttention(_Attention):
             setattr(self, name, self._add_kernel(
                 name, (d_model, self.num_heads, self.d_kv), ("embed", "heads", "kv"), fan_in))
 
-    def call(self, inputs: Tensor, inputs_kv: Tensor | None = None, attention_mask: Tensor | None = None,
-             position_bias: PositionBias | None = None, training: bool = False, mask: Tensor | None = None,
-             inputs_mask: Tensor | None = None, inputs_kv_mask: Tensor | None = None) -> Tensor:
+    def call(self, inputs: Tensor, inputs_kv: Tensor | None = None, attention_mask: Mask = None,
+             position_bias: PositionBias | None = None, training: bool = False, mask: Mask = None,
+             inputs_mask: Mask = None, inputs_kv_mask: Mask = None) -> Tensor:
         if inputs_kv is None:
             inputs_kv, inputs_kv_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)
         self._check(inputs, inputs_kv, attention_mask, position_bias, training)
@@ -144,7 +142,7 @@ class MultiHeadAttention(_Attention):
         key, value = self._project(inputs_kv, self.key), self._project(inputs_kv, self.value)
         return ops.transpose(key, (0, 2, 3, 1)), ops.transpose(value, (0, 2, 1, 3))
 
-    def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
+    def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Mask = None,
                position_bias: Tensor | None = None) -> Tensor:
         """Attends to cached keys and values while decoding. Arguments are those of the layer and are not checked."""
         return self.mix(self._project(inputs, self.query), *cache, attention_mask, position_bias, "bhdk")
@@ -214,9 +212,9 @@ class SwitchSelfAttention(Routed, _Attention):
         """Number of experts by router name, see `Routed`."""
         return {f"{self.name}/{experts.name}": experts.num_experts for experts in self.expert_layers}
 
-    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
-             attention_mask: Tensor | None = None, position_bias: PositionBias | None = None, training: bool = False,
-             return_router_stats: bool = False, mask: Tensor | None = None, inputs_mask: Tensor | None = None) -> Any:
+    def call(self, inputs: Tensor, padding_mask: Mask = None, token_ids: Tensor | None = None,
+             attention_mask: Mask = None, position_bias: PositionBias | None = None, training: bool = False,
+             return_router_stats: bool = False, mask: Mask = None, inputs_mask: Mask = None) -> Any:
         checks.flag("return_router_stats", return_router_stats)
         self._check(inputs, inputs, attention_mask, position_bias, training)
         attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
@@ -236,14 +234,14 @@ class SwitchSelfAttention(Routed, _Attention):
         """Logical axes and dtype of each cached tensor."""
         return ((VALUE_CACHE_AXES, self.key_value_experts.compute_dtype),)
 
-    def compute_cache(self, inputs: Tensor, padding_mask: Tensor | None = None,
+    def compute_cache(self, inputs: Tensor, padding_mask: Mask = None,
                       token_ids: Tensor | None = None) -> tuple[Tensor]:
         """Returns the keys, which are the values too, in the layout of the cache."""
         key_value, _ = self._project(self.key_value_experts, inputs, padding_mask, token_ids)
         return (ops.transpose(key_value, (0, 2, 1, 3)),)
 
-    def attend(self, inputs: Tensor, cache: tuple[Tensor], attention_mask: Tensor | None = None,
-               position_bias: Tensor | None = None, padding_mask: Tensor | None = None,
+    def attend(self, inputs: Tensor, cache: tuple[Tensor], attention_mask: Mask = None,
+               position_bias: Tensor | None = None, padding_mask: Mask = None,
                token_ids: Tensor | None = None) -> Tensor:
         """Attends to the cache while decoding. Arguments are those of the layer and are not checked."""
         query, _ = self._queries(inputs, padding_mask, token_ids)
@@ -260,7 +258,7 @@ class SwitchSelfAttention(Routed, _Attention):
         x = ops.reshape(x, (*ops.shape(x)[:2], self.num_heads, self.d_kv))
         return partitioning.constrain(x, ("batch", "length", "heads", "kv")), stats
 
-    def compute_output_spec(self, inputs: Tensor, attention_mask: Tensor | None = None,
+    def compute_output_spec(self, inputs: Tensor, attention_mask: Mask = None,
                             position_bias: PositionBias | None = None, training: bool = False,
                             return_router_stats: bool = False, **kwargs: Any) -> Any:
         # Explicit for the same reason as in SwitchFeedForward.
@@ -322,12 +320,12 @@ class RelativePositionBias(Layer):
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_bidirectional: bool = True,
                  **kwargs: Any):
         super().__init__(**kwargs)
-        self._keep(checks.flag, is_bidirectional=is_bidirectional)
+        self._keep(num_heads=num_heads)
+        self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
         # Half of a direction's buckets are exact; the logarithmic ones must reach further than those.
         per_exact = 4 if is_bidirectional else 2
-        self._keep(checks.integer, 1, num_heads=num_heads)
-        self._keep(checks.integer, per_exact, num_buckets=num_buckets)
-        self._keep(checks.integer, self.num_buckets // per_exact + 1, max_distance=max_distance)
+        self.num_buckets = checks.integer("num_buckets", num_buckets, per_exact)
+        self.max_distance = checks.integer("max_distance", max_distance, self.num_buckets // per_exact + 1)
 
     def build(self, input_shape: Shape | None = None) -> None:
         # Glorot uniform, as in Mesh TensorFlow.

@@ -1,7 +1,6 @@
 """The base class of the layers, and T5's norm, dropout, embedding and logits."""
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,13 +15,23 @@ from switch_tf.refusals import Refusal
 serializable = keras.saving.register_keras_serializable("switch_tf")
 
 
+# Arguments of layers -> the smallest integer, or the rule of a number, see `checks.number`.
+_RULES = {
+    "num_experts": 1, "vocab_size": 1, "d_model": 1, "d_ff": 1, "num_heads": 1, "d_kv": 1,
+    "dropout_rate": "in [0, 1)", "expert_dropout_rate": "in [0, 1)", "jitter_noise": "in [0, 1)",
+    "epsilon": "above 0", "init_scale": "above 0", "second_expert_threshold": "in (0, 1)",
+    "second_place_loss_weight": "0 or above", "load_balancing_loss_weight": "0 or above",
+    "router_z_loss_weight": "0 or above"}  # fmt: skip
+
+
 class Layer(keras.layers.Layer):
     """Layer that writes its constructor's arguments into its config. Each is an attribute of the same name."""
 
-    def _keep(self, check: Callable[..., Any], *rule: Any, **arguments: Any) -> None:
-        """Sets attributes to `check(name, value, *rule)`, see `checks`."""
+    def _keep(self, **arguments):
+        """Sets attributes to the values of arguments, checked by the rules of their names."""
         for name, value in arguments.items():
-            setattr(self, name, check(name, value, *rule))
+            check = checks.number if isinstance(_RULES[name], str) else checks.integer
+            setattr(self, name, check(name, value, _RULES[name]))
 
     def _draw(self, purpose, shape):
         """Draws <float32>[shape] uniform numbers in [0, 1), whose first axis is this part of the batch."""
@@ -84,7 +93,7 @@ class RMSNorm(KeepsShape):
 
     def __init__(self, epsilon: float = 1e-6, **kwargs: Any):
         super().__init__(**kwargs)
-        self._keep(checks.number, "above 0", epsilon=epsilon)
+        self._keep(epsilon=epsilon)
 
     def build(self, input_shape: Shape) -> None:
         self.scale = partitioning.add_weight(self, "scale", (checks.width(input_shape, rank=None),), ("embed",), "ones")
@@ -126,7 +135,7 @@ class Dropout(KeepsShape):
     def __init__(self, rate: float, broadcast_axis: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.rate = checks.number("A dropout rate", rate, "in [0, 1)")
-        self._keep(checks.optional, checks.integer, 0, broadcast_axis=broadcast_axis)
+        self.broadcast_axis = checks.optional("broadcast_axis", broadcast_axis, checks.integer, 0)
 
     def build(self, input_shape: Shape | None = None) -> None:
         """Creates no weights. Building sets the layer's path, which seeds its random stream."""
@@ -160,7 +169,7 @@ class TokenEmbedding(KeepsShape):
 
     def __init__(self, vocab_size: int, d_model: int, **kwargs: Any):
         super().__init__(**kwargs)
-        self._keep(checks.integer, 1, vocab_size=vocab_size, d_model=d_model)
+        self._keep(vocab_size=vocab_size, d_model=d_model)
 
     def build(self, input_shape: Shape | None = None) -> None:
         self.embedding = partitioning.add_weight(
@@ -203,8 +212,7 @@ class LogitsDense(KeepsShape):
 
     def __init__(self, vocab_size: int, init_scale: float = 1.0, **kwargs: Any):
         super().__init__(**kwargs)
-        self._keep(checks.integer, 1, vocab_size=vocab_size)
-        self._keep(checks.number, "above 0", init_scale=init_scale)
+        self._keep(vocab_size=vocab_size, init_scale=init_scale)
 
     def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape)

@@ -30,7 +30,7 @@ AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
 READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 # Overhead of one product per expert, in rows (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
-# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding.loop` compiles by XLA.
+# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding` compiles by XLA.
 GATHERED_ROWS = 16
 
 
@@ -213,18 +213,11 @@ class Ragged(Index):
         """
         with keras.name_scope(experts.name):
             num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
-            kernels: Any = (*experts.input_kernels, experts.wo)
-            if not training and num_rows is None:
+            if not training and (num_rows is None or num_rows < num_experts):
                 outputs = [self._compute_in_a_loop(experts, buffers)]
             else:
-                if not training and num_rows < num_experts:
-                    # One of the rows is empty. top_k is stable: it returns experts with rows first, in the
-                    # order of their rows.
-                    busy = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
-                    lengths = ops.take(lengths, busy)
-                    kernels = [_slices(kernel, busy, buffers.dtype) for kernel in kernels]
-                else:
-                    kernels = [ops.unstack(ops.cast(kernel, buffers.dtype), num_experts) for kernel in kernels]
+                kernels = [ops.unstack(ops.cast(kernel, buffers.dtype), num_experts)
+                           for kernel in (*experts.input_kernels, experts.wo)]
                 hidden = [experts.activate([ops.matmul(part, wi) for wi in parts])
                           for part, *parts in zip(_split(buffers, lengths), *kernels[:-1], strict=True)]
                 if training and experts.dropout_rate:
@@ -235,29 +228,24 @@ class Ragged(Index):
             return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
 
     def _compute_in_a_loop(self, experts, rows):
-        """Applies experts in a loop, one turn per expert with rows, for an unknown number of rows."""
+        """Applies experts in a loop, one turn per expert with rows."""
         lengths = self._lengths
         busy = ops.nonzero(lengths > 0)[0]
         starts = ops.cumsum(lengths) - lengths
 
         def turn(index, outputs):
-            expert = busy[index][None]
-            start, length = ops.take(starts, expert)[0], ops.take(lengths, expert)[0]
-            part = ops.slice(rows, (start, 0), (length, rows.shape[-1]))
-            hidden = experts.activate([ops.matmul(part, *_slices(wi, expert, rows.dtype))
-                                       for wi in experts.input_kernels])
-            part = ops.matmul(hidden, *_slices(experts.wo, expert, rows.dtype))
+            expert = busy[index]
+
+            def times(part, kernel):  # TensorFlow slices a whole kernel without a copy
+                kernel = ops.slice(ops.convert_to_tensor(kernel), (expert, 0, 0), (1, *kernel.shape[1:]))
+                return ops.matmul(part, ops.cast(ops.squeeze(kernel, 0), rows.dtype))
+
+            part = ops.slice(rows, (starts[expert], 0), (lengths[expert], rows.shape[-1]))
+            part = times(experts.activate([times(part, wi) for wi in experts.input_kernels]), experts.wo)
             return index + 1, ops.concatenate([outputs, part], axis=0)
 
         first = ops.convert_to_tensor(0, "int32"), ops.zeros((0 * ops.sum(lengths), experts.wo.shape[-1]), rows.dtype)
         return ops.while_loop(lambda index, _: index < ops.size(busy), turn, first)[1]
-
-
-def _slices(kernel, indices, dtype):
-    """Returns kernels by index, a list of [d_model, d_ff]. TensorFlow slices whole entries without a copy."""
-    value = ops.convert_to_tensor(kernel)
-    return [ops.cast(ops.squeeze(ops.slice(value, (index, 0, 0), (1, *kernel.shape[1:])), 0), dtype)
-            for index in ops.unstack(indices, indices.shape[0])]
 
 
 def _split(rows, lengths):

@@ -1,7 +1,6 @@
 """T5's dense feed-forward layer, and experts with stacked kernels."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
@@ -20,13 +19,11 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
 class _Kernels(Layer):
     """Kernels and activation that the dense layer and the experts share."""
 
-    def __init__(self, d_ff: int, activation: str, dropout_rate: float, init_scale: float, **kwargs: Any):
+    def __init__(self, d_ff, activation, dropout_rate, init_scale, **kwargs):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
         self.activation = activation
-        self._keep(checks.integer, 1, d_ff=d_ff)
-        self._keep(checks.number, "in [0, 1)", dropout_rate=dropout_rate)
-        self._keep(checks.number, "above 0", init_scale=init_scale)
+        self._keep(d_ff=d_ff, dropout_rate=dropout_rate, init_scale=init_scale)
 
     def _add_kernels(self, d_model, output_dim, width, stacked=(), stacked_axes=()):
         """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and `wo`. `width`: logical axis of d_ff."""
@@ -40,7 +37,7 @@ class _Kernels(Layer):
         self.input_kernels = [add(name, (d_model, self.d_ff), ("embed", width), initializer) for name in names]
         self.wo = add("wo", (self.d_ff, output_dim), (width, "embed"), kernel_initializer(self.init_scale, self.d_ff))
 
-    def activate(self, products: Sequence[Tensor]) -> Tensor:
+    def activate(self, products):
         """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from a list of the products."""
         hidden = _FUNCTIONS[self.activation](products[0])
         return hidden if len(products) == 1 else hidden * products[1]
@@ -103,8 +100,8 @@ class ExpertFeedForward(_Kernels):
     def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", dropout_rate: float = 0.0,
                  init_scale: float = 0.1, output_dim: int | None = None, **kwargs: Any):
         super().__init__(d_ff, activation, dropout_rate, init_scale, **kwargs)
-        self._keep(checks.integer, 1, num_experts=num_experts)
-        self._keep(checks.optional, checks.integer, 1, output_dim=output_dim)
+        self._keep(num_experts=num_experts)
+        self.output_dim = checks.optional("output_dim", output_dim, checks.integer, 1)
 
     def build(self, input_shape: Shape) -> None:
         d_model = checks.width(input_shape, rank=4)

@@ -167,7 +167,7 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
         quotient = ops.maximum(-(-num_tokens // multiple), 1)
         first = _fewest_groups(quotient * multiple, grouping)
         factors = ops.arange(1, quotient + 1, dtype="int32")
-        is_valid = ops.logical_and(ops.equal(quotient % factors, 0), factors * multiple >= first)
+        is_valid = ops.equal(quotient % factors, 0) & (factors * multiple >= first)
         factor = ops.min(ops.where(is_valid, factors, quotient))
         return Groups(multiple * factor, quotient // factor)
     if training:

@@ -4,11 +4,11 @@ from keras import ops
 
 from switch_tf import checks, partitioning
 from switch_tf.configs.semantics import Rules
-from switch_tf.partitioning.tensors import Tensor
+from switch_tf.partitioning.tensors import Mask, Tensor
 
 
-def padding_mask(inputs: Tensor, padding_mask: Tensor | None, *keras_masks: Tensor | None,
-                 name: str = "padding_mask") -> Tensor | None:
+def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
+                 name: str = "padding_mask") -> Mask:
     """Returns the first mask given, checked, or None if there is none.
 
     Args:
@@ -47,7 +47,7 @@ def attention_mask(query_segments: Tensor, key_segments: Tensor, is_causal: bool
     mask = ops.equal(ops.expand_dims(query_segments, -1), ops.expand_dims(key_segments, 1))
     if is_causal:
         query, key = (partitioning.arange(ops.shape(segments)[1]) for segments in (query_segments, key_segments))
-        mask = ops.logical_and(mask, query[:, None] >= key[None])
+        mask = mask & (query[:, None] >= key[None])
     return ops.expand_dims(mask, 1)
 
 
@@ -56,12 +56,12 @@ def key_mask(key_is_real: Tensor) -> Tensor:
     return key_is_real[:, None, None, :]
 
 
-def without_keys(attention_mask: Tensor | None, key_is_real: Tensor | None) -> Tensor | None:
+def without_keys(attention_mask: Mask, key_is_real: Mask) -> Mask:
     """Combines an attention mask with a key mask, <bool>[batch, key]. None means unrestricted."""
     if key_is_real is None:
         return attention_mask
     mask = key_mask(key_is_real)
-    return mask if attention_mask is None else ops.logical_and(attention_mask, mask)
+    return mask if attention_mask is None else attention_mask & mask
 
 
 def encoder_is_real(features: dict[str, Tensor]) -> Tensor:
@@ -83,7 +83,7 @@ def decoder_is_real(features: dict[str, Tensor], rules: Rules) -> Tensor:
         is_token = ops.not_equal(tokens, 0)
         precedes_token = ops.concatenate([is_token[:, 1:], ops.zeros_like(is_token[:, :1])], axis=1)
         is_first = ops.equal(partitioning.arange(ops.shape(tokens)[1]), 0)
-        return ops.logical_or(ops.logical_or(is_token, precedes_token), is_first)
+        return is_token | precedes_token | is_first
     if "decoder_segment_ids" in features:
         return features["decoder_segment_ids"] > 0
     if "decoder_target_tokens" in features:

@@ -18,7 +18,7 @@ from switch_tf.layers.feed_forward import ExpertFeedForward
 from switch_tf.layers.routing import Router
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import indexing
-from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 
@@ -113,8 +113,7 @@ class SwitchFeedForward(Routed, KeepsShape):
             setattr(self, name, value)
         check_choice("dispatch", dispatch, DISPATCHES)
         self.dispatch = dispatch
-        self._keep(checks.number, "in [0, 1)", expert_dropout_rate=expert_dropout_rate)
-        self._keep(checks.number, "0 or above", load_balancing_loss_weight=load_balancing_loss_weight,
+        self._keep(expert_dropout_rate=expert_dropout_rate, load_balancing_loss_weight=load_balancing_loss_weight,
                    router_z_loss_weight=router_z_loss_weight)
         self.router = self._make_router(router, jitter_noise=jitter_noise, router_dtype=router_dtype,
                                         init_scale=init_scale)
@@ -154,9 +153,9 @@ class SwitchFeedForward(Routed, KeepsShape):
         """Number of experts by router name, see `Routed`."""
         return {self.name: self.num_experts}
 
-    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, token_ids: Tensor | None = None,
-             training: bool = False, return_router_stats: bool = False, mask: Tensor | None = None,
-             inputs_mask: Tensor | None = None) -> Any:
+    def call(self, inputs: Tensor, padding_mask: Mask = None, token_ids: Tensor | None = None,
+             training: bool = False, return_router_stats: bool = False, mask: Mask = None,
+             inputs_mask: Mask = None) -> Any:
         padding_mask = self._check(inputs, padding_mask, token_ids, training, return_router_stats, mask, inputs_mask)
         batch, length, _ = ops.shape(inputs)
         groups, expert_capacity, (rows, columns) = grouping.plan(

@@ -81,10 +81,10 @@ def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenCh
         expert = ops.cast(ranked[..., choice], "int32")
         place, length = slots.positions(ops.where(waiting, expert, num_experts), num_experts)
         place = place + ops.take_along_axis(taken, expert, axis=1)
-        is_kept = ops.logical_and(waiting, place < capacity)
+        is_kept = waiting & (place < capacity)
         expert_index, slot = ops.where(waiting, expert, expert_index), ops.where(is_kept, place, slot)
         taken = taken + length
-        waiting = ops.logical_and(waiting, ops.logical_not(is_kept))
+        waiting = waiting & ~is_kept
     expert_index = expert_index[..., None]
     return slots.token_choices(options, expert_index, slot[..., None], slots.probabilities(scores, expert_index))
 
@@ -121,7 +121,7 @@ def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
         <float32>[group, tokens, expert], without a gradient.
     """
     logits = ops.stop_gradient(logits)
-    absent = -1e9 * ops.cast(ops.logical_not(is_real[..., None]), logits.dtype)
+    absent = -1e9 * ops.cast(~is_real[..., None], logits.dtype)
     price = ops.zeros_like(logits[:, :1, :])
     for _ in range(SINKHORN_ITERATIONS):
         per_token = ops.log_softmax(logits + price, axis=-1) + absent

@@ -14,7 +14,7 @@ from switch_tf.layers.basic import Layer, drop, kernel_initializer, serializable
 from switch_tf.layers.decisions import ExpertChoices, Options, Scores, TokenChoices
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, indexing, products
-from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 INPUT_DROPOUT_RATE = 0.1
@@ -72,18 +72,16 @@ class Router(Layer):
                  router_dtype: str = "float32", init_scale: float = 0.1, semantics: str = "switch_tf", **kwargs: Any):
         super().__init__(**kwargs)
         self._policy = policies.resolve(policy, second_expert_policy, second_expert_threshold)
-        self._keep(checks.integer, 1, num_experts=num_experts)
+        self._keep(num_experts=num_experts)
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration)
         check_choice("router_dtype", router_dtype, ROUTER_DTYPES)
         self._rules = rules_of(semantics)
-        self._keep(checks.number, "in [0, 1)", jitter_noise=jitter_noise)
-        self._keep(checks.number, "0 or above", second_place_loss_weight=second_place_loss_weight)
-        self._keep(checks.number, "above 0", init_scale=init_scale)
+        self._keep(jitter_noise=jitter_noise, second_place_loss_weight=second_place_loss_weight,
+                   init_scale=init_scale, second_expert_threshold=second_expert_threshold)
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
                           f"choices, such as 'top2', not {self._policy.name!r}.")
-        self._keep(checks.optional, checks.integer, 1, num_selected_experts=num_selected_experts)
-        self._keep(checks.number, "in (0, 1)", second_expert_threshold=second_expert_threshold)
+        self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
         self.policy, self.second_expert_policy, self.exploration = policy, second_expert_policy, exploration
         self.router_dtype, self.semantics = router_dtype, semantics
         self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
@@ -106,10 +104,10 @@ class Router(Layer):
             self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
             kernel_initializer(self.init_scale, d_model), dtype=self._wide_dtype)
 
-    def call(self, inputs: Tensor, padding_mask: Tensor | None = None, expert_capacity: int | Tensor | None = None,
+    def call(self, inputs: Tensor, padding_mask: Mask = None, expert_capacity: int | Tensor | None = None,
              token_ids: Tensor | None = None, training: bool = False, is_present: Tensor | None = None,
-             mask: Tensor | None = None,
-             inputs_mask: Tensor | None = None) -> tuple[TokenChoices | ExpertChoices, RouterStats]:
+             mask: Mask = None,
+             inputs_mask: Mask = None) -> tuple[TokenChoices | ExpertChoices, RouterStats]:
         training = checks.flag("training", training)
         checks.tensor("inputs", inputs, "float", (None, None, None))
         expert_capacity = checks.size("expert_capacity", expert_capacity, at_least=1)

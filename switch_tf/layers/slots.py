@@ -47,7 +47,7 @@ def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor
             gates = gates / (ops.sum(gates, axis=-1, keepdims=True) + 1e-9)
     routed = ops.broadcast_to(scores.is_real[..., None], ops.shape(expert_index))
     if is_wanted is not None:
-        routed = ops.logical_and(routed, is_wanted(gates))
+        routed = routed & is_wanted(gates)
     asked = expert_index
     if order is not None:
         order = order[..., None]
@@ -58,7 +58,7 @@ def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor
     in_line = ops.reshape(ops.transpose(in_line, (0, 2, 1)), (num_groups, num_choices * num_tokens))
     place, _ = positions(in_line, options.num_experts)
     place = ops.transpose(ops.reshape(place, (num_groups, num_choices, num_tokens)), (0, 2, 1))
-    slot = ops.where(ops.logical_and(routed, place < options.capacity), place, options.capacity)
+    slot = ops.where(routed & (place < options.capacity), place, options.capacity)
     if order is not None:
         slot = ops.take_along_axis(slot, ops.argsort(order, axis=1), axis=1)
     return token_choices(options, expert_index, slot, gates)

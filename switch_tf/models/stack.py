@@ -23,7 +23,7 @@ from switch_tf.layers.basic import KeepsShape
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, forms, indexing
 from switch_tf.ops.dot_product_attention import PositionBias, cut
-from switch_tf.partitioning.tensors import Shape, Tensor
+from switch_tf.partitioning.tensors import Mask, Tensor
 
 Cache: TypeAlias = tuple[tuple[Tensor, ...], ...]
 
@@ -59,7 +59,7 @@ class _Parts(KeepsShape):
 
     get_config = keras.layers.Layer.get_config  # Keras refuses: the model's configuration describes its parts
 
-    def build(self, input_shape: Shape) -> None:
+    def build(self, input_shape):
         for layer in self._flatten_layers(include_self=False, recursive=False):
             layer.build(input_shape)
 
@@ -139,7 +139,7 @@ class TransformerLayer(_Parts):
         return attention + ((self.mlp,) if self.has_feed_forward_experts else ())
 
     def call(self, hidden: Tensor, is_real: Tensor, attention_mask: Tensor, position_bias: PositionBias,
-             encoded: Tensor | None = None, encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             encoded: Tensor | None = None, encoder_decoder_mask: Mask = None, token_ids: Tensor | None = None,
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         x = self.pre_attention_layer_norm(hidden)
         if self.zeroes_padding:  # which a query without a target attends to
@@ -257,7 +257,7 @@ class Stack(_Parts):
         self.final_dropout = Dropout(config.dropout_rate, broadcast_axis=1, dtype=policy, name="final_dropout")
 
     def call(self, embedded: Tensor, is_real: Tensor, attention_mask: Tensor, encoded: Tensor | None = None,
-             encoder_decoder_mask: Tensor | None = None, token_ids: Tensor | None = None,
+             encoder_decoder_mask: Mask = None, token_ids: Tensor | None = None,
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]

@@ -188,7 +188,7 @@ class SwitchTransformer(Routed, keras.Model):
         if rules.masks_decoder_inputs and "decoder_target_tokens" in features:
             # As in Flaxformer, the position after the end of a sequence attends to all positions evenly.
             has_target = ops.not_equal(features["decoder_target_tokens"], 0)[:, None, :, None]
-            mask, encoder_decoder_mask = (ops.logical_and(one, has_target) for one in (mask, encoder_decoder_mask))
+            mask, encoder_decoder_mask = (one & has_target for one in (mask, encoder_decoder_mask))
         hidden, decoder_stats = self.decoder(
             self.token_embedder(tokens), masks.decoder_is_real(features, rules), mask, hidden, encoder_decoder_mask,
             token_ids=tokens, training=training)

@@ -8,4 +8,5 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 Tensor: TypeAlias = Any
+Mask: TypeAlias = Tensor | None  # of booleans; None masks nothing
 Shape: TypeAlias = Sequence[int | None]

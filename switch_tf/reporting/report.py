@@ -3,19 +3,23 @@
 import base64
 import html
 import io
-import pathlib
 import re
 import sys
-import types
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from etils import epy
 
 from switch_tf import checks
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
+from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
+
+with epy.lazy_imports():  # takes half a second
+    import matplotlib
+    import matplotlib.figure
 
 # Heading of a picture -> explanation below it.
 _EXPLANATIONS = {
@@ -40,7 +44,7 @@ _STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:1
 _STYLE_OF_SUMMARY = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 
-def write(folder: pathlib.Path) -> None:
+def write(folder: places.Place) -> None:
     """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`, unless that is empty."""
     records = read_metrics(folder)
     if not records:
@@ -50,7 +54,7 @@ def write(folder: pathlib.Path) -> None:
     write_whole(folder / "report.html", _page(folder, summarize(folder, records), pictures))
 
 
-def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
+def summarize(folder: places.Place, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
@@ -88,7 +92,7 @@ def describe(value: dict, is_share: bool) -> str:
         ("", "first"), ("", "last"), ("best ", "best")) if key in value)
 
 
-def read_metrics(folder: pathlib.Path) -> list[dict]:
+def read_metrics(folder: places.Place) -> list[dict]:
     """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
     Skips a torn line, or one without a record of a step, with a warning. Arrays, the load of experts, are <float32>. In
@@ -142,6 +146,12 @@ def describe_summary(summary: dict) -> str:
     return "\n".join([*lines, f"Report: {summary['report']}", f"Plot:   {summary['plot']}"])
 
 
+def in_columns(rows: list[list[str]]) -> list[str]:
+    """Returns a line for each row of a table: the first column starts at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
 def page(title: str, body: str) -> str:
     """Returns an HTML page.
 
@@ -179,24 +189,17 @@ def draw(records: list[dict]) -> dict[str, bytes]:
     return {title: png(figure) for title, figure in figures.items()}
 
 
-def pyplot() -> types.ModuleType:
-    """Returns matplotlib.pyplot for a machine without a display, imported when a figure is drawn: it takes a second."""
-    import matplotlib  # here, because the back end is chosen before pyplot is imported
-    matplotlib.use("Agg")
-    matplotlib.rcParams["text.parse_math"] = False  # names of metrics and runs may hold dollar signs
-    from matplotlib import pyplot
-    return pyplot
-
-
 def series(records: list[dict], name: str) -> tuple[list[int], list]:
     """Returns the steps and values of one name, without those that are missing or not finite."""
     points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, np.ndarray]:
-    """Returns a matplotlib figure of a size in inches, and its axes [rows, columns]."""
-    return pyplot().subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Any, np.ndarray]:
+    """Returns a matplotlib figure of a size in inches, and its axes [rows, columns]. `grid`: see `Figure.subplots`."""
+    matplotlib.rcParams["text.parse_math"] = False  # names of metrics and runs may hold dollar signs
+    figure = matplotlib.figure.Figure((width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **grid)
 
 
 def _loss(records):
@@ -210,7 +213,7 @@ def _loss(records):
             axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
         elif points[1] and name.endswith("/loss"):
             curves[f"held out, {task}"] = points
-    blue, *others = pyplot().get_cmap("tab10").colors
+    blue, *others = matplotlib.colormaps["tab10"].colors
     for (label, (steps, values)), color in zip(curves.items(), (blue, *others * len(curves)), strict=False):
         axes.plot(steps, values, color=color, label=label,
                   marker="o" if label != "training" and len(steps) < 50 else None)
@@ -276,10 +279,9 @@ def _loads(records, layer):
 
 
 def png(figure: Any) -> bytes:
-    """Returns a matplotlib figure as a PNG image, and closes it."""
+    """Returns a matplotlib figure as a PNG image."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    pyplot().close(figure)
     return buffer.getvalue()
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import math
-import pathlib
 import shlex
 import sys
 import time
@@ -80,7 +79,7 @@ def divide(mean: Mean) -> Any:
 
 
 @contextlib.contextmanager
-def writing_events(folder: str | pathlib.Path) -> Iterator[None]:
+def writing_events(folder: places.Place) -> Iterator[None]:
     """Raises a Refusal that names the folder if TensorBoard's writer fails within this scope."""
     try:
         yield
@@ -173,13 +172,10 @@ class Writer:
 class NoWriter:
     """Writes nothing, because another process does."""
 
-    def write(self, step: int, values: dict, declared: dict[str, bool] | None = None) -> None:
+    def write(self, *step_and_values: Any) -> None:
         pass
 
-    def flush(self) -> None:
-        pass
-
-    close = flush
+    flush = close = write
 
 
 _QUIET_SECONDS = 15.0  # longest time without a line while a run trains

@@ -44,7 +44,7 @@ def test_steps_count_alike_however_many_come_at_once(tmp_path):
 
 
 def test_what_was_written_counts_in_the_next_process_and_a_torn_line_does_not(tmp_path):
-    path = tmp_path / "folder" / "batches.jsonl"
+    path = tmp_path / "batches.jsonl"
     same = SameBatches(path)
     same.look("dense", 0, batches(0, steps=2))
     same.write()

@@ -1,4 +1,7 @@
-"""The decoding loop, one step per token until every sequence has ended, and the samplers."""
+"""Token-by-token decoding: greedy, sampling and beam search.
+
+Samplers call only a model's `prefill` and `decode_step`, and read its `config` and dtype.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from keras import ops
 
 from switch_tf import checks, context, partitioning
 from switch_tf.configs import policies
+from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import masks
 from switch_tf.ops import dtypes, forms, indexing, random
@@ -48,11 +52,11 @@ def check_decodes(config: SwitchConfig) -> None:
                       "chosen; a decoder needs a policy such as decoder_routing_policy='switch'.")
 
 
-def continues_after(tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
+def _continues_after(tokens, ends):
     """Returns whether sequences continue after tokens, <int32>[...]: <bool>[...], False at each of `ends`."""
     continues = ops.ones_like(tokens, "bool")
     for end in ends:
-        continues = ops.logical_and(continues, ops.not_equal(tokens, end))
+        continues = continues & ops.not_equal(tokens, end)
     return continues
 
 
@@ -79,7 +83,7 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
         num_rows: int or None. Number of sequences decoded at once, if known.
     """
     def continues(state):
-        return ops.logical_and(state[0] < max_length, ops.any(state[1]))
+        return (state[0] < max_length) & ops.any(state[1])
 
     def run(cross_cache, start):
         (end,) = ops.while_loop(continues, lambda state: ((state[0] + 1, *step(cross_cache, *state)),), (start,))
@@ -177,7 +181,7 @@ class _TokenByToken(Sampler):
             ids = ops.where(ops.equal(places, position), tokens[:, None], ids)
             if has_scores:
                 scores += ops.where(is_open, _log_probs(logits[:, None], tokens[:, None])[:, 0], 0.0)
-            return ops.logical_and(is_open, continues_after(tokens, ends)), tokens, ids, cache, scores
+            return is_open & _continues_after(tokens, ends), tokens, ids, cache, scores
 
         inputs = features["encoder_input_tokens"]
         batch = ops.shape(inputs)[0]
@@ -296,11 +300,10 @@ class Beam(Sampler):
             parent, tokens = index // vocab_size, ops.cast(index % vocab_size, "int32")
             is_new = ops.equal(partitioning.arange(max_length), position)
             ids = ops.where(is_new, tokens[..., None], _gather(live_ids, parent))
-            can_continue = continues_after(tokens, ends)
+            can_continue = _continues_after(tokens, ends)
 
-            is_finished = ops.logical_or(ops.logical_not(can_continue), position + 1 == max_length)
-            is_finished = ops.logical_and(is_finished, partitioning.arange(num_candidates) < beams)
-            is_finished = ops.logical_and(is_finished, is_open[:, None])
+            is_finished = ~can_continue | (position + 1 == max_length)
+            is_finished = is_finished & (partitioning.arange(num_candidates) < beams) & is_open[:, None]
             new_scores = ops.where(is_finished, scores / penalty(position + 1), -float("inf"))
             finished_scores, best = ops.top_k(ops.concatenate([finished_scores, new_scores], axis=1), beams)
             finished_ids = _gather(ops.concatenate([finished_ids, ids], axis=1), best)
@@ -311,7 +314,7 @@ class Beam(Sampler):
             cache = keras.tree.map_structure(
                 lambda cached: ops.take(cached, ops.reshape(cache_row, (-1,)), axis=0), cache)
             can_pass = live_scores[:, 0] / penalty(max_length) > finished_scores[:, -1]
-            return (ops.logical_and(is_open, can_pass), tokens, ids, live_scores, finished_ids, finished_scores, cache)
+            return (is_open & can_pass, tokens, ids, live_scores, finished_ids, finished_scores, cache)
 
         inputs = features["encoder_input_tokens"]
         batch, num_rows = ops.shape(inputs)[0], inputs.shape[0]
@@ -337,3 +340,14 @@ def _gather(entries, index):
     """Gathers entries of each row: [batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
     index = ops.reshape(index, (*ops.shape(index), *(1,) * (len(entries.shape) - 2)))
     return ops.take_along_axis(entries, index, axis=1)
+
+
+SAMPLERS: dict[str, type[Sampler]] = {"greedy": Greedy, "sample": Sample, "beam": Beam}
+
+
+def get_sampler(sampler: str | Sampler) -> Sampler:
+    """Returns a sampler unchanged, or the sampler named "greedy", "sample" or "beam" with default arguments."""
+    if isinstance(sampler, Sampler):
+        return sampler
+    check_choice("sampler", sampler, tuple(SAMPLERS))
+    return SAMPLERS[sampler]()

@@ -1,0 +1,46 @@
+"""The parser of a command's arguments."""
+
+import argparse
+import re
+from typing import Any, NoReturn
+
+from switch_tf.configs import shipped_gin
+from switch_tf.configs.choices import nearest
+from switch_tf.statuses import REFUSED
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the flag or macro that an unknown flag is probably meant to be."""
+
+    def add(self, name: str, help: str, metavar: str | None = None, at_least: int | None = None, **rest: Any) -> None:
+        """Declares an argument. One without a metavar, a smallest value and the rest is a flag.
+
+        Args:
+            name: str. With its dashes, if it is an option.
+            help: str.
+            metavar: str. FILE, FOLDER, PATH, RUN and CHECKPOINT stand for paths.
+            at_least: int. Smallest value of an integer.
+            **rest: See `argparse.ArgumentParser.add_argument`.
+        """
+        if at_least is not None:
+            rest |= {"type": int, "metavar": "N"}
+        elif metavar:
+            rest["metavar"] = metavar
+        elif not rest:
+            rest["action"] = "store_true"
+        action: Any = self.add_argument(name, help=help, **rest)
+        action.at_least = at_least
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)
+        macro = unknown and unknown[1].upper()
+        if unknown and unknown[1].endswith(".gin"):
+            message += f". A gin file is given as --gin_file={unknown[1]}"
+        elif macro == "MODEL_DIR" and "--run" in self._option_string_actions:
+            message += ". The folder of a finished run is given as --run"
+        elif unknown and macro not in shipped_gin.macros():
+            message += f".{nearest(f'--{unknown[1]}', self._option_string_actions)}"
+        elif macro:
+            message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
+                        "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
+        self.exit(REFUSED, f"{self.prog}: {message}\n")  # without argparse's usage, which hides the sentence
