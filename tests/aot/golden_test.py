@@ -19,8 +19,8 @@ _SPEC.loader.exec_module(golden)
 
 @pytest.mark.slow  # compiler_test.py counts what one layout sends
 @pytest.mark.parametrize("name", [
-    # data_model, expert_model and data_expert have what these have.
-    *(pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("data", "expert") else [])
+    # expert_model and data_expert have what these have.
+    *(pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("data", "expert", "data_model") else [])
       for name in golden.LAYOUTS),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in (*golden.REAL, *golden.PODS))])
 def test_the_compiler_sends_and_needs_what_it_did(name):

@@ -85,10 +85,12 @@ def test_devices_of_pjrt_get_their_slices_by_few_looks_at_the_files(portion, mak
 @pytest.mark.slow
 @pytest.mark.parametrize("one, other", [
     pytest.param(PIECES, ONE, marks=pytest.mark.exhaustive),
-    pytest.param(PIECES, OTHER_PIECES, marks=pytest.mark.exhaustive), (REPLICAS, PIECES), (SEVERAL, OTHER_PIECES),
+    pytest.param(PIECES, OTHER_PIECES, marks=pytest.mark.exhaustive), (REPLICAS, PIECES),
+    pytest.param(SEVERAL, OTHER_PIECES, marks=pytest.mark.exhaustive),
     pytest.param(ONE, SEVERAL, marks=pytest.mark.exhaustive),
     pytest.param(OTHER_PIECES, REPLICAS, marks=pytest.mark.exhaustive),
-    (PJRT, ONE), (SEVERAL, PJRT), (PJRT_ONE, REPLICAS), pytest.param(PJRT, PJRT_ONE, marks=pytest.mark.exhaustive)],
+    (PJRT, ONE), (SEVERAL, PJRT), pytest.param(PJRT_ONE, REPLICAS, marks=pytest.mark.exhaustive),
+    pytest.param(PJRT, PJRT_ONE, marks=pytest.mark.exhaustive)],
     ids=lambda layout: "_".join(map(str, layout.values())))
 def test_a_run_goes_on_under_another_layout_and_comes_back(one, other, make_partitioner, shallow_config, batch,
                                                            tmp_path):

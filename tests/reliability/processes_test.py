@@ -72,7 +72,7 @@ def _losses(folder):
 
 
 @pytest.mark.parametrize(("backend", "changed", "difference"), [
-    ("pjrt", "--gin.CHECKPOINT_PERIOD=2", "CHECKPOINT_PERIOD is 1000 and 2"),
+    pytest.param("pjrt", "--gin.CHECKPOINT_PERIOD=2", "CHECKPOINT_PERIOD is 1000 and 2", marks=pytest.mark.exhaustive),
     ("dtensor", "--gin.MESH_SHAPE='data=1,model=2'", "layout, mesh_shape, is 'model=1,data=2' and 'data=1,model=2'"),
     ("pjrt", "--gin.VOCABULARY='source_corpus'", "vocabulary is 'SentencePieceVocabulary of 4096")])
 def test_processes_that_differ_are_refused_by_name(backend, changed, difference, tmp_path):

@@ -186,7 +186,8 @@ def test_a_stranger_distils_a_run_and_keeps_the_student_when_the_teacher_is_gone
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "mesh", "backend"), [
-    ("data", "data=2", "mirrored"), ("data_model", "data=2,model=2", "dtensor"),
+    pytest.param("data", "data=2", "mirrored", marks=pytest.mark.exhaustive),  # predictions_test.py has it
+    ("data_model", "data=2,model=2", "dtensor"),
     ("data_model", "data=2,model=2", "pjrt")])
 def test_it_is_the_same_on_every_back_end(teacher, student_config, batch, make_partitioner, layout, mesh, backend):
     found = verification.compare(*(

@@ -322,7 +322,9 @@ def test_a_command_that_was_killed_goes_on_with_the_rows_that_are_missing(noisy_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "mesh", "backend"), [
-    ("data", "data=2", "mirrored"), ("data_model", "data=2,model=2", "dtensor"),
+    ("data", "data=2", "mirrored"),
+    # distillation_test.py has it.
+    pytest.param("data_model", "data=2,model=2", "dtensor", marks=pytest.mark.exhaustive),
     ("data_model", "data=2,model=2", "pjrt")])
 def test_it_is_the_same_on_every_back_end(noisy_task, teacher, student_config, make_partitioner, tmp_path, layout, mesh,
                                           backend):
