@@ -14,7 +14,6 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.checkpoints import run_folder
 from switch_tf.configs import directions
-from switch_tf.storage import places
 from switch_tf.storage.whole_file import write_whole
 
 with epy.lazy_imports():  # takes half a second
@@ -44,7 +43,7 @@ _STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:1
 _STYLE_OF_SUMMARY = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
 
 
-def write(folder: places.Place) -> None:
+def write(folder: pathlib.Path) -> None:
     """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`, unless that is empty."""
     records = read_metrics(folder)
     if not records:
@@ -54,7 +53,7 @@ def write(folder: places.Place) -> None:
     write_whole(folder / "report.html", _page(folder, summarize(folder, records), pictures))
 
 
-def summarize(folder: places.Place, records: list[dict] | None = None) -> dict:
+def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
@@ -92,7 +91,7 @@ def describe(value: dict, is_share: bool) -> str:
         ("", "first"), ("", "last"), ("best ", "best")) if key in value)
 
 
-def read_metrics(folder: places.Place) -> list[dict]:
+def read_metrics(folder: pathlib.Path) -> list[dict]:
     """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
     Skips a torn line, or one without a record of a step, with a warning. Arrays, the load of experts, are <float32>. In
