@@ -16,6 +16,7 @@ keys joined by dots, in a folder or in the OCDBT database of the checkpoint.
 The part that is not asked for is skipped. A file may come from anywhere, so lengths and names are checked.
 """
 
+import concurrent.futures
 import functools
 import math
 import mmap
@@ -114,12 +115,16 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
     elif parts := sorted(part.name for part in folder.glob(_UNMERGED)):
         raise Refusal(f"{folder} was not saved to its end: its arrays are in {checks.shown(parts)}, which the last "
                       "step of a save merges; take another checkpoint of that run.")
-    for name, leaf in leaves.items():
+
+    def opened(name, leaf):
         if isinstance(leaf, Reference):
-            leaves[name] = _open_zarr(folder, leaf, name, driver, is_database)
-        elif isinstance(leaf, Tensor):
+            return _open_zarr(folder, leaf, name, driver, is_database)
+        if isinstance(leaf, Tensor):
             _check_dtype(name, leaf.dtype)
-    return leaves
+        return leaf
+
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # an array of a bucket takes a dozen requests, one after another
+        return dict(zip(leaves, pool.map(opened, leaves, leaves.values()), strict=True))
 
 
 def _largest_file(folder):

@@ -307,13 +307,35 @@ def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
             variable = variables[name]
             held = stored(variable)
             if isinstance(held, PjrtVariable) and variable.shape and not unfolding_of(variable).first:
-                def piece(index, name=name, length=variable.shape[0]):
-                    return source.read(name, slice(*index[0].indices(length)))[(slice(None), *index[1:])]
-
-                held.load(piece)
+                held.load(_reading_pieces(source, name, held.array))
             else:
                 assign(variable, source.read(name, slice(None)))
             bar.update(num_bytes)
+
+
+def _reading_pieces(source, name, array):
+    """Returns a function of a piece's slices that reads its rows with those of the process's pieces after it.
+
+    Each piece alone would read a chunk of a T5X checkpoint again, and pieces of one row all of its columns.
+    """
+    num_rows, row_size = array.shape[0], 4 * math.prod(array.shape[1:])
+    rows = sorted({index[0].indices(num_rows)[:2]
+                   for index in array.sharding.addressable_devices_indices_map(array.shape).values()})
+    begin = end = 0
+    values = np.zeros(0)
+
+    def piece(index):
+        nonlocal begin, end, values
+        first, last, _ = index[0].indices(num_rows)
+        if not begin <= first <= last <= end:
+            begin, end = first, last
+            for start, stop in rows:
+                if begin <= start <= end and (stop - begin) * row_size <= LARGEST:
+                    end = max(end, stop)
+            values = source.read(name, slice(begin, end))
+        return values[(slice(first - begin, last - begin), *index[1:])]
+
+    return piece
 
 
 Portion = tuple[str, slice, int]

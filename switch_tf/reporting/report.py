@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import pathlib
 import re
 import sys
 from collections.abc import Iterable

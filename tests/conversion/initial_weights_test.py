@@ -20,6 +20,7 @@ from tests.conversion import mesh_tensorflow_test, t5x_test
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 ONE, EXPERT = {"name": "single"}, {"name": "expert", "mesh_shape": "data=2"}
 PJRT = {"backend": "pjrt"}
+COLUMNS = EXPERT | PJRT | {"rules": (("batch", "data"), ("mlp", "data"))}  # pieces of the same rows
 
 
 def _whole(variable):
@@ -30,7 +31,7 @@ def _whole(variable):
     return dtensor.unpack(dtensor.relayout(held.read_value(), replicated))[0].numpy()
 
 
-@pytest.mark.parametrize("layout", [ONE, EXPERT, ONE | PJRT, EXPERT | PJRT], ids=str)
+@pytest.mark.parametrize("layout", [ONE, EXPERT, ONE | PJRT, EXPERT | PJRT, COLUMNS], ids=str)
 def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: pytest.fail("a copy is written"))
     run = types.SimpleNamespace(initial_checkpoint=str(GOLDEN / "switch"), initial_variables="all",
@@ -50,7 +51,8 @@ def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner
     weights.source = weights.source._replace(read=counted)
     variables = tensors.state_variables(model)
     assert tensors.start(weights, variables) == []
-    # Replicas of a piece take one reading.
+    # Replicas of a piece take one reading, and so do all pieces of a weight: they may lie in one chunk.
+    assert len(sizes) == len(expected.weights)
     assert sum(sizes) == sum(math.prod(variable.shape) for variable in expected.weights)
     for path, wanted in tensors.state_variables(expected).items():
         np.testing.assert_array_equal(_whole(variables[path]), wanted.numpy(), err_msg=path)
