@@ -89,7 +89,7 @@ class _Cycles:
         left, right, (shape, dtype) = map(_type, product[:3])
         inputs = [jax.ShapeDtypeStruct(*operand, sharding=here) for operand in (left, right)]
         program = lowering.Program(module, [], [(shape, dtype)], [], None)
-        return lowering.jit(program, inputs, [here]).lower(*inputs).compile().as_text()
+        return lowering.jit(program, inputs).lower(*inputs).compile().as_text()
 
 
 def _type(text):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import Mesh
 
 from switch_tf.aot.lower import Lowered
 from switch_tf.hardware import chips
@@ -86,15 +85,12 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
                       f"topology {topology!r} has {len(devices)}; make the product of MESH_SHAPE {len(devices)}.")
     mesh = lowering.device_mesh(lowered.layout, devices)
     sizes, places = dict(mesh.shape), list(mesh.devices.flat)
-    network: Network | Servers
-    if chips.kind(topology) == "GPU":
-        network = Servers(chips.servers(topology)[0], sizes, [device.process_index for device in places])
-    else:
-        network = Network(topology, sizes, [device.coords for device in places])
     with jax.enable_x64(True):  # Keras counts steps in 64 bits
-        function, arguments = jit(lowered, mesh)
+        arguments = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=lowering.named_sharding(mesh, one.spec))
+                     for one in lowered.arguments]
         try:
-            executable = function.lower(*arguments).compile(compiler_options=_OPTIONS.get(devices[0].platform))
+            executable = lowering.jit(lowered.program, arguments).lower(*arguments).compile(
+                compiler_options=_OPTIONS.get(devices[0].platform))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in str(error):
                 raise DoesNotFit(" ".join(str(error).split())[:400]) from error
@@ -104,17 +100,6 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
         {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
          "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
          "code": memory.generated_code_size_in_bytes, "peak": memory.peak_memory_in_bytes},
-        executable.as_text(), network)
-
-
-def jit(lowered: Lowered, mesh: Mesh) -> tuple[jax.stages.Wrapped, list[jax.ShapeDtypeStruct]]:
-    """Returns a lowered program as the function that `lowering.jit` describes, and the shapes of its arguments.
-
-    Args:
-        lowered: Lowered program.
-        mesh: Mesh of its layout, of devices or of places in a topology.
-    """
-    shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=lowering.named_sharding(
-        mesh, argument.spec)) for argument in lowered.arguments]
-    results = [lowering.named_sharding(mesh, ())] * len(lowered.program.results)
-    return lowering.jit(lowered.program, shapes, results), shapes
+        executable.as_text(),
+        Servers(chips.servers(topology)[0], sizes, [device.process_index for device in places])
+        if chips.kind(topology) == "GPU" else Network(topology, sizes, [device.coords for device in places]))

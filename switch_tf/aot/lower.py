@@ -4,20 +4,18 @@ It is the program that the pjrt back end trains. Variables are in pages that are
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from switch_tf import context
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.partitioning import lowering
 from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.partitioner import Partitioner, initial_value
 from switch_tf.training.train_step import compile_steps, freeze
 
 
@@ -61,13 +59,9 @@ class Lowered(NamedTuple):
 class ShapesOnly(Partitioner):
     """Creates variables without memory."""
 
-    def creates_variables(self) -> AbstractContextManager:
-        return tf.variable_creator_scope(self._create)
-
     def _create(self, next_creator, **kwargs):
-        value = kwargs["initial_value"]
         with tf.Graph().as_default():  # only for the shape and dtype
-            symbolic = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+            symbolic = initial_value(kwargs)
         if not any(axes_of_new_variable(symbolic.shape.rank)):
             return next_creator(**kwargs)  # too small to matter
         return next_creator(**{**kwargs, "initial_value": lowering.reserved(tuple(symbolic.shape), symbolic.dtype)})
@@ -96,19 +90,12 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     objective.build(partitioner)
     step = compile_steps(model, optimizer, 0, settings, partitioner, objective)
     specs = feature_specs(model.config, batch_size, task_feature_lengths, pack)
-    specs |= added.specs(batch_size) if (added := objective.added_features()) else {}
-    features = [Argument(name, "feature", (1, *spec.shape), spec.dtype.name, layout.spec((None, "batch", "length")))
+    specs |= added.specs(1, batch_size) if (added := objective.added_features()) else {}
+    features = [Argument(name, "feature", tuple(spec.shape), spec.dtype.name, layout.spec((None, "batch", "length")))
                 for name, spec in specs.items()]
-    annotator = lowering.XlaAnnotator(layout) if layout.num_devices > 1 else None
-
-    @context.within(annotator=annotator)
-    def traced(*tensors):
-        return step(dict(zip(specs, tensors, strict=True)))
-
     variables = {id(variable.value): variable
                  for variable in (*model.variables, *optimizer.variables, *objective.variables)}
-    program = lowering.lower(traced, [tf.TensorSpec(feature.shape, feature.dtype) for feature in features],
-                             [variable.value for variable in variables.values()])
+    program = lowering.lower_call(step, specs, [variable.value for variable in variables.values()], layout)
     state = [variables[id(symbol)] for symbol in program.captured]
     return Lowered(program, features + [
         Argument(variable.path, "weight" if variable.trainable else "slot", tuple(variable.shape), variable.dtype,
@@ -117,11 +104,14 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
 
 def feature_specs(config: SwitchConfig, batch_size: int, task_feature_lengths: dict[str, int],
                   pack: bool = False) -> dict[str, tf.TensorSpec]:
-    """Returns the shapes of the seqio features that a step reads. Packed examples have segments and no positions."""
+    """Returns the shapes of the placed seqio features of a step, <int32>[1, batch, length].
+
+    Packed examples have segments and no positions.
+    """
     stacks = {"encoder": "inputs"} if config.is_encoder_only else {"encoder": "inputs", "decoder": "targets"}
     lengths = {f"{stack}_input_tokens": length for stack, length in stacks.items()}
     lengths |= dict.fromkeys(target_features(config), "targets")
     if pack:
         lengths |= {f"{stack}_segment_ids": length for stack, length in stacks.items()}
-    return {name: tf.TensorSpec((batch_size, task_feature_lengths[length]), tf.int32, name=name)
+    return {name: tf.TensorSpec((1, batch_size, task_feature_lengths[length]), tf.int32)
             for name, length in lengths.items()}

@@ -16,7 +16,6 @@ from switch_tf.refusals import Refusal
 # Keras imports TensorFlow on its own back end; on JAX's this module needs none.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
-    from tensorflow.experimental import dtensor
 
 # Kind of the devices of this process, if TensorFlow does not choose it, and their name if JAX has them.
 _chosen: tuple[str, str | None] | None = None
@@ -88,20 +87,15 @@ def are_jax() -> bool:
     return _chosen is not None and _chosen[1] is not None
 
 
-def gpu_name() -> str:
-    """Returns the name of the first GPU, "" if it is not known."""
-    if are_jax():
-        return _chosen[1]
-    first = tf.config.list_physical_devices("GPU")[0]
-    return tf.config.experimental.get_device_details(first).get("device_name", "")
-
-
 def device_name() -> str:
     """Returns the name of the device that a run trains on, such as "NVIDIA H200"; its kind if the name is not known."""
     kind = device_type()
-    if kind == "TPU" and are_jax():
-        return _chosen[1]
-    return kind == "GPU" and gpu_name() or kind
+    if are_jax() and kind != "CPU":
+        return _chosen[1] or kind
+    if kind != "GPU":
+        return kind
+    first = tf.config.list_physical_devices("GPU")[0]
+    return tf.config.experimental.get_device_details(first).get("device_name") or kind
 
 
 def nominal_flops(dtype: str) -> float | None:
@@ -114,7 +108,7 @@ def nominal_flops(dtype: str) -> float | None:
         return None
     # JAX multiplies float32 numbers in TensorFloat-32 by default, and nothing here changes that.
     is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
-    if "MIG" in (name := gpu_name()).split() or dtype == "float32" and not is_tensor_float:
+    if "MIG" in (name := device_name()).split() or dtype == "float32" and not is_tensor_float:
         return None
     return dict(zip(("bfloat16", "float32"), chips.gpu_flops(name), strict=False)).get(dtype)
 
@@ -133,10 +127,3 @@ def split_cpu(count: int) -> None:
     except RuntimeError as error:
         raise Refusal(f"The CPU cannot be made {count} devices after TensorFlow has used it; do it first."
                       ) from error
-
-
-def num_local_devices(kind: str) -> int:
-    """Returns the number of devices of a kind in this process, virtual ones included. Starts CPUs, but not GPUs."""
-    if kind == "GPU":  # which DTensor's accelerator system must start itself
-        return dtensor.num_local_devices(kind)
-    return len(tf.config.list_logical_devices(kind))

@@ -146,8 +146,8 @@ class Layout:
     @property
     def axes_over_several(self) -> list[str]:
         """Logical axes that `rules` split over several mesh axes of more than one device."""
-        return [logical for logical, axes in dict(self.rules).items()
-                if sum(self.mesh.get(axis, 1) > 1 for axis in _as_tuple(axes)) > 1]
+        return [logical for logical in dict(self.rules)
+                if sum(self.mesh.get(axis, 1) > 1 for axis in self.mesh_axes(logical)) > 1]
 
     def spec(self, axes: Sequence[str | None], at_rest: bool = False) -> tuple[tuple[str, ...], ...]:
         """Returns the mesh axes that split each dimension, the outermost first. An empty tuple does not split.
@@ -173,9 +173,7 @@ class Layout:
             shape: Shape of the whole tensor.
             spec: Mesh axes of each dimension, from `spec`.
         """
-        mesh = self.mesh
-        return tuple(math.ceil(size / math.prod(mesh.get(axis, 1) for axis in axes))
-                     for size, axes in zip(shape, spec, strict=True))
+        return tuple(math.ceil(size / self._count(axes)) for size, axes in zip(shape, spec, strict=True))
 
     def stored_bytes(self, weights: Iterable) -> int:
         """Returns the bytes of float32 weights and gradients that each device stores, without slots and activations.
@@ -192,7 +190,11 @@ class Layout:
 
     def num_pieces(self, axis: str) -> int:
         """Returns the number of pieces of activations along a logical axis."""
-        return math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in self.mesh_axes(axis))
+        return self._count(self.mesh_axes(axis))
+
+    def _count(self, mesh_axes):
+        """Returns the number of devices along mesh axes."""
+        return math.prod(self.mesh.get(axis, 1) for axis in mesh_axes)
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
         """Raises Refusal unless the pieces of every logical axis are equal.
@@ -202,7 +204,7 @@ class Layout:
         """
         for axis, mesh_axes in self._splits:
             size = sizes.get(axis)
-            pieces = math.prod(self.mesh.get(mesh_axis, 1) for mesh_axis in mesh_axes)
+            pieces = self._count(mesh_axes)
             if size is not None and size % pieces:
                 divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
                 names = " times ".join(map(repr, mesh_axes))

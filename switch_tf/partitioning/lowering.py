@@ -9,7 +9,7 @@ import math
 import mmap
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from keras import ops
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # it has no public name
 
+from switch_tf import context
 from switch_tf.hardware import devices
 from switch_tf.partitioning.axes import Axes
 from switch_tf.partitioning.layout import Layout
@@ -77,7 +78,7 @@ class XlaAnnotator:
     def gather(self, value: Tensor, axes: Axes) -> Tensor:
         stored = self.layout.spec(axes, at_rest=True)
         if any(len(mesh_axes) > 1 for mesh_axes in stored):
-            # Stored unfolded. Without this it would be gathered unfolded and then laid out again.
+            # Of several mesh axes: the cast value first as it is stored (docs/notebook/dtensor.md).
             value = self._split(value, stored)
         return self.constrain(value, axes)
 
@@ -193,6 +194,23 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
                    [int(number) - len(specs) for number in aliased], structure[0])
 
 
+def lower_call(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec], variables: Sequence[tf.Variable],
+               layout: Layout) -> Program:
+    """Lowers a function of features for the mesh of a layout.
+
+    Args:
+        function: Function of features that `Partitioner.step` or `Partitioner.results` made.
+        specs: Feature name -> shape and dtype, in the order of the program's arguments.
+        variables: All variables that the function may read.
+        layout: Layout with its mesh complete.
+    """
+    @context.within(annotator=XlaAnnotator(layout) if layout.num_devices > 1 else None, is_lowered=True)
+    def traced(*tensors):
+        return function(dict(zip(specs, tensors, strict=True)))
+
+    return lower(traced, [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()], variables)
+
+
 def _operations(operation):
     """Yields all operations inside one, those of its regions first."""
     for region in operation.regions:
@@ -260,8 +278,10 @@ def text(module: bytes) -> str:
         return ir.Module.parse(module).operation.get_asm(enable_debug_info=True)
 
 
-def jit(program: Program, arguments: Sequence[Any], results: Sequence[NamedSharding]) -> jax.stages.Wrapped:
+def jit(program: Program, arguments: Sequence[Any]) -> jax.stages.Wrapped:
     """Returns a function of jax.Arrays, the program's arguments, that returns its results and the updated variables.
+
+    Every device has the results whole.
 
     The devices of the arguments are here, or only have a place in a topology. The memory of variables that the program
     updates is donated.
@@ -269,10 +289,9 @@ def jit(program: Program, arguments: Sequence[Any], results: Sequence[NamedShard
     Args:
         program: Lowered function.
         arguments: Shape, dtype and sharding of each argument; jax.Arrays have them.
-        results: Sharding of each result of the function.
     """
-    devices = arguments[0].sharding.mesh.devices
-    platform = devices.flat[0].platform
+    mesh = arguments[0].sharding.mesh
+    platform = mesh.devices.flat[0].platform
     donated = [len(arguments) - len(program.captured) + index for index in program.updated]
     shapes = [*program.results, *((arguments[index].shape, arguments[index].dtype) for index in donated)]
     # A function of the same signature is exported, and its module replaced. `jax.export.Exported` is public, and one
@@ -288,8 +307,9 @@ def jit(program: Program, arguments: Sequence[Any], results: Sequence[NamedShard
 
     shardings = tuple(value.sharding for value in arguments)
     return jax.jit(step, donate_argnums=donated, in_shardings=shardings,
-                   out_shardings=[*results, *(shardings[index] for index in donated)],
-                   compiler_options=_OPTIONS.get(platform) if devices.size == 1 else None)
+                   out_shardings=[*[named_sharding(mesh, ())] * len(program.results),
+                                  *(shardings[index] for index in donated)],
+                   compiler_options=_OPTIONS.get(platform) if mesh.devices.size == 1 else None)
 
 
 def reserved(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:

@@ -28,6 +28,12 @@ from switch_tf.refusals import Refusal
 # Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.
 Features = dict[str, Any]
 _exchanges = itertools.count()
+# Words in errors of a lost process that share their classes with other errors: a collective, a barrier that waits, and
+# a barrier after the loss is known.
+_LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
+                 "Agent must be in CONNECTED state")
+# Words in errors of TensorFlow's client for buckets, which share their classes with errors of a lost process.
+_BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
 
 
 class Partitioner:
@@ -38,16 +44,15 @@ class Partitioner:
         num_processes: Number of processes that train together.
         process_index: Index of this process.
         num_parts: Number of parts of the batch that separate programs compute: the replicas of tf.distribute.
-        compiles_later: Whether the first call of a function compiles it further after `trace`.
-        has_fixed_shapes: Whether a compiled function has a program of its own for each shape of its features, and reads
-            variables that TensorFlow's own functions cannot read.
+        has_fixed_shapes: Whether a compiled function has a program of its own for each shape of its features, is ready
+            after `trace`, and reads variables that TensorFlow's own functions cannot read.
     """
 
-    compiles_later = True
     has_fixed_shapes = False
     num_processes = 1
     process_index = 0
     num_parts = 1
+    _create: Callable | None = None  # TensorFlow's creator of a variable
 
     def __init__(self, layout: Layout | None = None):
         if keras.backend.backend() != "tensorflow":
@@ -74,7 +79,7 @@ class Partitioner:
 
     def creates_variables(self) -> AbstractContextManager:
         """Returns the scope in which model and optimizer create their variables."""
-        return contextlib.nullcontext()
+        return tf.variable_creator_scope(self._create) if self._create else contextlib.nullcontext()
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
               select: Callable[[keras.Model], None] = lambda model: None) -> None:
@@ -238,40 +243,16 @@ class Partitioner:
 
     def is_lost_process(self, error: BaseException) -> bool:
         """Returns whether an error means that another process of the run is lost, rather than that a bucket failed."""
-        return self.num_processes > 1 and is_lost_process(error)
-
-    def watching(self, message: Callable[[], str]) -> AbstractContextManager:
-        """Returns a scope in which this process ends with a message if another one is lost and no error says so.
-
-        Args:
-            message: Function that returns the message.
-        """
-        return contextlib.nullcontext()
-
-    def end_soon(self, status: int) -> None:
-        """Has this process, which failed, exit with a status, without waiting long for others that wait for it."""
-
-    def end_together(self, message: str) -> None:
-        """Has this process, which succeeded, wait at its exit for the others, and end with a message if one is lost."""
+        text, lost = str(error), (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+        return self.num_processes > 1 and isinstance(error, tf.errors.OpError) and (
+            any(words in text for words in _LOST_PROCESS)
+            or isinstance(error, lost) and not any(words in text for words in _BUCKET))
 
 
-# Words in errors of a lost process that share their classes with other errors: a collective, a barrier that waits, and
-# a barrier after the loss is known.
-_LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
-                 "Agent must be in CONNECTED state")
-# Words in errors of TensorFlow's client for buckets, which share their classes with errors of a lost process.
-_BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
-
-
-def is_lost_process(error: BaseException) -> bool:
-    """Returns whether an error of TensorFlow means that another process of the run is lost."""
-    if not isinstance(error, tf.errors.OpError):
-        return False
-    text = str(error)
-    if any(words in text for words in _LOST_PROCESS):
-        return True
-    lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    return isinstance(error, lost) and not any(words in text for words in _BUCKET)
+def initial_value(settings: dict[str, Any]) -> tf.Tensor:
+    """Returns the initial value of a variable from the settings that TensorFlow gives the creator of the variable."""
+    value = settings["initial_value"]
+    return tf.convert_to_tensor(value() if callable(value) else value, dtype=settings.get("dtype"))
 
 
 def at_step(features: Features, index: Any) -> Features:

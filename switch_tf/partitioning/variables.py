@@ -48,7 +48,14 @@ def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
     return f"{' '.join(map(str, shape))} {':'.join(parts)}" if {*parts} - {"-"} else ""
 
 
-class DTensorVariable(dtensor.DVariable):
+class _Array:
+    """Makes a variable with `numpy` an array for NumPy."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+
+class DTensorVariable(_Array, dtensor.DVariable):
     """A weight or slot in the pieces of its `layout`.
 
     A function of the partitioner reads and assigns the pieces. Eager code reads the whole value, as a tensor or array
@@ -59,9 +66,6 @@ class DTensorVariable(dtensor.DVariable):
     def numpy(self) -> np.ndarray:
         """Returns the whole value on the host."""
         return whole(self.read_value())
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.numpy(), dtype)
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         if tf.inside_function():
@@ -78,14 +82,14 @@ class DTensorVariable(dtensor.DVariable):
                           "`export`, save the weights with `save_weights` and load them into a model that was built "
                           "without this partitioner.")
 
-    def assign(self, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().assign(self._in_pieces(value), *args, **kwargs)
+    def assign(self, value: Tensor, **options: Any) -> Any:
+        return super().assign(self._in_pieces(value), **options)
 
-    def assign_add(self, delta: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().assign_add(self._in_pieces(delta), *args, **kwargs)
+    def assign_add(self, delta: Tensor, **options: Any) -> Any:
+        return super().assign_add(self._in_pieces(delta), **options)
 
-    def assign_sub(self, delta: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().assign_sub(self._in_pieces(delta), *args, **kwargs)
+    def assign_sub(self, delta: Tensor, **options: Any) -> Any:
+        return super().assign_sub(self._in_pieces(delta), **options)
 
     def _in_pieces(self, value):
         """Cuts a value of the host, in eager code."""
@@ -196,7 +200,7 @@ def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[st
             (*(axis for _, axis in first), *last))
 
 
-class UnfoldedVariable:
+class UnfoldedVariable(_Array):
     """A weight that Keras reads and assigns like a tf.Variable, and that is stored unfolded.
 
     Args:
@@ -223,9 +227,6 @@ class UnfoldedVariable:
     def numpy(self) -> np.ndarray:
         """Returns the whole value on the host, see `DTensorVariable`."""
         return self.unfolding.fold(self.stored.numpy(), np)
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Tensor) -> Any:
         return self.stored.assign(self._as_stored(value))
@@ -274,11 +275,11 @@ def unfolding_of(variable: keras.Variable) -> Unfolding:
 
 def assign(variable: keras.Variable, value: Any) -> None:
     """Assigns a whole array of the host to a Keras variable, in any stored form."""
-    target = stored(variable)
-    target.assign(unfolding_of(variable).unfold(np.asarray(value, target.dtype.as_numpy_dtype), np))
+    target = variable.value
+    target.assign(np.asarray(value, target.dtype.as_numpy_dtype))
 
 
-class PjrtVariable(tf.__internal__.tracking.Trackable):
+class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
     """A weight or slot that Keras reads and assigns like a tf.Variable, and that is stored in pieces on the devices.
 
     A function that TensorFlow traces reads and assigns `symbol`, which is an argument of the lowered program and has no
@@ -311,9 +312,6 @@ class PjrtVariable(tf.__internal__.tracking.Trackable):
                 self.symbol.assign(self._whole(array))
                 self._copied = array
             return tf.convert_to_tensor(self.symbol.read_value(), dtype)
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.numpy(), dtype)
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value on the host. With several processes, all of them call this together.

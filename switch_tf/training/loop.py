@@ -308,7 +308,7 @@ class Training:
         elif self.state.step < self.run.train_steps:
             self.state.batches.read_ahead()
             started = time.perf_counter()
-            later = " The first step also optimises the graph." if self.partitioner.compiles_later else ""
+            later = " The first step also optimises the graph." if not self.partitioner.has_fixed_shapes else ""
             self._say("Tracing the training step ..." if later else "Compiling the training step ...")
             self.partitioner.trace(self._step, self.state.batches.element_spec)
             self._say(f"... {time.perf_counter() - started:.0f} s.{later}")

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from etils import epy
+
 import switch_tf
 from switch_tf import checks, environment
 from switch_tf.hardware import host
@@ -24,6 +26,9 @@ from switch_tf.statuses import BUG, INTERRUPTED, OUTAGE, of_all
 from switch_tf.storage import outputs
 from switch_tf.training import stopping
 from switch_tf.training.stopping import SIGNALS, Ending, not_ignored
+
+with epy.lazy_imports():  # imports JAX
+    from switch_tf.partitioning.backends import pjrt_client
 
 if TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
@@ -125,7 +130,7 @@ class CommonEnd:
     def __init__(self, partitioner: "Partitioner", command: str):
         self._partitioner, self._command = partitioner, command
         self._gone = f"Another of the {partitioner.num_processes} processes is gone"
-        self._watching = partitioner.watching(lambda: self._text(self._gone))
+        self._watching = pjrt_client.watching(lambda: self._text(self._gone))
         self.message: Callable[[str], str] = lambda cause: (
             f"{cause}; start all processes again with the same command.")
 
@@ -141,11 +146,11 @@ class CommonEnd:
         if isinstance(error, Refusal):
             stopping.classify(error, is_running=False)
         if error is None:
-            self._partitioner.end_together(f"switch-tf {self._command}: {self._gone}, after this one had finished; "
-                                           "start all processes again with the same command.")
+            pjrt_client.end_together(f"switch-tf {self._command}: {self._gone}, after this one had finished; "
+                                     "start all processes again with the same command.")
         else:
-            self._partitioner.end_soon(error.exit_status if isinstance(error, Refusal) else
-                                       INTERRUPTED if isinstance(error, KeyboardInterrupt) else BUG)
+            pjrt_client.end_soon(error.exit_status if isinstance(error, Refusal) else
+                                 INTERRUPTED if isinstance(error, KeyboardInterrupt) else BUG)
 
     def _text(self, cause):
         return f"switch-tf {self._command}: {self.message(cause)}"

@@ -67,7 +67,7 @@ def test_packed_examples_bring_their_segments():
     config = SwitchConfig.from_preset("switch_tiny")
     added = lower.feature_specs(config, 8, LENGTHS, pack=True).items() - lower.feature_specs(config, 8, LENGTHS).items()
     assert {name: tuple(spec.shape) for name, spec in added} == {
-        "encoder_segment_ids": (8, 64), "decoder_segment_ids": (8, 32)}
+        "encoder_segment_ids": (1, 8, 64), "decoder_segment_ids": (1, 8, 32)}
 
 
 def test_experts_cost_four_all_to_alls_a_layer_over_the_data_axis_and_no_weight_is_gathered(compiled):

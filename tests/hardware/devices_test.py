@@ -14,7 +14,7 @@ from switch_tf.hardware.chips import CHIPS
     ("NVIDIA GH200 480GB", "bfloat16", None), ("", "bfloat16", None)])
 def test_a_gpu_has_the_dense_rate_of_its_data_sheet_or_none(name, dtype, teraflops, monkeypatch):
     monkeypatch.setattr(devices, "device_type", lambda: "GPU")
-    monkeypatch.setattr(devices, "gpu_name", lambda: name)
+    monkeypatch.setattr(devices, "device_name", lambda: name)
     assert devices.nominal_flops(dtype) == (teraflops and teraflops * 1e12)
 
 

@@ -62,7 +62,7 @@ def test_both_back_ends_lay_every_constrained_tensor_out_alike(name, monkeypatch
             patch.setattr(dtensor_module.DTensorPartitioner, method, lambda self, value, axes: value)
         patch.setattr(partitioner, "step", lambda compute, apply, use_xla: _trace(partitioner, compute))
         step = compile_steps(model, optimizer, 0, StepSettings(), partitioner)
-        features = {feature: tf.ones(spec.shape, tf.int32)[None]
+        features = {feature: tf.ones(spec.shape, tf.int32)
                     for feature, spec in lower.feature_specs(config, BATCH, LENGTHS).items()}
         relayouts.clear()
         step(partitioner.place(features))

@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
-from switch_tf.aot import compiler
 from switch_tf.aot.lower import lower_step
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
@@ -45,14 +44,17 @@ def main(name: str) -> dict:
                           dropout_rate=0.1, expert_dropout_rate=0.1, activation="geglu", logits_via_embedding=False)
     lowered = lower_step(SwitchTransformer(config), Adafactor(0.01), layout, BATCH, LENGTHS, StepSettings())
     mesh = lowering.device_mesh(layout, jax.devices("cpu"))
-    function, _ = compiler.jit(lowered, mesh)
+    arguments, program = lowered.arguments, lowered.program
+    shardings = [lowering.named_sharding(mesh, argument.spec) for argument in arguments]
+    function = lowering.jit(program, [
+        jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=sharding)
+        for argument, sharding in zip(arguments, shardings, strict=True)])
 
     keras.utils.set_random_seed(0)
     model, optimizer = SwitchTransformer(config), Adafactor(0.01)
     Partitioner().build(model, optimizer)
     variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables]}
     step = compile_steps(model, optimizer, 0, StepSettings())
-    arguments, program = lowered.arguments, lowered.program
     state = {argument.name: variables[argument.name].numpy() for argument in arguments if argument.kind != "feature"}
 
     losses, largest = [], 0.0
@@ -60,8 +62,8 @@ def main(name: str) -> dict:
         features = _features(number, config.vocab_size)
         values = {**{name: value[None] for name, value in features.items()}, **state}
         results = [np.asarray(value) for value in function(*(
-            jax.device_put(values[argument.name], lowering.named_sharding(mesh, argument.spec))
-            for argument in arguments))]
+            jax.device_put(values[argument.name], sharding)
+            for argument, sharding in zip(arguments, shardings, strict=True)))]
         results, updated = results[:len(program.results)], results[len(program.results):]
         measured, bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
         assert int(bad_step) == results[-1] == -1

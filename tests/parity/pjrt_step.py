@@ -61,7 +61,7 @@ def _train(partitioner, dtype):
     step, losses = compile_steps(model, optimizer, 0, StepSettings(), partitioner), []
     for number in range(STEPS):
         random = np.random.RandomState(number)
-        features = {feature: random.randint(1, CONFIG.vocab_size, (1, *spec.shape), "int32")
+        features = {feature: random.randint(1, CONFIG.vocab_size, spec.shape, "int32")
                     for feature, spec in lower.feature_specs(CONFIG, BATCH, LENGTHS).items()}
         measured, _ = step(partitioner.place({feature: tf.constant(value) for feature, value in features.items()}))
         losses.append(float(np.asarray(measured.batch.loss_terms["cross_entropy"].value)))

@@ -17,7 +17,7 @@ from switch_tf import environment
 from switch_tf.hardware import devices, host
 from switch_tf.partitioning import Layout, backends, cluster
 from switch_tf.partitioning.layout import BACKENDS
-from switch_tf.partitioning.partitioner import Partitioner, is_lost_process
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 
 DATA = (("batch", "data"), ("group", "data"))
@@ -215,8 +215,11 @@ def test_one_gpu_needs_no_accelerator_system(gpus, layout):
     (tf.errors.UnavailableError, "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name'",
      False)])
 def test_a_bucket_that_fails_is_no_lost_process(kind, message, is_lost):
-    assert is_lost_process(kind(None, None, message)) is is_lost
-    assert not is_lost_process(OSError(message))
+    partitioner = Partitioner()
+    assert not partitioner.is_lost_process(kind(None, None, message))
+    partitioner.num_processes = 2
+    assert partitioner.is_lost_process(kind(None, None, message)) is is_lost
+    assert not partitioner.is_lost_process(OSError(message))
 
 
 # Refusals.

@@ -22,7 +22,7 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.optim.factoring import bytes_per_device
 from switch_tf.partitioning import cluster, lowering
 from switch_tf.partitioning.axes import with_axes
-from switch_tf.partitioning.backends import create_partitioner, pjrt, pjrt_client
+from switch_tf.partitioning.backends import create_partitioner, pjrt_client
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import PjrtVariable, slice_text
@@ -186,7 +186,8 @@ def test_a_model_whose_pieces_find_no_room_is_refused(pieces, monkeypatch):
     config = SwitchConfig.from_preset("switch_tiny")
     needed = 2 * bytes_per_device(config, pieces.layout)["weights"]
     for room, refuses in ((needed, False), (needed - 1, True)):
-        monkeypatch.setattr(pjrt, "_memory", lambda device, room=room: room)
+        device = types.SimpleNamespace(memory_stats=lambda room=room: {"bytes_limit": room})
+        monkeypatch.setattr(pieces, "mesh", types.SimpleNamespace(local_devices=[device]))
         with pytest.raises(ValueError, match="would store 0.0 GiB of") if refuses else contextlib.nullcontext():
             pieces.check(config, 1, False)
 
@@ -283,7 +284,8 @@ def test_gpus_have_another_name_when_a_program_is_exported(monkeypatch):
     value = types.SimpleNamespace(shape=(2,), dtype=np.dtype(np.float32), sharding=sharding)
     program = lowering.Program(b"", [], [((2,), np.float32)], [], True)
     monkeypatch.setattr(jax, "jit", lambda function, **options: jit(function))
-    lowering.jit(program, [value], [None])
+    monkeypatch.setattr(lowering, "named_sharding", lambda mesh, spec: None)
+    lowering.jit(program, [value])
     assert asked == ["cuda"]
 
 

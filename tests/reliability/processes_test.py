@@ -30,7 +30,6 @@ import os, signal, time
 from tensorflow.python.eager import context
 from switch_tf.partitioning import Layout
 from switch_tf.partitioning.backends import create_partitioner
-from switch_tf.partitioning.partitioner import is_lost_process
 
 partitioner = create_partitioner(Layout("data=2", backend="dtensor"))
 partitioner.barrier()
@@ -43,7 +42,7 @@ def lost(call):
     try:
         call()
     except Exception as error:
-        print(is_lost_process(error), error, flush=True)
+        print(partitioner.is_lost_process(error), error, flush=True)
         return str(error)
 
 assert lost(partitioner.barrier)

@@ -10,7 +10,6 @@ error:
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -24,7 +23,7 @@ from switch_tf.hardware import devices
 from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.partitioner import Partitioner, initial_value
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import (
     DTensorVariable,
@@ -54,8 +53,8 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    # With several processes, TensorFlow must not list its devices yet.
-    count = num_processes * (devices if num_processes == 1 else dtensor).num_local_devices(kind)
+    # Virtual devices count. Nothing is started: TensorFlow must not list its devices yet.
+    count = num_processes * dtensor.num_local_devices(kind)
     layout = layout.resolve(count, kind)
     if split := layout.axes_over_several:
         raise Refusal(f"The layout splits {' and '.join(split)} over several mesh axes at once, and DTensor splits "
@@ -132,13 +131,9 @@ class DTensorPartitioner(Partitioner):
 
     # Variables.
 
-    def creates_variables(self) -> AbstractContextManager:
-        return tf.variable_creator_scope(self._create)
-
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
-            value = kwargs["initial_value"]
-            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+            value = initial_value(kwargs)
         axes = axes_of_new_variable(value.shape.rank)
         storage, mesh_axes = unfolding(value.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
         variable = DTensorVariable(pack(storage.unfold(value.numpy(), np), self._layout(mesh_axes)),
@@ -165,12 +160,8 @@ class DTensorPartitioner(Partitioner):
     # Steps.
 
     def rows(self, batch_size: int) -> tuple[int, int]:
-        axis = self.sharding(("batch",)).sharding_specs[0]
-        if axis == dtensor.UNSHARDED:
-            return 0, batch_size
-        pieces = [location[axis] for location in self.mesh.local_device_locations()]
-        size = batch_size // self.mesh.dim_size(axis)
-        return min(pieces) * size, (max(pieces) + 1) * size
+        ranges = [index[0] for index in slices((batch_size,), self.sharding(("batch",)))]
+        return min(rows.start for rows in ranges), max(rows.stop for rows in ranges)
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         # One step a call, without the axis of steps: indexing that axis would move the batch between devices.
@@ -179,20 +170,17 @@ class DTensorPartitioner(Partitioner):
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
-            with context.within(annotator=self):
-                gradients, totals, measured, is_finite = compute(features)
-                others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
-                # As the variables are stored.
-                return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
-                        dtensor.relayout(gradient, variable.value.layout)
-                        for gradient, variable in zip(gradients, self._trained, strict=True)], others
+            gradients, totals, measured, is_finite = compute(features)
+            others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
+            # As the variables are stored.
+            return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
+                    dtensor.relayout(gradient, variable.value.layout)
+                    for gradient, variable in zip(gradients, self._trained, strict=True)], others
 
         def applied(gradients, totals):
-            with context.within(annotator=self):
-                apply(as_used(gradients, self._trained), totals)
+            apply(as_used(gradients, self._trained), totals)
 
-        compute_function = tf.function(computed, autograph=False)
-        apply_function = tf.function(applied, autograph=False)
+        compute_function, apply_function = self._function(computed), self._function(applied)
 
         def one_step(features, index):
             gradients, (totals, measured, is_finite) = compute_function(features)
@@ -204,12 +192,11 @@ class DTensorPartitioner(Partitioner):
         return one_step
 
     def results(self, call: Callable) -> Callable:
-        def traced(features):
-            with context.within(annotator=self):
-                return tf.nest.map_structure(self._replicate, call(features))
-
-        function = tf.function(traced, autograph=False)
+        function = self._function(lambda features: tf.nest.map_structure(self._replicate, call(features)))
         return lambda features: tf.nest.map_structure(self.on_host, function(features))
+
+    def _function(self, call):
+        return tf.function(context.within(annotator=self)(call), autograph=False)
 
     def compile(self, function: Callable, use_xla: bool = False) -> Callable:
         return function  # its two parts are compiled functions

@@ -5,7 +5,6 @@ program, gradients and update together, which XLA's partitioner cuts over the me
 """
 
 import contextlib
-import dataclasses
 import pathlib
 import sys
 import weakref
@@ -19,7 +18,6 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from switch_tf import context
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import chips, devices
 from switch_tf.partitioning import lowering
@@ -27,7 +25,7 @@ from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.backends import pjrt_client
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.partitioner import Partitioner, initial_value
 from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
 
@@ -47,11 +45,9 @@ def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
         if (count := jax.device_count()) > 1:
             print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
                   "gin/layouts/data.gin; --backend=pjrt trains on one of them.", file=sys.stderr, flush=True)
-            layout = dataclasses.replace(layout, mesh_shape=f"data={count}", rules=(
-                ("batch", "data"), ("group", "data")))
+            layout = Layout(f"data={count}", (("batch", "data"), ("group", "data")))
     layout.check_processes(len(members.addresses))
     pjrt_client.start(members)
-    layout.check_processes(jax.process_count())  # those of a TPU know each other without addresses
     return PjrtPartitioner(layout.resolve(jax.device_count(), devices.device_type()))
 
 
@@ -62,18 +58,15 @@ class PjrtPartitioner(Partitioner):
         layout: Layout with its mesh complete.
 
     Attributes:
-        annotator: `axes` annotator of traces, None for one device.
         variables: Variables that exist.
     """
 
-    compiles_later = False
     has_fixed_shapes = True
 
     def __init__(self, layout: Layout):
         super().__init__(layout)
         self.mesh: Mesh = lowering.device_mesh(layout, jax.devices()[:layout.num_devices])
         self.num_processes, self.process_index = jax.process_count(), jax.process_index()
-        self.annotator = lowering.XlaAnnotator(layout) if layout.num_devices > 1 else None
         self.variables: weakref.WeakSet[PjrtVariable] = weakref.WeakSet()
         self._flags = jax.jit(lambda arrays: jax.numpy.stack([jax.numpy.isfinite(array).all() for array in arrays]),
                               out_shardings=self.sharding((None,)))
@@ -85,7 +78,9 @@ class PjrtPartitioner(Partitioner):
         if config.dispatch == "ragged":
             raise Refusal("dispatch='ragged' needs shapes that depend on values, which XLA has not; use "
                           "dispatch='auto' with the pjrt back end.")
-        chips.check_memory(self.layout.stored_bytes(config.weights()), _memory(self.mesh.local_devices[0]))
+        # The host's memory has no limit here.
+        room = (self.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+        chips.check_memory(self.layout.stored_bytes(config.weights()), room)
 
     def sharding(self, axes: Axes, at_rest: bool = False) -> NamedSharding:
         """Returns JAX's sharding for logical axes."""
@@ -93,15 +88,11 @@ class PjrtPartitioner(Partitioner):
 
     # Variables.
 
-    def creates_variables(self) -> AbstractContextManager:
-        return tf.variable_creator_scope(self._create)
-
     def _is_laid_out(self, variable):
         return isinstance(variable.value, PjrtVariable)
 
     def _create(self, next_creator, **kwargs):
-        value = kwargs["initial_value"]
-        value = tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+        value = initial_value(kwargs)
         sharding = self.sharding(axes_of_new_variable(value.shape.rank), at_rest=True)
         symbol = next_creator(**{**kwargs, "initial_value": lowering.reserved(tuple(value.shape), value.dtype)})
         return self._variable(symbol, value.numpy(), sharding)
@@ -172,15 +163,6 @@ class PjrtPartitioner(Partitioner):
         return (self.num_processes > 1 and isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
                 and any(words in str(error) for words in _LOST_PROCESS))
 
-    watching = staticmethod(pjrt_client.watching)
-    end_soon = staticmethod(pjrt_client.end_soon)
-    end_together = staticmethod(pjrt_client.end_together)
-
-
-def _memory(device):
-    """Returns the bytes of memory that JAX may use of a device, None for the host's."""
-    return (device.memory_stats() or {}).get("bytes_limit")
-
 
 class PjrtProgram:
     """A function of placed features as one program on all devices, which updates the variables that it assigns.
@@ -205,19 +187,14 @@ class PjrtProgram:
     def build(self, specs: Mapping[str, tf.TensorSpec]) -> None:
         """Compiles the program for features of these shapes, without running it."""
         by_symbol = {id(variable.symbol): variable for variable in self._partitioner.variables}
-
-        def traced(*tensors):
-            with context.within(annotator=self._partitioner.annotator, is_lowered=True):
-                return self._function(dict(zip(specs, tensors, strict=True)))
-
-        lowered = lowering.lower(traced, [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()],
-                                 [variable.symbol for variable in by_symbol.values()])
+        lowered = lowering.lower_call(
+            self._function, specs, [variable.symbol for variable in by_symbol.values()], self._partitioner.layout)
         whole, features = self._partitioner.sharding(()), self._partitioner.sharding(_FEATURES)
         state = [by_symbol[id(captured)] if id(captured) in by_symbol else put(captured.numpy(), whole)
                  for captured in lowered.captured]
         arguments = [jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype.as_numpy_dtype, sharding=features)
                      for spec in specs.values()] + _arrays(state)
-        executable = lowering.jit(lowered, arguments, [whole] * len(lowered.results)).lower(*arguments).compile()
+        executable = lowering.jit(lowered, arguments).lower(*arguments).compile()
         self._compiled[_shapes(specs)] = (executable, list(specs), state, [state[index] for index in lowered.updated],
                                           lowered.structure)
 

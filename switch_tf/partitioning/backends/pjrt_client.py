@@ -19,6 +19,7 @@ from typing import IO
 
 import jax
 from jax._src import distributed  # jax 0.10.2: the client by which processes exchange texts and wait for each other
+from tensorflow.experimental import dtensor
 
 from switch_tf import environment
 from switch_tf.hardware import devices, host
@@ -50,7 +51,7 @@ def start(members: Cluster) -> None:
     if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # a CPU's programs are for that CPU alone
         jax.config.update("jax_compilation_cache_dir", str(environment.cache_folder() / "xla"))
     if kind == "CPU":
-        count = devices.num_local_devices("CPU")
+        count = dtensor.num_local_devices("CPU")
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError as error:  # JAX has started
@@ -196,7 +197,7 @@ def _is_aborting():
 
 @contextlib.contextmanager
 def watching(message: Callable[[], str]) -> Iterator[None]:
-    """Ends this process with this message if another one is lost in this scope."""
+    """Ends this process with this message if another one of JAX's is lost in this scope and no error says so."""
     watch = _Watch.of_this_process
     if watch is None:
         yield

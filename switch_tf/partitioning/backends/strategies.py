@@ -32,12 +32,13 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     TPU of this machine, or the one that TPU_NAME names.
     """
     kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
+    local = tf.experimental.dtensor.num_local_devices(kind)
     if backend == "one_device":
         if count > 1:
             return dtensor.create(layout, members)
         if kind == "TPU":
             return _on_tpu(layout.resolve(1, kind))
-        layout = layout.resolve(devices.num_local_devices(kind), kind).resolve(1, kind)
+        layout = layout.resolve(local, kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
     # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for others.
     name = None if host.has_tpu() else os.environ.get("TPU_NAME")
@@ -54,7 +55,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         return _on_tpu(layout, name)
     if kind == "TPU":
         raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='pjrt' or 'tpu'.")
-    layout = layout.resolve(devices.num_local_devices(kind), kind)
+    layout = layout.resolve(local, kind)
     return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(layout.num_devices)]))
 
