@@ -13,7 +13,7 @@ from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.evaluation.objectives import Objective, target_features
 from switch_tf.partitioning import lowering
-from switch_tf.partitioning.axes import axes_of
+from switch_tf.partitioning.axes import axes_of, axes_of_new_variable
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner, initial_value
 from switch_tf.training.train_step import compile_steps, freeze
@@ -62,6 +62,8 @@ class ShapesOnly(Partitioner):
     def _create(self, next_creator, **kwargs):
         with tf.Graph().as_default():  # only for the shape and dtype
             symbolic = initial_value(kwargs)
+        if not any(axes_of_new_variable(symbolic.shape.rank)):
+            return next_creator(**kwargs)  # too small to matter
         return next_creator(**{**kwargs, "initial_value": lowering.reserved(tuple(symbolic.shape), symbolic.dtype)})
 
     def compile(self, function: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:

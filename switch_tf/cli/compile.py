@@ -52,7 +52,8 @@ def run_compile(arguments: Namespace) -> dict:
 
     The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
     """
-    if chips.kind(arguments.topology) == "GPU":
+    kind = chips.kind(arguments.topology)
+    if kind == "GPU":
         check_gpu_compiler()
     else:
         check_tpu_compiler()
@@ -62,7 +63,7 @@ def run_compile(arguments: Namespace) -> dict:
     answers.check_outputs(arguments.save, arguments.plot)
 
     def check(described):
-        backend, kind = described.layout.backend, chips.kind(arguments.topology)
+        backend = described.layout.backend
         if backend == "dtensor" or backend not in ("auto", "pjrt") and kind == "GPU":
             raise Refusal(f"For {kind}s the program of the pjrt back end is compiled, not that of {backend!r}; use "
                           "backend='pjrt', or leave Layout.backend out.")

@@ -1,6 +1,5 @@
 """`switch-tf doctor`: checks this machine, and prints a cure for each fault."""
 
-
 from argparse import Namespace
 
 from switch_tf.cli.parser import Parser

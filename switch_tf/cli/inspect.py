@@ -3,7 +3,6 @@
 With --verify it reads the files of checkpoints instead.
 """
 
-
 from argparse import Namespace
 
 from switch_tf.checkpoints import folders, run_config

@@ -5,6 +5,7 @@ So a busy machine slows all alike, and all variants train on the same batches.
 
 import contextlib
 import hashlib
+import pathlib
 import time
 from collections.abc import Callable
 
@@ -64,7 +65,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     return True
 
 
-def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: places.Place,
+def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progress", batches_file: pathlib.Path,
                turn: int, stopping: Stopping) -> bool:
     """Trains variants of a seed from their newest checkpoints to the last step.
 
@@ -191,7 +192,7 @@ class SameBatches:
         path: Path of a file of JSON lines, which may have hashes already.
     """
 
-    def __init__(self, path: places.Place):
+    def __init__(self, path: pathlib.Path):
         self._path, self._new = path, []
         self._known = {record["step"]: record for _, record in json_lines.read(
             self._path, lambda record: json_lines.is_step(record.get("step")) and {"variant", "hash"} <= record.keys())}

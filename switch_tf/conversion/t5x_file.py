@@ -123,7 +123,7 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
             _check_dtype(name, leaf.dtype)
         return leaf
 
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # an array of a bucket takes a dozen requests, one after another
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # an array of a bucket takes a dozen requests
         return dict(zip(leaves, pool.map(opened, leaves, leaves.values()), strict=True))
 
 

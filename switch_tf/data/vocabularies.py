@@ -206,10 +206,10 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
         content = _read(path)
     except tf.errors.OpError as error:
         raise Unreadable(f"The vocabulary {path} could not be copied into {folder} ({first_line(error)}).") from error
-    copy = folder / _FOLDER / f"{feature}.model"
-    with writing(copy.parent):
-        copy.parent.mkdir(exist_ok=True)
-    write_whole(copy, content)
+    target = folder / _FOLDER / f"{feature}.model"
+    with writing(target.parent):
+        target.parent.mkdir(exist_ok=True)
+    write_whole(target, content)
     return Stored(SENTENCEPIECE, name, vocabulary.vocab_size, vocabulary.extra_ids,
                   f"{_FOLDER}/{feature}.model", hashlib.sha256(content).hexdigest())
 

@@ -28,7 +28,7 @@ class Layer(keras.layers.Layer):
     """Layer that writes its constructor's arguments into its config. Each is an attribute of the same name."""
 
     def _keep(self, **arguments):
-        """Sets attributes to the values of arguments, checked by the rules of their names."""
+        """Checks arguments by the rules of their names, and sets attributes to their values."""
         for name, value in arguments.items():
             check = checks.number if isinstance(_RULES[name], str) else checks.integer
             setattr(self, name, check(name, value, _RULES[name]))

@@ -224,7 +224,7 @@ class Ragged(Index):
                     draws = _split(experts.dropout_draws(self._group[:, None], self._place[:, None]), lengths)
                     hidden = [drop(part, draw, experts.dropout_rate) for part, draw in zip(hidden, draws, strict=True)]
                 outputs = list(map(ops.matmul, hidden, kernels[-1]))
-            num_empty = ops.shape(buffers)[0] - ops.sum(self._lengths)
+            num_empty = ops.shape(buffers)[0] - ops.sum(lengths)
             return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
 
     def _compute_in_a_loop(self, experts, rows):

@@ -256,7 +256,7 @@ class UnfoldedVariable(_Array):
 
 
 def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Returns gradients, which have the stored shapes of their weights, in the shapes of the weights."""
+    """Converts gradients from the stored shapes of their weights to the shapes of the weights."""
     return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
             for gradient, variable in zip(gradients, variables, strict=True)]
 

@@ -252,8 +252,13 @@ def uploaded(folder: Place) -> Iterator[pathlib.Path]:
         return
     with tempfile.TemporaryDirectory() as local:
         yield pathlib.Path(local)
-        for name, file in files_in(pathlib.Path(local)):
-            copy(file, place / name)
+        upload(pathlib.Path(local), place)
+
+
+def upload(folder: pathlib.Path, target: Any) -> None:
+    """Copies all files of a local folder into a folder of a bucket."""
+    for name, file in files_in(folder):
+        copy(file, target / name)
 
 
 @functools.cache

@@ -142,11 +142,15 @@ class LiveTeacher(Objective):
         return config
 
     @functools.cached_property
+    def _description(self):
+        return folders.describe(self._source[0])
+
+    @functools.cached_property
     def identity(self) -> str:
         """A text that differs for any two checkpoints: the hash of their files, of large ones that of samples."""
         path, found = self._source
         if found is SWITCH_TF:
-            return folders.identity(folders.describe(path))
+            return folders.identity(self._description)
         start = str(path)
         files = [name.removeprefix(start) for name, _, _ in formats.state(path)
                  if "/state." not in name.removeprefix(start)]  # the optimizer's, of T5X
@@ -191,7 +195,7 @@ class LiveTeacher(Objective):
         """Returns a name in `continuation.record`, and the vocabulary as it stands there, None if it is not known."""
         path, found = self._source
         if found is SWITCH_TF:
-            record = folders.describe(path)["configuration"]
+            record = self._description["configuration"]
             # Checkpoints of earlier versions recorded the bytes of their vocabularies alone.
             name = "pieces" if record.get("pieces") else "vocabulary"
             return name, record.get(name)

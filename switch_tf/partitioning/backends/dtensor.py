@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from switch_tf import context
+from switch_tf import context, environment
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import devices
 from switch_tf.partitioning.axes import Axes, axes_of_new_variable
@@ -47,13 +47,14 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     """
     kind, num_processes = devices.device_type(), len(members.addresses)
     if kind == "TPU":
+        way = "'tpu'" if environment.installed_version("tensorflow-tpu") else "'pjrt', which 'auto' stands for here"
         raise Refusal(f"backend={layout.backend!r} trains with DTensor here, which is for CPUs and GPUs, and this "
-                      "machine has a TPU; use backend='pjrt', which 'auto' stands for here.")
+                      f"machine has a TPU; use backend={way}.")
     layout.check_processes(num_processes)
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    # Virtual devices count. Nothing is started: TensorFlow must not list its devices yet.
+    # Counts virtual devices too, and starts no device: several processes must not list TensorFlow's devices yet.
     count = num_processes * dtensor.num_local_devices(kind)
     layout = layout.resolve(count, kind)
     if split := layout.axes_over_several:

@@ -28,8 +28,8 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of "mirrored", "one_device" or "tpu".
 
-    "one_device" is the first device, or one core of a TPU. Several processes train with DTensor instead. "tpu" is the
-    TPU of this machine, or the one that TPU_NAME names.
+    "one_device" is the first device, or one core of a TPU. Several processes train with DTensor instead, on CPUs and
+    GPUs. "tpu" is the TPU of this machine, or the one that TPU_NAME names.
     """
     kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
     local = tf.experimental.dtensor.num_local_devices(kind)
@@ -54,7 +54,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     if backend == "tpu":
         return _on_tpu(layout, name)
     if kind == "TPU":
-        raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='pjrt' or 'tpu'.")
+        raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu'.")
     layout = layout.resolve(local, kind)
     return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(layout.num_devices)]))
