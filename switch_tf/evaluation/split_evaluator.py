@@ -325,7 +325,7 @@ def describe_examples(shown: list[tuple[str, str, str]]) -> str:
         text, gaps = _split(inputs)
         if gaps:
             guesses, truths = ({number: following.strip() for number, following in reversed(_split(answer)[1])}
-                               for answer in (prediction, target))  # reversed, so that the first of equal sentinels counts
+                               for answer in (prediction, target))  # the first of equal sentinels counts
             for gap, following in gaps[:_MOST_GAPS]:
                 text += f"[{guesses.get(gap, '')} | {truths.get(gap, '')}]{following}"
             text += "..." if len(gaps) > _MOST_GAPS else ""
