@@ -89,14 +89,15 @@ def test_back_ends_of_tensorflow_are_refused(on_tpu, backend):
         backends.create_partitioner(Layout("", DATA, backend=backend))
 
 
-@pytest.mark.parametrize("version", [None, "2.20.0"])
-def test_dtensor_is_refused_on_a_tpu_before_anything_starts(on_tpu, monkeypatch, version):
+@pytest.mark.parametrize(("version", "way"), [
+    (None, "'pjrt', which 'auto' stands for here"), ("2.20.0", "'tpu'")])  # beside tensorflow-tpu, PJRT is refused
+def test_dtensor_is_refused_on_a_tpu_before_anything_starts(on_tpu, monkeypatch, version, way):
     monkeypatch.setattr(environment, "installed_version", lambda name: version)
     with pytest.raises(ValueError) as raised:
         backends.create_partitioner(Layout("", DATA, backend="dtensor"))
     assert str(raised.value) == (
         "backend='dtensor' trains with DTensor here, which is for CPUs and GPUs, and this machine has a TPU; use "
-        "backend='pjrt', which 'auto' stands for here.")
+        f"backend={way}.")
     assert not on_tpu and not devices.are_jax()
 
 

@@ -51,7 +51,7 @@ def test_without_a_tpu_the_host_is_not_mentioned(monkeypatch, capsys):
 
 
 def test_mirrored_is_not_for_a_tpu(on_tpu):
-    with pytest.raises(ValueError, match="MirroredStrategy is for GPUs and CPUs; on a TPU use backend='pjrt' or"):
+    with pytest.raises(ValueError, match="MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu'"):
         backends.create_partitioner(Layout("", DATA, backend="mirrored"))
 
 
