@@ -21,5 +21,5 @@ def register_evaluation_sets(task: str, sets: list[str]) -> None:
 
 
 def evaluation_owner(task: str) -> str:
-    """Returns the name of the task whose evaluation set a task is, or its own name."""
+    """Returns the name of the task that an evaluation set belongs to, or a task's own name."""
     return _owners.get(task, task)
