@@ -143,7 +143,7 @@ class Stored(NamedTuple):
     `kind`: str. "sentencepiece" with a `file`, "bytes", or "other", made by code.
     `name`: str. The run's name for it: a registered name or a path.
     `size`: int. Number of ids, sentinels included.
-    `extra_ids`: int. Number of sentinels that the file lacks.
+    `extra_ids`: int. Number of sentinels that seqio adds.
     `file`, `sha256`: str or None. The copy, relative to the run folder, and its hash.
     """
 
