@@ -8,11 +8,11 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal, first_line
 
-# Fields of a configuration by which people know a model.
+# Fields by which people know a model.
 _SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",
           "encoder_sparse_step", "decoder_sparse_step", "vocab_size")
 
-# Unit -> the prefixes of its numbers, from which on they are used. Parameters have no unit.
+# Unit -> (least number, prefix). Parameters have no unit.
 _PREFIXES = {"B": ((2**40, " Ti"), (2**30, " Gi"), (2**20, " Mi"), (2**10, " Ki"), (1, " ")),
              "FLOP": ((1e12, " T"), (1e9, " G"), (1e6, " M")), "": ((1e9, "B"), (1e6, "M"))}
 
@@ -25,7 +25,7 @@ def sizes(config: SwitchConfig) -> dict[str, int]:
 
 
 def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> dict:
-    """Returns the sizes, parameters, FLOPs of a sequence and bytes of a model, which is not built.
+    """Returns the sizes, parameters, FLOPs of a sequence and bytes of a model without building it.
 
     Args:
         config: Configuration of the model.

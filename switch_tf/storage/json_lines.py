@@ -75,7 +75,8 @@ def append(path: Any, records: Iterable[dict]) -> None:
 
 
 def mend_end(path: pathlib.Path) -> None:
-    """Mends the last line of a local file after a kill: ends a whole record, and removes a torn one.
+    """Mends the last line of a local file after a kill: ends a whole record, and removes a torn one. The file may be
+    missing.
 
     Raises:
         OSError: The file cannot be read or written, or its last line is too long.

@@ -33,10 +33,10 @@ def most_used(use: np.ndarray, count: int) -> Groups:
 
 
 def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
-    """Joins the most similar experts until as many groups are left.
+    """Joins the most similar experts until `count` groups are left.
 
-    Clusters hierarchically with average linkage, as HC-SMoE (arXiv 2410.08589), by the cosine distance of all kernels
-    of an expert, because these are averaged.
+    Clusters hierarchically with average linkage (HC-SMoE, arXiv 2410.08589), by the cosine distance of all kernels of
+    an expert, because kernels are averaged.
 
     Args:
         kernels: <float>[num_experts, ...] each.
@@ -73,9 +73,7 @@ def _router_places(model):
 
 
 def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, np.ndarray]) -> SwitchTransformer:
-    """Makes a model in which each group of experts is one expert, the mean of the group weighted by use.
-
-    So is its column of the router.
+    """Makes a model with one expert for each group: the mean of its experts and router columns, weighted by use.
 
     Args:
         model: SwitchTransformer with experts.
@@ -104,17 +102,17 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
 
 def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described: Experiment, num_experts: int,
                       is_merged: bool) -> tuple[dict, str]:
-    """Shrinks the model of a checkpoint of a run, and measures the held-out loss before and after.
+    """Shrinks the model of a run's checkpoint, and measures the held-out loss before and after.
 
-    Losses are those of at most `Run.eval_batches` validation batches, without dropout or jitter, with the
+    Losses are means over at most `Run.eval_batches` validation batches, without dropout or jitter, with the
     configuration's evaluation capacity factor.
 
     Args:
         checkpoint: Checkpoint folder.
         output: New or empty folder.
         described: The run of the checkpoint, on one device.
-        num_experts: Experts of each layer that are left.
-        is_merged: Whether the most similar experts are merged. Otherwise the most used ones are kept.
+        num_experts: Experts left in each layer.
+        is_merged: Whether to merge the most similar experts. Otherwise the most used are kept.
 
     Returns:
         (JSON object, text for people).
