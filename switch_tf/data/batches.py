@@ -1,8 +1,8 @@
 """Training batches of a run.
 
 A batch of a cached task has parts of equally many rows, and each process reads only its own parts. Part i of n reads
-every n-th example of an epoch and draws its own noise, so rows do not depend on the number of processes. Each part has
-its own saved position, so a run resumes with any number of processes. Every process reads all uncached text.
+every n-th example of an epoch and draws its own noise. Rows and saved positions belong to parts, so a run resumes with
+any number of processes and the same rows. Every process reads all uncached text.
 """
 
 import concurrent.futures
@@ -33,12 +33,11 @@ _LATER_OF_ALL = "data_position_later.json"  # of earlier versions
 
 
 class AddedFeatures(NamedTuple):
-    """Features that a function computes for each row that this process reads.
+    """Features that a function computes for the rows that this process reads.
 
     Attributes:
         widths: Name -> width of the feature, <int32>[batch, width].
-        of_rows: Function from a dict of <int32>[rows, length] to a dict of <int32>[rows, width]. Its Refusal ends the
-            run.
+        of_rows: Function from {name: <int32>[rows, length]} to {name: <int32>[rows, width]}. Its Refusal ends the run.
     """
 
     widths: Mapping[str, int]
@@ -63,7 +62,7 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: 
 
     Args:
         description: DatasetDescription of a training split.
-        steps_per_call: int. Number of batches that are returned at once.
+        steps_per_call: int. Batches to return at once.
         rows: (first, last + 1) of the rows to read, or None for all. Other rows may be zeros.
         added: AddedFeatures or None.
     """
@@ -88,7 +87,7 @@ class Batches:
             if one iterator has all rows.
         batch_size: int. Rows of a batch.
         part_size: int. Rows of a part.
-        steps_per_call: int. Number of batches that are returned at once.
+        steps_per_call: int. Batches to return at once.
         corrupt: Index of a part -> CorruptRecords, or None if no record may be left out.
         added: AddedFeatures or None.
 
@@ -117,7 +116,6 @@ class Batches:
         return read | (self._added.specs(*before) if self._added else {})
 
     def without_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns batches without the added features."""
         return {name: batches[name] for name in self._spec_of_part}
 
     @property
@@ -127,7 +125,7 @@ class Batches:
     def read_ahead(self) -> None:
         """Starts reading the next batches in a thread. Until they are taken, `save` writes the position before them.
 
-        Shuffle buffers can fill while a training step is compiled.
+        Meanwhile a training step can compile.
         """
         self._ahead = self._ahead or _started(self._read)
 
@@ -147,7 +145,6 @@ class Batches:
         return batches
 
     def _result(self, call, gives_up):
-        """Returns the result of a call, or None if the wait was given up."""
         while not concurrent.futures.wait([call], _LOOK_PERIOD).done:
             if gives_up():
                 self.is_stuck = True
@@ -166,7 +163,7 @@ class Batches:
         return {name: tf.pad(rows, [[0, 0], [before, behind], [0, 0]]) for name, rows in batches.items()}
 
     def close(self) -> None:
-        """Ends prefetching, because a thread that runs Python when the interpreter ends would abort the process."""
+        """Ends prefetching, because a Python thread at the end of the interpreter would abort the process."""
         call, self._ahead = self._ahead, None
         if call:
             due = time.monotonic() + _CLOSING_SECONDS
@@ -177,9 +174,9 @@ class Batches:
     def save(self, folder: pathlib.Path, process_index: int) -> None:
         """Writes the position of the next batch. Each process writes its own parts at the same step.
 
-        TensorFlow cannot save the position of an input that waits for data. A position that holds the error of a
-        corrupt record would raise it again, even after the record is mended. In both cases, this writes the part's
-        previous position and the number of steps since, for `restore` to repeat.
+        TensorFlow cannot save the position of an input that waits for data. A position after the error of a corrupt
+        record would raise it again, even once the record is mended. In both cases, this writes the part's previous
+        position and the number of steps since, for `restore` to repeat.
 
         Args:
             folder: Checkpoint folder.
@@ -219,7 +216,7 @@ class Batches:
             tf.errors.OpError, AssertionError: A file is missing or damaged, or belongs to other data.
         """
         for index, part in self._parts.items():
-            # Any process's files of the part will do. A process that never read the part wrote only the steps.
+            # Any process's files will do. A process that never read the part wrote only the steps.
             saved = sorted(folder.glob(f"{_name(index, '*')}.*"))
             place = folder / (saved[0].name.partition(".")[0] if saved else _name(index, 0))
             later = next((file for file in (place.with_suffix(_LATER), folder / _LATER_OF_ALL) if file.exists()), None)

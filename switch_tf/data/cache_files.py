@@ -46,8 +46,7 @@ _fetching = threading.Lock()
 
 
 def write_records(path: Any, records: Iterable[bytes]) -> dict[str, Any]:
-    """Writes a new file of independently readable records; returns its "bytes" and "sha256". Errors of the iterable
-    pass on.
+    """Writes a file of independently readable records; returns its "bytes" and "sha256". The iterable's errors pass on.
     """
 
     def write(step, *arguments):
@@ -171,9 +170,7 @@ def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None
 
 
 def placeholder_of(task: "seqio.Task") -> int:
-    """Returns the index of a task's `seqio.CacheDatasetPlaceholder` among its preprocessors. Refuses a task without
-    one.
-    """
+    """Returns the index of `seqio.CacheDatasetPlaceholder` among a task's preprocessors. Refuses a task without one."""
     if not task.supports_caching:
         raise Refusal(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
                       "preprocessors, behind what needs neither lengths nor chance.")
@@ -201,7 +198,7 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
     if changed := difference(saved, request(task, split, None if is_here else saved["source"])):
         raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
                       f"{changed}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
-    # In a bucket each size would cost a request. `fetched_shard` compares checksums anyway.
+    # In a bucket each size costs a request, and `fetched_shard` compares checksums.
     is_local, names = places.is_local(folder), {entry.name for entry in folder.iterdir()}
     for shard in manifest["shards"]:
         file, size = folder / shard["file"], None
@@ -249,10 +246,10 @@ def _step(step):
 
 
 class CorruptRecords:
-    """The corrupt records of a cache that are left out of one part of the batches, up to a limit.
+    """The corrupt records that are left out of one part of the batches, up to a limit.
 
-    Records are left out by index, so positions in the data do not move. The records found so far belong to the saved
-    position, so a resumed run reaches the limit at the same record as an uninterrupted one.
+    Records are left out by index, so positions do not move. The records found so far belong to the saved position, so a
+    resumed run reaches the limit at the same record as an uninterrupted one.
 
     Args:
         limit: Number of different records to leave out of each task.
@@ -296,7 +293,7 @@ class CorruptRecords:
             print(f"Left out: {file}, record {number} ({first_line(error)}).", file=sys.stderr, flush=True)
 
     def text(self) -> str:
-        """Returns the records found so far as JSON, "" if there are none."""
+        """Returns the records found so far as JSON, or ""."""
         with self._lock:
             found = sorted(self._found)
         return json.dumps({place: [number for _, number in records] for place, records in itertools.groupby(

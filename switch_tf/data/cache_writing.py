@@ -78,10 +78,10 @@ class Shard:
 def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None,
                num_shards: int | None, overwrite: bool,
                lock: Callable[[pathlib.Path], object] = lambda folder: None) -> list[Shard]:
-    """Creates the folders of a split's cache and returns its shards, complete shards included.
+    """Creates the folders of a split's cache and returns all its shards.
 
     Args:
-        mixture_or_task_name: str. Task, or mixture of tasks, some of which have the split.
+        mixture_or_task_name: str. Task, or mixture with tasks that have the split.
         split: str. Name of the split.
         vocabulary: str or None, see `get_provider`.
         cache_dir: str or None, see `cache_files.folder_of`.
@@ -171,7 +171,7 @@ def finish_cache(shards: list[Shard]) -> list[dict]:
 
 
 def line_of(cache: dict) -> str:
-    """Returns the line about one cache that `switch-tf cache` prints, see `finish_cache`."""
+    """Returns the line of `switch-tf cache` about a result of `finish_cache`."""
     tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in cache["tokens"].items() if count)
     return (f"{cache['task']}, split {cache['split']}: {cache['examples']:,} examples, {tokens}, "
             f"{cache['bytes'] / 2**20:.1f} MB in {cache['num_shards']} shards: {cache['folder']}")
@@ -190,7 +190,7 @@ def _num_shards(source, split, wanted):
 
 
 def _features(task, dataset):
-    """Returns feature -> shape and dtype, for the reader."""
+    """Returns feature -> shape and dtype."""
     features = {}
     for name, spec in dataset.element_spec.items():
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
@@ -222,8 +222,7 @@ def incomplete(shards: Sequence[Shard]) -> list[Shard]:
 
 def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], flags: Sequence[str],
         num_processes: int) -> None:
-    """Writes shards in Apache Beam's workers and shows the progress. A failed shard is refused after all shards were
-    tried.
+    """Writes shards in Apache Beam's workers and shows the progress. Refuses failed shards at the end.
 
     Args:
         shards: Incomplete shards of a cache.
@@ -268,7 +267,7 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
         watcher.start()
         try:
             with beam.Pipeline(options=options) as pipeline:
-                # Plain values, because unpickling a Shard would import TensorFlow too early as well.
+                # Plain values, because unpickling a Shard would import TensorFlow, too.
                 _ = (pipeline | beam.Create([dataclasses.asdict(shard) for shard in shards]) | beam.Reshuffle()
                      | beam.ParDo(WriteShard(prepare)))
         finally:
@@ -307,7 +306,6 @@ def write_or_note(fields: dict) -> None:
 
 
 def _show_progress(shards, num_shards, done):
-    """Shows the number of complete shards and their examples until `done` is set."""
     started, waiting, examples = time.perf_counter(), set(shards), 0
     with tqdm(total=num_shards, initial=num_shards - len(shards), desc="tokenising", unit=" shards",
               mininterval=0.5) as progress:

@@ -39,11 +39,10 @@ class CachedSource(seqio.DataSource):
         self._starts = np.cumsum([0] + [shard["examples"] for shard in manifest["shards"]])
 
     def list_shards(self, split: str) -> list[str]:
-        """Returns the files of the split."""
         return [str(self._folder / shard["file"]) for shard in self._manifest["shards"]]
 
     def fingerprint(self, split: str) -> str:
-        """Returns a text that identifies the content of the cache."""
+        """Returns a text that identifies the cache's content."""
         text = json.dumps(self._manifest, sort_keys=True)
         return f"{self._count} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

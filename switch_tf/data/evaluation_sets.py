@@ -8,8 +8,7 @@ _owners: dict[str, str] = {}
 def register_evaluation_sets(task: str, sets: list[str]) -> None:
     """Declares the tasks on which a task without an evaluation split is evaluated.
 
-    An average over tasks counts them as one task, as GLUE's does, and in a mixture they share the weight of their
-    `evaluation_owner`.
+    They count as one task in averages, as in GLUE, and share their owner's weight in a mixture.
 
     Args:
         task: str. Name of the task to train on.
@@ -21,5 +20,5 @@ def register_evaluation_sets(task: str, sets: list[str]) -> None:
 
 
 def evaluation_owner(task: str) -> str:
-    """Returns the name of the task that an evaluation set belongs to, or a task's own name."""
+    """Returns the task that an evaluation set belongs to, or the given name."""
     return _owners.get(task, task)

@@ -53,9 +53,8 @@ def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
-    """Returns whether any task with the split has metrics, as pretraining tasks do not.
-
-    Refuses a metric that needs more than predictions and scores.
+    """Returns whether any task with the split has metrics. Refuses metrics of outputs other than predictions and
+    scores.
     """
     tasks, kinds = tasks_of(get_provider(mixture_or_task_name), split), import_seqio().metrics.ModelOutputType
     for task in tasks:
@@ -69,7 +68,7 @@ def has_metrics(mixture_or_task_name: str, split: str) -> bool:
 
 
 def declares_directions(mixture_or_task_name: str, split: str) -> bool:
-    """Returns whether any metric of the tasks has the attribute `lower_is_better`."""
+    """Returns whether any metric of the tasks has `lower_is_better`."""
     tasks = tasks_of(get_provider(mixture_or_task_name), split)
     return any(_declares(metric) for task in tasks for metric in task.metric_fns)
 
@@ -128,7 +127,7 @@ class Evaluator:
     def _as_compared(self, task):
         """Returns a task with watched metrics and, if the task compares by spelling, targets spelt as predictions.
 
-        Benchmarks keep their published references, so that scores are comparable.
+        Benchmarks keep their published references for comparable scores.
         """
         declared, changes = self._declared.setdefault(task.name, {}), {}
         if any(map(_declares, task.metric_fns)):
@@ -139,7 +138,7 @@ class Evaluator:
         return task.replace(**changes) if changes else task
 
     def _warning(self, task):
-        """Returns a sentence about the targets that even a prediction of their own ids does not match, or None."""
+        """Returns a sentence about targets that even a prediction of their own ids does not match, or None."""
         if not any(metric.model_output_type == self._kinds.PREDICTION for metric in task.metric_objs):
             return None
         vocabulary, length = task.output_features["targets"].vocabulary, self._targets_length
@@ -289,8 +288,8 @@ def _watched(metric, declared):
 def average(scores: dict[str, TaskScores]) -> float | None:
     """Returns the average over tasks, at least one, of each task's mean metric, as GLUE does.
 
-    The evaluation sets of one task, such as MNLI's two, are averaged first and count once. None if metrics differ in
-    direction or lack one, because their mean has no meaning.
+    A task's evaluation sets, such as MNLI's two, are averaged first and count once. None if metrics differ in direction
+    or lack one, because their mean has no meaning.
     """
     groups = {}
     for name, task in scores.items():

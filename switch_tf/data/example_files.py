@@ -25,7 +25,7 @@ from switch_tf.data.rows import KINDS, BrokenArray, Example, Fault, Lines, Rows,
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.sentencepiece_training import sentences_of
 
-# The unit of reading and shuffling. 1 MiB has some hundreds of documents, or thousands of short lines.
+# The unit of reading and shuffling: hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
 MAX_SENTENCES = 1_000_000  # more hardly change a vocabulary, but cost time and memory
 _HEAD = 2**12  # bytes
@@ -35,7 +35,7 @@ _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBL
 
 
 class BadData(Refusal):
-    """Data that cannot be used. The sentence names the file, the line and the reason."""
+    """Unusable data. The sentence names the file, the line and the reason."""
 
 
 class UnreachableData(BadData):
@@ -124,8 +124,7 @@ class _Remote(io.RawIOBase):
 
 
 def _open(name):
-    """Opens a regular file for random access, or a URL with TensorFlow. Raises Fault for a pipe, a device or a folder.
-    """
+    """Opens a regular file for random access, or a URL with TensorFlow. Raises Fault for any other kind of file."""
     if "://" in name:
         return io.BufferedReader(_Remote(name))
     try:
@@ -250,8 +249,7 @@ class TextFile:
         return list(itertools.pairwise(cuts))
 
     def read(self, start: int, end: int) -> tuple[list[tuple[str, ...]], list[str], int]:
-        """Returns the texts of a piece's examples, a sentence for each unusable example, and the next start, -1 at the
-        end.
+        """Returns the texts of a piece, a sentence for each unusable example, and the next start, -1 at the end.
 
         A piece with the end -1 is read in steps of about `PIECE` bytes and stays open between them.
         """
@@ -287,7 +285,7 @@ class TextFile:
                 raise BadData(f"{self.name}, line {self._lines_before(start) + error.line}: {error}.") from error
 
     def examples(self) -> Iterator[Example]:
-        """Yields all lines, rows or elements of the file in order, those without texts included."""
+        """Yields all lines, rows or elements of the file, those without texts included."""
         return self._examples_from(self._start)
 
     def num_lines(self) -> int | None:

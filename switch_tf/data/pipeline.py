@@ -1,7 +1,6 @@
 """Batches of seqio's model features, the same in every process and resumable.
 
-The second half inspects data: too few examples, bad rows, and the first examples as text. TensorFlow's errors name only
-iterators, so a bad row has to be searched for.
+TensorFlow's errors name only iterators, so a bad row has to be searched for.
 """
 
 import bisect
@@ -54,7 +53,7 @@ class DatasetDescription:
     """A task and the form of its batches.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         task_feature_lengths: Tokens of a sequence, for example `{"inputs": 512, "targets": 114}`.
         batch_size: int. Sequences in the global batch.
         split: str. A split of the task. "train" is shuffled and repeated forever, any other split is read once, in
@@ -114,7 +113,7 @@ def check_description(description: DatasetDescription) -> None:
 
 
 def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -> DatasetDescription:
-    """Returns the description of the batches that a run reads.
+    """Returns the description of a run's batches.
 
     Args:
         run: Run.
@@ -129,7 +128,7 @@ def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -
 
 @contextlib.contextmanager
 def no_global_seed() -> Iterator[None]:
-    """Keeps TensorFlow from mixing the seed of `tf.random.set_seed` into pipelines made within this scope."""
+    """Keeps TensorFlow from mixing the seed of `tf.random.set_seed` into this scope's pipelines."""
     state = eager_context.context()
     saved, state._seed = state._seed, None
     try:
@@ -162,7 +161,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     provider, batch_size = provider_of(description), description.batch_size
     converter = feature_converter(provider, description)
 
-    def fill(batch):  # with rows of zeros up to the batch size
+    def fill(batch):
         return {name: tf.ensure_shape(tf.pad(tokens, [[0, batch_size - tf.shape(tokens)[0]], [0, 0]]),
                                       [batch_size, tokens.shape[1]]) for name, tokens in batch.items()}
 
@@ -310,8 +309,8 @@ def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
 def check_examples(description: DatasetDescription) -> None:
     """Refuses data with too few examples, because seqio would read an empty training split forever.
 
-    Training on one task needs a batch, on a mixture an example of each task. Any other split needs one example. Each
-    task is read in order from its beginning.
+    Training needs a batch from a single task, or an example from each task of a mixture. Any other split needs one
+    example. Each task is read in order from its beginning.
     """
     check_description(description)
     provider, split = provider_of(description), description.split
@@ -322,7 +321,7 @@ def check_examples(description: DatasetDescription) -> None:
     for task in tasks:
         try:
             counts[task.name] = sum(1 for _ in converter(read_once(task, description), lengths).take(needed))
-        except Exception as error:  # from preprocessors of the user, of any kind
+        except Exception as error:  # any kind, from the user's preprocessors
             row = bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
             raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
     short = [name for name, count in counts.items() if count < needed]
@@ -390,12 +389,12 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
              for name, feature in provider.output_features.items() if name in example}
             for example in read_once(provider, description).take(count).as_numpy_iterator()
         ]
-    except Exception as error:  # from preprocessors of the user, of any kind
+    except Exception as error:  # any kind, from the user's preprocessors
         raise Refusal(failure(provider, description.split, error)) from error
 
 
 def describe_examples(result: dict) -> str:
-    """Returns examples as text and ids, from their task's `name`, `split`, `lengths`, `vocabulary_size`, `examples`."""
+    """Returns examples as text and ids. `result` has `name`, `split`, `lengths`, `vocabulary_size` and `examples`."""
     lines = [f"{result['name']}, split {result['split']}, at most {result['lengths']} tokens of "
              f"{result['vocabulary_size']}"]
     for number, example in enumerate(result["examples"], 1):

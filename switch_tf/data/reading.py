@@ -1,9 +1,8 @@
 """Typed text to ids, and ids to readable text, the same in training, evaluation, inference and serving.
 
-Both directions exist in Python and as TensorFlow operations for exported programs, and both name sentinels. T5's span
-corruption removes tokens from a tokenised text: the blank before a gap goes with them, and the text after a gap begins
-with a blank only if one is typed. SentencePiece gives these ids to text next to a sentinel. Text next to a gap is
-therefore encoded together with a sentinel, the anchor.
+Both name sentinels. T5's span corruption removes tokens from a tokenised text: the blank before a gap goes with them,
+and the text after a gap begins with a blank only if one is typed. SentencePiece gives these ids to text next to a
+sentinel. Text next to a gap is therefore encoded together with a sentinel, the anchor.
 """
 
 import dataclasses
@@ -136,8 +135,8 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
     """Returns the Reading of a task or mixture; `vocabulary` as for `get_provider`.
 
     `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. Preprocessors declare the
-    meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or sentinels differ, texts
-    are read without a prefix, or with typed sentinels as gaps, and a note is printed.
+    meaning of sentinels. A mixture has the values that all of its tasks share. If they differ, texts are read without a
+    prefix, or with typed sentinels as gaps, and a note is printed.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features
@@ -279,7 +278,7 @@ def _encode(vocabulary, text, follows_gap, precedes_gap):
     gaps = gaps_of(vocabulary)
     if gaps is None or not (follows_gap or precedes_gap):
         return vocabulary.encode(text)
-    if precedes_gap:  # the blank before a gap belongs to the gap
+    if precedes_gap:
         text = text[:-1] if gaps.keeps_blanks and text[-1] in gaps.blanks else text
         text = text if gaps.keeps_blanks else text.rstrip(gaps.blanks)
         if not text and not gaps.keeps_blanks:
@@ -435,7 +434,7 @@ class SpellingOps(tf.Module):
         rows = tf.RaggedTensor.from_tensor(tf.where(is_before_end, ids, 0), padding=0)
         values, row = rows.values, rows.value_rowids()
         is_plain = values < self._vocab_size - self._num_sentinels
-        # A piece is a run of plain ids, or one special id.
+        # Pieces: runs of plain ids, and single special ids.
         begins = ~(_is_same_row(row) & is_plain & tf.roll(is_plain, 1, 0))
         first = tf.boolean_mask(values, begins)
         pieces = tf.RaggedTensor.from_row_starts(tf.where(is_plain, values, 0), tf.where(begins)[:, 0])

@@ -131,11 +131,7 @@ class Rows:
         self._num_columns = 0 if are_names else max(map(int, self._fields)) + 1
 
     def take_header(self, stream: BinaryIO) -> int:
-        """Finds the columns in the header at the beginning of a stream; returns its size in bytes.
-
-        Raises:
-            Fault: The header is missing or lacks a column.
-        """
+        """Finds the columns in a stream's header, or raises Fault; returns the size of the header in bytes."""
         lines, header = Lines(stream), []
         try:
             header = next(self._split(lines), [])
@@ -317,6 +313,6 @@ class _Text:
 
 
 def _some(names):
-    """Returns the first eight names in quotes, and the number of further names."""
+    """Returns the first eight names in quotes, and counts the rest."""
     names = list(names)
     return ", ".join(map(repr, names[:8])) + f" and {len(names) - 8} more" * (len(names) > 8)

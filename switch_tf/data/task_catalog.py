@@ -30,11 +30,11 @@ _BUDGET = 256 * 2**20  # bytes to read of all files of a split together
 def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     """Returns "task: file" -> size and hash, for every file of a split.
 
-    A file at a URL counts only by its name. A source may describe other data, or its way to read them, by a method
+    A URL counts only by its name. A source may describe other data, or its way to read them, by a method
     `fingerprint(split) -> str`.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         split: str. A task of a mixture may lack it.
     """
     fingerprints, files = {}, {}
@@ -58,7 +58,7 @@ def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = N
     """Returns the `fingerprint_of_vocabulary` of each vocabulary of a task or mixture.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         vocabulary: str or None, see `get_provider`.
     """
     return sorted(set(map(fingerprint_of_vocabulary, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
@@ -97,7 +97,7 @@ def describe(name: str) -> dict:
     """Returns a JSON-able description of a task or mixture.
 
     Args:
-        name: str. A registered seqio task or mixture.
+        name: str. Registered task or mixture.
 
     Returns: `name`; `kind`: "task" or "mixture"; and lists of str: `splits` that are known without the data; `metrics`;
         `vocabularies`; `data_sets` of TFDS; `missing`: data sets and file patterns that are not on this machine;

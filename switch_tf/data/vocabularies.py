@@ -1,8 +1,7 @@
 """seqio, imported on demand, with its tasks, mixtures and vocabularies.
 
-A vocabulary is found by name, by path, or as a copy in a run folder, and can replace a task's. A run folder may come
-from anywhere, so its description of the copy is not trusted: the file must lie in the run folder, have the size of a
-vocabulary, and match the hash.
+A run folder may come from anywhere, so its description of a vocabulary is not trusted: the file must lie in the run
+folder, have the size of a vocabulary, and match the hash.
 """
 
 import copy
@@ -274,7 +273,7 @@ def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) ->
     """Returns the number of ids of a task's or mixture's vocabulary, sentinels included.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         vocabulary: str or None, see `get_provider`.
     """
     vocabularies = vocabularies_of(get_provider(mixture_or_task_name, vocabulary))
@@ -300,7 +299,7 @@ def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None) 
 
 
 def tasks_of(provider: "seqio.Task | seqio.Mixture", split: str) -> list:
-    """Returns the tasks that have a split: the task itself, or some tasks of a mixture. Refuses an unknown split."""
+    """Returns the task, or the tasks of a mixture, that have a split. Refuses an unknown split."""
     check_split(provider, split)
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
@@ -309,7 +308,7 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
     """Refuses a model without an embedding for every token of the task.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         vocab_size: int. Rows of the model's embedding.
         vocabulary: str or None, see `get_provider`.
     """
@@ -346,7 +345,7 @@ def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqi
     """Returns a seqio task or mixture.
 
     Args:
-        name: str. A registered task or mixture.
+        name: str. Registered task or mixture.
         vocabulary: str or None. Name or path of a vocabulary that replaces the task's, see `get_vocabulary`. The
             registered task stays unchanged. A source of ids takes no other vocabulary.
     """

@@ -58,8 +58,8 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
-    for each held-out value a dict of its "first", "last" and "best" with their steps. A metric without a known
-    direction has no best, and a unigram loss is a number.
+    for each held-out value its "first", "last" and "best" with their steps. A metric without a known direction has no
+    best, and a unigram loss is a number.
 
     Args:
         folder: Run folder.
@@ -133,7 +133,7 @@ def _page(folder, summary, pictures):
 
 
 def describe_summary(summary: dict) -> str:
-    """Returns a few lines on the end of a run, from its summary with `step`, `report` and `plot`."""
+    """Returns a few lines from a run's summary with `step`, `report` and `plot`."""
     lines, shares = [f"Step {summary['step']}."], find_shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
@@ -147,7 +147,7 @@ def describe_summary(summary: dict) -> str:
 
 
 def in_columns(rows: list[list[str]]) -> list[str]:
-    """Returns a line for each row of a table: the first column starts at the left, the others end at the right."""
+    """Returns a line for each row of a table: the first column is left-aligned, further columns right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
@@ -169,7 +169,7 @@ def image(text: str, png: bytes) -> str:
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
-# Panels of a figure: the name of a value, and a title.
+# Panels of a figure: name of a value, title.
 _TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
 _SPEED = (("train/tokens_per_second", "tokens per second"),
           ("train/model_flops_utilization", "model FLOP utilisation"),
@@ -242,7 +242,6 @@ def _panels(records, panels):
 
 
 def _curve(axes, records, name, title):
-    """Draws the values of a name: shares in per cent, and rates as whole numbers with commas."""
     axes.plot(*series(records, name), color="tab:blue")
     axes.set(xlabel="step", title=title)
     axes.grid(alpha=0.3)
@@ -255,7 +254,6 @@ def _curve(axes, records, name, title):
 
 
 def _experts(records, layers):
-    """Draws a row for each sparse layer: the load of its experts over the run, then its router's statistics."""
     figure, rows = new_figure(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
     for row, layer in zip(rows, layers, strict=True):
         steps, load = _loads(records, layer)
@@ -294,11 +292,7 @@ def router(layer: str, name: str) -> str:
 
 
 def sparse_layers(names: Iterable[str]) -> list[str]:
-    """Returns the layers in logged names, in the order of the model.
-
-    Encoder before decoder, then by number, then queries, keys and values, feed-forward. Ignores malformed names, as in
-    damaged files.
-    """
+    """Returns the layers in logged names, in the order of the model. Ignores malformed names, as in damaged files."""
 
     def position(layer):
         stack, number, *sublayer = layer.split("/")

@@ -42,7 +42,7 @@ def origin(words: Sequence[str], config: SwitchConfig) -> str:
 def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict[str, Any]:
     """Returns the values to log for some training steps: means, and router losses summed over sparse layers.
 
-    The load of a router is a list over experts, and its `dead_experts` counts the zeros there.
+    The load of a router is a list over experts. `dead_experts` counts its zeros.
 
     Args:
         measured: StepMeasurements, on the host.
@@ -68,7 +68,6 @@ def shown(values: dict[str, float]) -> str:
 
 
 def _utilization(share):
-    """Returns a utilisation in per cent. Above 100 it notes that the peak rate is wrong."""
     return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 
@@ -96,7 +95,7 @@ class Writer:
 
     TensorBoard reads training values from `events/train` and evaluations from `events/eval`, without the prefixes
     "train/" and "eval/<mixture>/", so that equal tags share a chart. Tasks of a mixture keep their name: "<task>/loss".
-    An array, such as the load of a layer's experts, becomes one histogram.
+    An array becomes one histogram.
 
     Args:
         folder: RunFolder.

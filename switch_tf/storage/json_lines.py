@@ -75,11 +75,8 @@ def append(path: Any, records: Iterable[dict]) -> None:
 
 
 def mend_end(path: pathlib.Path) -> None:
-    """Mends the last line of a local file after a kill: ends a whole record, and removes a torn one. The file may be
+    """Mends the last line of a local file after a kill: ends a whole record, removes a torn one. The file may be
     missing.
-
-    Raises:
-        OSError: The file cannot be read or written, or its last line is too long.
     """
     if not path.exists():
         return
@@ -122,7 +119,7 @@ def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
 
 
 def is_step(value: Any) -> bool:
-    """Returns whether a value read from a file is a step: an integer of at least 0, but no bool."""
+    """Returns whether a value is a step: an integer of at least 0, but no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -181,7 +181,6 @@ class Lock:
                 return
 
     def _renew(self):
-        """Renews the lease, or notices its loss."""
         with self._changing:
             if self._loss is not None:
                 return

@@ -124,8 +124,7 @@ def _stat(self):
 
 
 def _read_bytes(self, part=None):
-    """Returns the content of a file or a slice of it. TensorFlow's own may be five seconds older than `write_object`.
-    """
+    """Returns the content of a file or a slice of it. TensorFlow may return content from five seconds ago."""
     if (content := read_object(self, part)[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self))
     return content
@@ -240,8 +239,7 @@ def fetched(path: Place) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def uploaded(folder: Place) -> Iterator[pathlib.Path]:
-    """Yields a local folder, for libraries that cannot write buckets: the folder itself, or one that is uploaded at the
-    end.
+    """Yields a local folder, for libraries that cannot write buckets: the folder itself, or one to upload at the end.
     """
     place = at(folder)
     if is_local(place):
@@ -307,7 +305,7 @@ def read_object(path: Place, part: slice | None = None) -> tuple[bytes | None, b
 
 
 def urls_of(folder: Place) -> list[str]:
-    """Returns the URLs of all objects below a folder, including those that end in "/" and stand for folders.
+    """Returns the URLs of all objects below a folder, including placeholders of folders, which end in "/".
 
     Raises:
         BucketError: See `read_object`.

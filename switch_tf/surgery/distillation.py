@@ -365,8 +365,8 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
         overwrite: Whether to remove existing predictions first.
 
     Returns:
-        dict of `rows` and `bytes` of the whole folder, `new_rows`, `new_targets`, and `unshared`, the teacher's mean
-        probability at new targets of ids that the student lacks.
+        dict of `rows` and `bytes` of the folder, `new_rows`, `new_targets`, and `unshared`, the teacher's mean
+        probability of ids that the student lacks, at new targets.
     """
     run, config, partitioner = described.run, described.config, described.partitioner
     writer = predictions.PredictionWriter(folder, {

@@ -34,10 +34,10 @@ _FORMAT_VERSION = 1
 # Entries of a manifest that a run compares or prints.
 _READ = ("teacher", "teacher_capacity_factor", "temperature", "vocabulary", "pack", "reads")
 _KEY = np.dtype("S16")
-_LOWEST = -6e4  # float16 ends soon below, and no log-probability of float32 is so low
+_LOWEST = -6e4  # near float16's minimum, below any float32 log-probability
 _OPEN_SHARDS = 64
 _MOST_KEYS = 2**28  # bytes
-# A shard is written when either is reached. A kill loses what is in memory.
+# A shard is written at either limit. A kill loses unwritten rows.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
 # Files of such a folder. It may have hidden files, too.
@@ -160,7 +160,7 @@ class PredictionStore:
         with reading(folder):
             shards = {number: read_keys(folder, number) for number in shard_numbers(folder)}
         keys = np.concatenate([np.zeros(0, _KEY), *(own for own, _ in shards.values())])
-        # Rows count through all shards. Keys take 24 bytes each in memory.
+        # Row numbers run through all shards. A key takes 24 bytes of memory.
         self._rows = np.argsort(keys)
         self._keys, checksums = keys[self._rows], {number: checksum for number, (_, checksum) in shards.items()}
         self._numbers, self._starts = list(shards), np.cumsum([0, *(len(own) for own, _ in shards.values())])

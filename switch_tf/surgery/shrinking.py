@@ -56,7 +56,7 @@ def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
 
 def groups_of(model: SwitchTransformer, num_experts: int, use: dict[str, np.ndarray],
               is_merged: bool) -> dict[str, Groups]:
-    """Returns name of a router -> groups of experts. Arguments as for `shrink` and `shrink_checkpoint`."""
+    """Returns router -> groups of experts. Arguments as for `shrink` and `shrink_checkpoint`."""
     if not is_merged:
         return {router: most_used(of_router, num_experts) for router, of_router in use.items()}
     variables = variables_of(model)
@@ -66,7 +66,7 @@ def groups_of(model: SwitchTransformer, num_experts: int, use: dict[str, np.ndar
 
 
 def _router_places(model):
-    """Returns name of a router -> beginning of the names of its layer's weights."""
+    """Returns router -> prefix of the names of its layer's weights."""
     names = {id(variable): name for name, variable in variables_of(model).items()}
     return {name: names[id(router.kernel)].removesuffix("router/kernel")
             for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)}
@@ -124,7 +124,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
     batches = data.get_dataset(description).take(run.eval_batches).cache()
 
     def measure(model):
-        """Returns the loss in nats, and name of a router -> share of the tokens that choose each expert first."""
+        """Returns the loss in nats, and router -> share of the tokens that choose each expert first."""
         step = split_evaluator.compile_evaluation(model, described.settings, described.partitioner)
         with warnings.catch_warnings(), progress.bar(
                 run.eval_batches, f"evaluating {model.config.num_experts} experts", " batches") as bar:
@@ -155,7 +155,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
 
 
 def describe(result: dict) -> str:
-    """Returns the losses, and a line for each router, of a result of `shrink_checkpoint`."""
+    """Returns the losses of a result of `shrink_checkpoint`, and a line for each router."""
     experts, parameters, loss = result["num_experts"], result["num_parameters"], result["loss"]
     lines = [f"{parameters['before']:,} parameters of {result['from']} became {parameters['after']:,} in "
              f"{result['output']}.",
