@@ -116,6 +116,7 @@ class Batches:
         return read | (self._added.specs(*before) if self._added else {})
 
     def without_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns batches without the added features."""
         return {name: batches[name] for name in self._spec_of_part}
 
     @property
@@ -145,6 +146,7 @@ class Batches:
         return batches
 
     def _result(self, call, gives_up):
+        """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
         while not concurrent.futures.wait([call], _LOOK_PERIOD).done:
             if gives_up():
                 self.is_stuck = True

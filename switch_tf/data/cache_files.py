@@ -81,7 +81,7 @@ def fetched_shard(file: str, sha256: str) -> str:
 
     Raises:
         BadData: The shard is damaged.
-        UnreachableData: It cannot be fetched, or this machine has no room for it.
+        UnreachableData: It cannot be fetched or stored.
     """
     if places.is_local(file):
         return file

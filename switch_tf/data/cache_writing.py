@@ -43,7 +43,7 @@ _SEED = 0  # of the few random steps before the placeholder
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of the cache and the part of the data that it holds.
+    """One file of the cache, with a part of the data.
 
     Args:
         folder: str. Folder of the split.
@@ -85,8 +85,8 @@ def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, ca
         split: str. Name of the split.
         vocabulary: str or None, see `get_provider`.
         cache_dir: str or None, see `cache_files.folder_of`.
-        num_shards: int or None. Number of shards of the train split. None means one for each source file, more if files
-            are few or large. Any other split has a shard for each source file, to keep its order.
+        num_shards: int or None. Shards of the train split. None means one for each source file, more if files are few
+            or large. Any other split has one for each source file, to keep its order.
         overwrite: bool. Deletes existing shards.
         lock: Called with each folder before anything in it changes.
     """
@@ -226,7 +226,7 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
 
     Args:
         shards: Incomplete shards of a cache.
-        num_shards: Number of shards of the cache, complete ones included.
+        num_shards: Number of shards of the whole cache.
         prepare: Function that registers the task in a worker. Beam pickles it.
         flags: Flags of Apache Beam. Without `--runner`, the workers are processes of this machine.
         num_processes: Number of workers on this machine, at least 1.
@@ -306,6 +306,7 @@ def write_or_note(fields: dict) -> None:
 
 
 def _show_progress(shards, num_shards, done):
+    """Shows the number of complete shards and their examples until `done` is set."""
     started, waiting, examples = time.perf_counter(), set(shards), 0
     with tqdm(total=num_shards, initial=num_shards - len(shards), desc="tokenising", unit=" shards",
               mininterval=0.5) as progress:

@@ -39,6 +39,7 @@ class CachedSource(seqio.DataSource):
         self._starts = np.cumsum([0] + [shard["examples"] for shard in manifest["shards"]])
 
     def list_shards(self, split: str) -> list[str]:
+        """Returns the files of the split."""
         return [str(self._folder / shard["file"]) for shard in self._manifest["shards"]]
 
     def fingerprint(self, split: str) -> str:

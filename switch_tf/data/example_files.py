@@ -35,7 +35,7 @@ _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBL
 
 
 class BadData(Refusal):
-    """Unusable data. The sentence names the file, the line and the reason."""
+    """Unusable data. Names the file, the line and the reason."""
 
 
 class UnreachableData(BadData):

@@ -135,8 +135,8 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
     """Returns the Reading of a task or mixture; `vocabulary` as for `get_provider`.
 
     `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. Preprocessors declare the
-    meaning of sentinels. A mixture has the values that all of its tasks share. If they differ, texts are read without a
-    prefix, or with typed sentinels as gaps, and a note is printed.
+    meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or meanings differ, texts
+    are read without a prefix, or with typed sentinels as gaps, and a note is printed.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features

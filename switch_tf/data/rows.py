@@ -131,7 +131,7 @@ class Rows:
         self._num_columns = 0 if are_names else max(map(int, self._fields)) + 1
 
     def take_header(self, stream: BinaryIO) -> int:
-        """Finds the columns in a stream's header, or raises Fault; returns the size of the header in bytes."""
+        """Finds the columns in a stream's header, or raises Fault; returns its size in bytes."""
         lines, header = Lines(stream), []
         try:
             header = next(self._split(lines), [])
@@ -155,7 +155,7 @@ class Rows:
             size: int. Bytes to read.
 
         Raises:
-            BrokenArray: The rest of an array cannot be read.
+            BrokenArray: The rest of an array is unreadable.
         """
         if self._kind == "array":
             yield from self._elements(stream)

@@ -165,7 +165,7 @@ def describe_all(tasks: list[dict], to_be_given: dict[str, list[str]], left_out:
         lines.append(f"{file or 'in no gin file'} ({', '.join(vocabularies)})")
         for task in members:
             if any(task["name"].startswith(f"{other['name']}.") for other in members):
-                continue  # one of many languages, which its mixture counts
+                continue  # one of many languages, counted by its mixture
             is_mixture, count, num_missing = task["kind"] == "mixture", len(task["data_sets"]), len(task["missing"])
             kind, metrics = (f"mixture of {len(task['tasks'])}", "") if is_mixture else ("", " ".join(task["metrics"]))
             presence = f"{count - num_missing} of {count} here" if count > 1 else "not here"

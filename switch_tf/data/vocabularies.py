@@ -51,7 +51,7 @@ def import_seqio() -> Any:
 def keep_jax_on_cpu() -> None:
     """Keeps seqio's JAX metrics from taking the accelerator that TensorFlow trains on.
 
-    Has no effect if Keras or the run's back end runs on JAX, or if JAX_PLATFORMS is set.
+    Has no effect if Keras or the back end runs on JAX, or if JAX_PLATFORMS is set.
     """
     if keras.config.backend() != "tensorflow" or devices.are_jax():
         return
@@ -62,7 +62,7 @@ def keep_jax_on_cpu() -> None:
 
 
 def num_sentinels(vocabulary: "seqio.Vocabulary") -> int:
-    """Returns the number of sentinels at the end of a seqio vocabulary, added by seqio or part of its file."""
+    """Returns the number of sentinels at the end of a seqio vocabulary."""
     if vocabulary.extra_ids:
         return vocabulary.extra_ids
     last = vocabulary.decode([vocabulary.vocab_size - 1])
@@ -178,7 +178,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
     Args:
         vocabulary: seqio vocabulary.
         folder: Path of the run folder.
-        feature: str. "inputs" or "targets", which names the file.
+        feature: str. Name of the file: "inputs" or "targets".
         name: str or None. The run's VOCABULARY.
 
     Raises:
@@ -372,7 +372,7 @@ def _is_text(feature):
 
 
 def text_vocabularies_of(name: str) -> list:
-    """Returns the vocabularies of a task's or mixture's features that its source yields as text, not ids."""
+    """Returns the vocabularies of a task's or mixture's features that its source yields as text."""
     return [feature.vocabulary for feature in get_provider(name).output_features.values() if _is_text(feature)]
 
 

@@ -68,6 +68,7 @@ def shown(values: dict[str, float]) -> str:
 
 
 def _utilization(share):
+    """Returns a utilisation in per cent. Above 100 it notes that the peak rate is wrong."""
     return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 
@@ -196,7 +197,7 @@ class Progress:
                          dynamic_ncols=True)
 
     def resume(self, step: int) -> None:
-        """Sets the step that training starts from. The bar's rate and remaining time count from here."""
+        """Sets the step that training starts from. The bar's rate and remaining time count from it."""
         self._last_reported = step
         self._bar.reset(self._last_step)
         self._bar.initial = step
@@ -206,10 +207,7 @@ class Progress:
         self._bar.update(steps)
 
     def glance(self, step: int, loss: float) -> None:
-        """Prints the loss of the last step if no line was printed for some seconds, or for a tenth of the run.
-
-        Shows progress if LOG_PERIOD is long or the run is short.
-        """
+        """Prints the loss of the last step if no line was printed for some seconds, or for a tenth of the run."""
         is_due = 10 * (step - self._last_reported) >= self._last_step
         if is_due or time.monotonic() - self._last_line > _QUIET_SECONDS:
             self._last_reported = step

@@ -48,7 +48,7 @@ def loads(text: bytes | str, is_strict: bool = False) -> Any:
 
 
 def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
-    """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
+    """Returns the value of a JSON file.
 
     Args:
         path: Path of the file.
@@ -75,9 +75,7 @@ def append(path: Any, records: Iterable[dict]) -> None:
 
 
 def mend_end(path: pathlib.Path) -> None:
-    """Mends the last line of a local file after a kill: ends a whole record, removes a torn one. The file may be
-    missing.
-    """
+    """Mends a local file's last line after a kill: ends a whole record, removes a torn one. The file may be missing."""
     if not path.exists():
         return
     with open(path, "rb+") as file:

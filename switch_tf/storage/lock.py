@@ -42,7 +42,6 @@ class Lock:
         token: Text unique to this lock.
 
     Raises:
-        Refusal: Another process uses the path, or the file system has no locks.
         OSError: The lock cannot be written.
     """
 
@@ -181,6 +180,11 @@ class Lock:
                 return
 
     def _renew(self):
+        """Renews the lease, or notices its loss.
+
+        Raises:
+            OSError: The bucket does not answer.
+        """
         with self._changing:
             if self._loss is not None:
                 return

@@ -124,7 +124,7 @@ def _stat(self):
 
 
 def _read_bytes(self, part=None):
-    """Returns the content of a file or a slice of it. TensorFlow may return content from five seconds ago."""
+    """Returns the content of a file or a slice of it. TensorFlow's would be up to five seconds old."""
     if (content := read_object(self, part)[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self))
     return content
@@ -239,8 +239,7 @@ def fetched(path: Place) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def uploaded(folder: Place) -> Iterator[pathlib.Path]:
-    """Yields a local folder, for libraries that cannot write buckets: the folder itself, or one to upload at the end.
-    """
+    """Yields a local folder, for libraries that cannot write buckets: the folder itself, or one uploaded at the end."""
     place = at(folder)
     if is_local(place):
         yield place

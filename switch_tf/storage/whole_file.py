@@ -21,7 +21,7 @@ from switch_tf.refusals import Outage, Refusal
 from switch_tf.storage import places
 from switch_tf.storage.places import Place
 
-# Seconds between uploads: four requests a minute and file. Longer if uploads would take over a twentieth of the time.
+# Seconds between uploads, longer if they would take over a twentieth of the time.
 UPLOAD_PERIOD = 15.0
 _LONGEST = 60.0
 _SHARE = 20
@@ -181,7 +181,7 @@ class Mirror:
         folder: Path of a folder in a bucket.
 
     Attributes:
-        local: Path of the local folder. Its files may grow, and may be in subfolders.
+        local: Path of the local folder. Its files may grow and be in subfolders.
     """
 
     def __init__(self, folder: Any):

@@ -1,7 +1,4 @@
-"""Distillation (section 4.2): a model learns from the targets and from a larger model's predictions of them.
-
-The teacher runs during training, or its predictions were stored before.
-"""
+"""Distillation (section 4.2): a model learns from the targets and from a larger model's predictions of them."""
 
 import dataclasses
 import functools
@@ -45,7 +42,8 @@ class Distillation(Objective):
 
     The loss is `(1 - soft_weight) * cross_entropy + soft_weight * distillation`, plus the student's z-loss and router
     losses. "distillation" is T^2 times the cross-entropy between softmax(teacher / T) and softmax(student / T) (Hinton
-    et al., 2015; Mesh TensorFlow's StudentTeacher), so its smallest value is not 0.
+    et al., 2015; Mesh TensorFlow's StudentTeacher). Its smallest value is T^2 times the entropy of softmax(teacher /
+    T), not 0.
 
     Two terms are only reported. "teacher_cross_entropy" is the teacher's cross-entropy to the targets.
     "teacher_unshared" is its probability of ids that the student lacks, if a teacher with the student's vocabulary has
@@ -107,7 +105,7 @@ class Distillation(Objective):
 class LiveTeacher(Objective):
     """A checkpoint's model in the student's layout, without dropout or gradient.
 
-    The folder is opened when first needed. As an `Objective` it only has the hooks that `Distillation` passes on.
+    The folder is opened when first needed. Of `Objective` it has only the hooks that `Distillation` passes on.
 
     Args:
         folder: str. Run folder (its newest checkpoint), checkpoint, or folder of another format that states its model.

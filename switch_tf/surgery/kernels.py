@@ -13,8 +13,8 @@ class Changes:
 
     Args:
         noise: float. Standard deviation of Gaussian noise added to each kernel, relative to the kernel's own.
-        reinitialize: float in [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and the
-            standard deviation of the weights that they replace (Drop-Upcycling, arXiv 2502.19261).
+        reinitialize: float in [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and
+            standard deviation of the replaced weights (Drop-Upcycling, arXiv 2502.19261).
         gate_scale: float or "auto". Factor of the output kernels, because gates may not sum to one. "auto" keeps the
             mean size of each layer's output, see `upcycling.gate_scale`.
         seed: int. Fixes all draws.

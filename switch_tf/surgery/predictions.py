@@ -1,8 +1,8 @@
 """A teacher's stored predictions of training rows: format, reader and writer.
 
-A row is found by a hash of its content, so batches and processes may change. For every target it has k token ids
-(uint16, or int32 for large vocabularies), their log-probabilities (float16), the log of the probability of all other
-tokens and the log-probability of the target at temperature 1 (float32).
+A row is found by a hash of its content, so the batches and the number of processes may change. For every target it has
+k token ids (uint16, or int32 for large vocabularies), their log-probabilities (float16), the log-probability of all
+other tokens and the target's log-probability at temperature 1 (float32).
 
 `00003.array_record` has rows, `00003.keys` their keys in the same order, and `00003.json` the checksums of both. The
 checksums are written last, and a shard without them does not count. `manifest.json` describes the teacher and the rows.
@@ -180,9 +180,8 @@ class PredictionStore:
         self._reader = reader
 
     def read(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Returns the features of rows by their keys, <bytes16>[rows]: dict of <int32>[rows, width].
-
-        None if a row is missing.
+        """Returns the features of rows by their keys, <bytes16>[rows]: dict of <int32>[rows, width]. None if a row is
+        missing.
         """
         found = _find(self._keys, keys)
         if (found < 0).any():

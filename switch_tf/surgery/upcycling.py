@@ -94,7 +94,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
 def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
     """Returns the sum of each token's gates in a sparse layer, <float32>[tokens], at inference without dropped tokens.
 
-    The tokens are random. Their hidden states have the size that the layer's norm gives.
+    Tokens are random, and the layer's norm scales their hidden states.
 
     Args:
         source: The upcycled weights.
@@ -162,8 +162,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
 
     Args:
         source: Folder of the dense weights.
-        source_format: Its Format. If it does not describe its model, the weights are read as the dense twin of
-            `config`.
+        source_format: Its Format. If it does not describe its model, it is read as the dense twin of `config`.
         output: New or empty folder.
         config, changes: See `open_upcycled`.
         with_optimizer: Whether to copy Adafactor's state. This takes the memory of both models, and begins anew after a
@@ -205,6 +204,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
 
 
 def _advice_on_slices(config, num_slices):
+    """Returns a line about tokens that get fewer slices than make up a dense layer, None if they get all."""
     for is_decoder, layers in enumerate((config.encoder_sparse_layers, config.decoder_sparse_layers)):
         policy, count = policies.get(config.routing(bool(is_decoder))[0]), config.num_choices(bool(is_decoder))
         if layers and not policy.experts_choose and count < num_slices:
@@ -214,6 +214,8 @@ def _advice_on_slices(config, num_slices):
 
 
 def _advice_on_scale(scale, sums, scales, is_even):
+    """Returns a line about the size of what sparse layers compute, in comparison with the dense ones."""
+
     def shown(values):
         low, high = f"{min(values):.4g}", f"{max(values):.4g}"
         return low if low == high else f"{low} to {high}"
