@@ -146,7 +146,6 @@ class Batches:
         return batches
 
     def _result(self, call, gives_up):
-        """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
         while not concurrent.futures.wait([call], _LOOK_PERIOD).done:
             if gives_up():
                 self.is_stuck = True

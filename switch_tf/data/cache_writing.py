@@ -306,7 +306,6 @@ def write_or_note(fields: dict) -> None:
 
 
 def _show_progress(shards, num_shards, done):
-    """Shows the number of complete shards and their examples until `done` is set."""
     started, waiting, examples = time.perf_counter(), set(shards), 0
     with tqdm(total=num_shards, initial=num_shards - len(shards), desc="tokenising", unit=" shards",
               mininterval=0.5) as progress:

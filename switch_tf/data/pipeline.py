@@ -200,7 +200,6 @@ def _prefetched(batches):
 
 
 def _arguments(description):
-    """Returns arguments of seqio's reading."""
     # With `try_in_mem_cache`, seqio would keep small tasks in memory, in the order of the first epoch, and write them
     # into every checkpoint of the iterator.
     return {"sequence_length": dict(description.task_feature_lengths), "split": description.split,

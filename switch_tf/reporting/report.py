@@ -242,7 +242,6 @@ def _panels(records, panels):
 
 
 def _curve(axes, records, name, title):
-    """Draws the values of a name: shares in per cent, and rates as whole numbers with commas."""
     axes.plot(*series(records, name), color="tab:blue")
     axes.set(xlabel="step", title=title)
     axes.grid(alpha=0.3)
@@ -255,7 +254,6 @@ def _curve(axes, records, name, title):
 
 
 def _experts(records, layers):
-    """Draws a row for each sparse layer: the load of its experts over the run, then its router's statistics."""
     figure, rows = new_figure(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
     for row, layer in zip(rows, layers, strict=True):
         steps, load = _loads(records, layer)

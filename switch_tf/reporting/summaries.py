@@ -68,7 +68,6 @@ def shown(values: dict[str, float]) -> str:
 
 
 def _utilization(share):
-    """Returns a utilisation in per cent. Above 100 it notes that the peak rate is wrong."""
     return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 

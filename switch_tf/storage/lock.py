@@ -180,11 +180,6 @@ class Lock:
                 return
 
     def _renew(self):
-        """Renews the lease, or notices its loss.
-
-        Raises:
-            OSError: The bucket does not answer.
-        """
         with self._changing:
             if self._loss is not None:
                 return

@@ -123,7 +123,6 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
 
 
 def _check_room(place, num_bytes):
-    """Raises Refusal if the disk has no room for the rest of a folder that may be partly written."""
     missing = num_bytes - places.tree_size(place) - shutil.disk_usage(place).free
     if missing > 0:
         reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -204,7 +204,6 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
 
 
 def _advice_on_slices(config, num_slices):
-    """Returns a line about tokens that get fewer slices than make up a dense layer, None if they get all."""
     for is_decoder, layers in enumerate((config.encoder_sparse_layers, config.decoder_sparse_layers)):
         policy, count = policies.get(config.routing(bool(is_decoder))[0]), config.num_choices(bool(is_decoder))
         if layers and not policy.experts_choose and count < num_slices:
@@ -214,8 +213,6 @@ def _advice_on_slices(config, num_slices):
 
 
 def _advice_on_scale(scale, sums, scales, is_even):
-    """Returns a line about the size of what sparse layers compute, in comparison with the dense ones."""
-
     def shown(values):
         low, high = f"{min(values):.4g}", f"{max(values):.4g}"
         return low if low == high else f"{low} to {high}"
