@@ -1,7 +1,7 @@
-"""From the name of a seqio task or mixture to batches of model features.
+"""Batches of model features from the name of a seqio task or mixture.
 
-The one package of the library that imports seqio, and only when a function needs it. Tasks are known by name: a gin
-file (`gin/tasks/`) imports the module that registers them.
+The only package that imports seqio, and only when a function needs it. A gin file (`gin/tasks/`) imports the module
+that registers a task.
 """
 
 from switch_tf.configs.names import declare_vocabulary as register_vocabulary

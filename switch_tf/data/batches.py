@@ -1,8 +1,8 @@
-"""Training batches of a run; with a cached task, each process reads only its own rows.
+"""Training batches of a run.
 
-A batch of a cached task consists of n parts with the same number of rows. Each part is a pipeline that reads every n-th
-example of an epoch and draws its own noise, so the content of a row depends only on the seed. Positions are saved part
-by part, and a run resumes with any number of processes. Uncached text is read whole by every process.
+A batch of a cached task has parts of equally many rows, and each process reads only its own parts. Part i of n reads
+every n-th example of an epoch and draws its own noise. Rows and saved positions belong to parts, so a run resumes with
+any number of processes and the same rows. Every process reads all uncached text.
 """
 
 import concurrent.futures
@@ -24,28 +24,27 @@ from switch_tf.data.pipeline import DatasetDescription, check_description, get_d
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, places
 
-_SAVING_SECONDS = 10  # for the position, which waits for the prefetched examples
-_CLOSING_SECONDS = 5  # for batches that are being read
+_SAVING_SECONDS = 10  # saving a position waits for prefetched examples
+_CLOSING_SECONDS = 5  # waiting for batches under way
 _LOOK_PERIOD = 0.1  # seconds
-# Endings of files beside the position of a part.
+# Suffixes of the files that complete a part's position.
 _LATER, _CORRUPT = ".later.json", ".corrupt_records"
 _LATER_OF_ALL = "data_position_later.json"  # of earlier versions
 
 
 class AddedFeatures(NamedTuple):
-    """Features that a function finds for each row. Rows of zeros, which other processes read, are not looked for.
+    """Features that a function computes for the rows that this process reads.
 
     Attributes:
-        widths: Name -> width of the feature, which is <int32>[batch, width].
-        of_rows: Function of a dict of <int32>[rows, length] that returns a dict of <int32>[rows, width]. Its Refusal
-            ends the run.
+        widths: Name -> width of the feature, <int32>[batch, width].
+        of_rows: Function from {name: <int32>[rows, length]} to {name: <int32>[rows, width]}. Its Refusal ends the run.
     """
 
     widths: Mapping[str, int]
     of_rows: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
     def added_to(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns batches, dict of <int32>[..., rows, length], with these features."""
+        """Adds these features to batches, dict of <int32>[..., rows, length]."""
         arrays = {name: np.asarray(value) for name, value in batches.items()}
         before = next(iter(arrays.values())).shape[:-1]
         found = self.of_rows({name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()})
@@ -53,7 +52,7 @@ class AddedFeatures(NamedTuple):
                               for name, width in self.widths.items()}}
 
     def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
-        """Returns the specifications of these features, with dimensions before the width."""
+        """Returns the specs of these features, <int32>[*before, width]."""
         return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
 
 
@@ -63,12 +62,9 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: 
 
     Args:
         description: DatasetDescription of a training split.
-        steps_per_call: int. Number of batches that are returned at once.
+        steps_per_call: int. Batches to return at once.
         rows: (first, last + 1) of the rows to read, or None for all. Other rows may be zeros.
-        added: AddedFeatures that join the batches, or None.
-
-    Raises:
-        Refusal: See `get_dataset`.
+        added: AddedFeatures or None.
     """
     check_description(description)
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
@@ -86,16 +82,17 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: 
 class Batches:
     """An iterator over training batches.
 
-    `is_stuck`: whether a wait was given up. Its thread still waits for the input, perhaps forever.
-
     Args:
         parts: Index of a part -> iterator of `{feature: <int32>[steps_per_call, part_size, length]}`. The index is None
             if one iterator has all rows.
         batch_size: int. Rows of a batch.
         part_size: int. Rows of a part.
-        steps_per_call: int. Number of batches that are returned at once.
+        steps_per_call: int. Batches to return at once.
         corrupt: Index of a part -> CorruptRecords, or None if no record may be left out.
-        added: AddedFeatures that join what the iterators return, or None.
+        added: AddedFeatures or None.
+
+    Attributes:
+        is_stuck: Whether a wait was given up. Its thread may wait for input forever.
     """
 
     def __init__(self, parts: dict, batch_size: int, part_size: int | None = None, steps_per_call: int = 1,
@@ -106,20 +103,20 @@ class Batches:
         self.is_stuck = False
         self._ahead: concurrent.futures.Future | None = None  # the next batches, being read
         self._steps = 0
-        # The last position of each part that can be read again: ending -> content of its files, or None for the
-        # beginning of the data, and the steps that had been taken there, negative for those before this process.
+        # Part -> (last readable position, its step). A position is {suffix: file content}, or None for the beginning of
+        # the data. Steps before this process are negative.
         self._known: dict = dict.fromkeys(parts, (None, 0))
 
     @property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """Specification of the result of `next`: dict of <int32>[steps_per_call, batch, length]."""
+        """Spec of `next`: dict of <int32>[steps_per_call, batch, length]."""
         before = self._steps_per_call, self._batch_size
         read = {name: tf.TensorSpec([*before, *feature.shape[2:]], feature.dtype)
                 for name, feature in self._spec_of_part.items()}
         return read | (self._added.specs(*before) if self._added else {})
 
     def without_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns batches with the features of the data alone."""
+        """Returns batches without the added features."""
         return {name: batches[name] for name in self._spec_of_part}
 
     @property
@@ -127,9 +124,9 @@ class Batches:
         return next(iter(self._parts.values())).element_spec
 
     def read_ahead(self) -> None:
-        """Starts reading the next batches, in a thread. Until they are taken, `save` writes the position before them.
+        """Starts reading the next batches in a thread. Until they are taken, `save` writes the position before them.
 
-        The first batch waits for shuffle buffers to fill, while a training step is compiled.
+        Meanwhile a training step can compile.
         """
         self._ahead = self._ahead or _started(self._read)
 
@@ -137,9 +134,9 @@ class Batches:
         return self.wait(lambda: False)
 
     def wait(self, gives_up: Callable[[], bool]) -> dict[str, tf.Tensor] | None:
-        """Returns the next batches, or None if `gives_up()`, which is polled, becomes true first.
+        """Returns the next batches, or None once the polled `gives_up()` is true.
 
-        After None there are no more batches, and `save` writes the position after the last batches that were returned.
+        After None there are no more batches, and `save` writes the position after the last returned batches.
         """
         if self.is_stuck:
             return None
@@ -149,7 +146,6 @@ class Batches:
         return batches
 
     def _result(self, call, gives_up):
-        """Returns the result of a call that uses the input, or None if the wait is given up, because it is stuck."""
         while not concurrent.futures.wait([call], _LOOK_PERIOD).done:
             if gives_up():
                 self.is_stuck = True
@@ -168,26 +164,26 @@ class Batches:
         return {name: tf.pad(rows, [[0, 0], [before, behind], [0, 0]]) for name, rows in batches.items()}
 
     def close(self) -> None:
-        """Ends prefetching, because a thread that runs Python when the interpreter ends would abort the process."""
+        """Ends prefetching, because a Python thread at the end of the interpreter would abort the process."""
         call, self._ahead = self._ahead, None
         if call:
             due = time.monotonic() + _CLOSING_SECONDS
-            with contextlib.suppress(tf.errors.OpError, StopIteration, Refusal):  # nobody wants these batches any more
+            with contextlib.suppress(tf.errors.OpError, StopIteration, Refusal):  # these batches are discarded
                 self._result(call, lambda: time.monotonic() > due)
         self._parts = {}
 
     def save(self, folder: pathlib.Path, process_index: int) -> None:
-        """Writes the position of the next batch; each process writes its own parts of the same step.
+        """Writes the position of the next batch. Each process writes its own parts at the same step.
 
-        TensorFlow has no position of an input that is waiting for data, and one that holds the error of a corrupt
-        record would raise it again, even if the record has been mended. In these cases the part's previous position is
-        written again with the number of steps since then, which `restore` reads again.
+        TensorFlow cannot save the position of an input that waits for data. A position after the error of a corrupt
+        record would raise it again, even once the record is mended. In both cases, this writes the part's previous
+        position and the number of steps since, for `restore` to repeat.
 
         Args:
             folder: Checkpoint folder.
-            process_index: int. The first process writes the position that all share.
+            process_index: int. Process 0 writes the position of uncached data.
         """
-        # One of several processes never gives up alone, see `training.loop`.
+        # Several processes give up only together, see `training.loop`.
         has_all = None in self._parts or len(self._parts) * self._size == self._batch_size
         due = time.monotonic() + (_SAVING_SECONDS if has_all else float("inf"))
         names = {index: _name(index, process_index) for index in self._parts if index is not None or process_index == 0}
@@ -221,7 +217,7 @@ class Batches:
             tf.errors.OpError, AssertionError: A file is missing or damaged, or belongs to other data.
         """
         for index, part in self._parts.items():
-            # Any process that wrote the part will do. One that never read it wrote only the steps.
+            # Any process's files will do. A process that never read the part wrote only the steps.
             saved = sorted(folder.glob(f"{_name(index, '*')}.*"))
             place = folder / (saved[0].name.partition(".")[0] if saved else _name(index, 0))
             later = next((file for file in (place.with_suffix(_LATER), folder / _LATER_OF_ALL) if file.exists()), None)
@@ -238,7 +234,7 @@ class Batches:
 
 
 def _files(folder, name):
-    """Returns the files of a position: ending -> content."""
+    """Returns the files of a position, suffix -> content."""
     return {file.name.removeprefix(name): file.read_bytes() for file in folder.glob(f"{name}.*")
             if not file.name.endswith(_LATER)}
 
@@ -251,7 +247,7 @@ def _parsed(file, parse):
 
 
 def _started(function: Callable[[], Any]) -> concurrent.futures.Future:
-    """Starts a call that may never return, such as a read from a pipe without a writer, in a thread of its own."""
+    """Runs a call that may never return, such as a read from a pipe without a writer, in its own thread."""
     call: concurrent.futures.Future = concurrent.futures.Future()
 
     def run():
@@ -260,7 +256,7 @@ def _started(function: Callable[[], Any]) -> concurrent.futures.Future:
         except BaseException as error:  # raised again in the waiting thread
             call.set_exception(error)
 
-    threading.Thread(target=run, name="patience", daemon=True).start()  # an executor would wait for it at the end
+    threading.Thread(target=run, name="patience", daemon=True).start()  # an executor would join it at exit
     return call
 
 

@@ -1,4 +1,4 @@
-"""The files of a task's cache, and the check that a cache still agrees with its task.
+"""The files of a task's cache, and their comparison with the task.
 
 `<cache_dir>/<task>/<split>/` holds shards of tokenised examples, `00003-of-00016.array_record`, each with a JSON file
 of its counts and checksum, and `manifest.json` once all shards are complete. An example is a `tf.train.Example` of the
@@ -37,7 +37,7 @@ with epy.lazy_imports():  # only caches and stored predictions need it
     from array_record.python import array_record_module
 
 FORMAT_VERSION = 1
-# Words in array_record's errors about the content of a file, and not about a disk that fails.
+# In array_record's errors about a file's content, but not about a failing disk.
 _FORMAT = "Riegeli/records file"
 _CORRUPT = f"Corrupted {_FORMAT}"
 _PART = 2**24  # bytes of a shard to fetch at a time
@@ -46,10 +46,7 @@ _fetching = threading.Lock()
 
 
 def write_records(path: Any, records: Iterable[bytes]) -> dict[str, Any]:
-    """Writes a new file, each record readable without its neighbours; returns its "bytes" and "sha256".
-
-    Raises:
-        Refusal: The file cannot be written. Errors of the iterable pass on.
+    """Writes a file of independently readable records; returns its "bytes" and "sha256". The iterable's errors pass on.
     """
 
     def write(step, *arguments):
@@ -74,17 +71,17 @@ def write_records(path: Any, records: Iterable[bytes]) -> dict[str, Any]:
 
 
 def fetched_shard(file: str, sha256: str) -> str:
-    """Returns the path of a local file with the contents of a shard, which is fetched once for all runs of a machine.
+    """Returns the local path of a shard, because ArrayRecord reads at random places.
 
-    ArrayRecord reads at any place of a local file.
+    A shard in a bucket is fetched once for all runs of a machine.
 
     Args:
-        file: Path of the shard, of this machine or of a bucket.
+        file: Path of the shard, on this machine or in a bucket.
         sha256: Its checksum.
 
     Raises:
         BadData: The shard is damaged.
-        UnreachableData: It cannot be fetched, or this machine has no room for it.
+        UnreachableData: It cannot be fetched or stored.
     """
     if places.is_local(file):
         return file
@@ -107,28 +104,28 @@ def fetched_shard(file: str, sha256: str) -> str:
 
 
 def open_shard(file: str, sha256: str) -> Any:
-    """Opens a shard with the options that array_record advises for random access: no threads read ahead.
+    """Opens a shard for random access, without read-ahead threads as array_record advises.
 
-    Arguments and errors as for `fetched_shard`, and array_record's.
+    Arguments and errors as for `fetched_shard`; array_record's errors pass on.
     """
     return array_record_module.ArrayRecordReader(fetched_shard(file, sha256), _READER_OPTIONS)
 
 
 def is_unchanged(file: Any, sha256: str) -> bool:
-    """Returns whether a local file has this checksum. True for a bucket, which keeps checksums of its own."""
+    """Returns whether a local file has this checksum. True for a bucket, because it keeps its own checksums."""
     return not places.is_local(file) or checksum(file) == sha256
 
 
 def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: bool, **others: Any) -> None:
-    """Writes the request of a new folder, or compares it with that of an earlier start of the command.
+    """Writes the request of a new folder, or compares it with the stored request.
 
     Args:
         folder: Path, locked.
         name: Name of the file with the request.
-        request: What the content of the folder depends on, JSON-able.
-        own: Pattern of the names of files in such a folder.
-        overwrite: Whether to remove these first.
-        others: Further entries of a new file, which are not compared.
+        request: JSON-able. All that determines the content of the folder.
+        own: Pattern of the names of the folder's files.
+        overwrite: Whether to remove them first.
+        others: Further entries, written but not compared.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,12 +146,12 @@ def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: boo
 
 
 def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path:
-    """Returns the folder of a split. `cache_dir` None means one for all runs of the user."""
+    """Returns the folder of a split. Without `cache_dir`, all runs of the user share it."""
     return places.at(cache_dir or environment.cache_folder() / "tasks") / task_name.replace(":", "_") / split
 
 
 def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None) -> dict:
-    """Returns a JSON-able description of everything that the cache of a split depends on.
+    """Returns all that determines the cache of a split, JSON-able.
 
     Args:
         task: seqio.Task with the vocabulary of the cache.
@@ -173,11 +170,7 @@ def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None
 
 
 def placeholder_of(task: "seqio.Task") -> int:
-    """Returns the index of a task's `seqio.CacheDatasetPlaceholder` among its preprocessors.
-
-    Raises:
-        Refusal: The task has none.
-    """
+    """Returns the index of `seqio.CacheDatasetPlaceholder` among a task's preprocessors. Refuses a task without one."""
     if not task.supports_caching:
         raise Refusal(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
                       "preprocessors, behind what needs neither lengths nor chance.")
@@ -185,13 +178,9 @@ def placeholder_of(task: "seqio.Task") -> int:
 
 
 def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
-    """Returns the manifest of a split's cache after comparing it with the task and its files.
+    """Returns the manifest of a split's cache after comparing it with its files and the task.
 
     The task's data are compared only if they are on this machine.
-
-    Raises:
-        Refusal: The cache is missing or unfinished, lacks files, or belongs to another task, vocabulary, preprocessing
-            or data.
     """
     folder = folder_of(cache_dir, task.name, split)
     again = f"`switch-tf cache {task.name}` with the task's gin file and the run's --vocabulary"
@@ -209,7 +198,7 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
     if changed := difference(saved, request(task, split, None if is_here else saved["source"])):
         raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
                       f"{changed}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
-    # A bucket would be asked for each size, and shards are compared with their checksums when they are fetched.
+    # In a bucket each size costs a request, and `fetched_shard` compares checksums.
     is_local, names = places.is_local(folder), {entry.name for entry in folder.iterdir()}
     for shard in manifest["shards"]:
         file, size = folder / shard["file"], None
@@ -222,7 +211,7 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
 
 
 def difference(saved: dict, new: dict) -> str | None:
-    """Returns the first difference of two requests in words, None if they agree."""
+    """Returns the first difference of two requests as text, None if they agree."""
     for name, now in new.items():
         was = saved.get(name)
         if was == now:
@@ -251,24 +240,22 @@ def _step(step):
     name = f"{step.__module__}.{getattr(step, '__qualname__', type(step).__qualname__)}"
     try:
         code = hashlib.sha256(inspect.getsource(step).encode()).hexdigest()[:16]
-    except (OSError, TypeError):  # without a source file
+    except (OSError, TypeError):  # no source file
         code = "unknown code"
     return f"{name}{fixed}: {code}"
 
 
 class CorruptRecords:
-    """The corrupt records of a cache that are left out of one part of the batches, up to a limit.
+    """The corrupt records that are left out of one part of the batches, up to a limit.
 
-    A record is left out by its index, and the next one is read in its place, so positions do not move. The records
-    found so far are a part of the position in the data: a run that was killed stops at the same record as one that was
-    not.
+    Records are left out by index, so positions do not move. The records found so far belong to the saved position, so a
+    resumed run reaches the limit at the same record as an uninterrupted one.
 
     Args:
         limit: Number of different records to leave out of each task.
 
     Attributes:
-        has_failed: Whether the reading has ended with an error, which tf.data may hold back behind batches that were
-            read before.
+        has_failed: Whether reading has failed. tf.data may first return batches that it read before the error.
     """
 
     def __init__(self, limit: int = 0):
@@ -279,7 +266,7 @@ class CorruptRecords:
         self._lock = threading.Lock()  # a position is saved while a thread of tf.data reads ahead
 
     def add(self, file: str, number: int, error: Exception) -> None:
-        """Leaves out a record, with a line on standard error.
+        """Leaves out a record and prints a line on standard error.
 
         Args:
             file: Path of its file.
@@ -287,7 +274,7 @@ class CorruptRecords:
             error: Error of reading it.
 
         Raises:
-            BadData: It is not the record that is damaged, or more of its task than the limit are.
+            BadData: The file itself is damaged, or the task has more corrupt records than the limit.
             UnreachableData: The disk failed.
         """
         if isinstance(error, RuntimeError) and _FORMAT not in str(error):
@@ -306,17 +293,17 @@ class CorruptRecords:
             print(f"Left out: {file}, record {number} ({first_line(error)}).", file=sys.stderr, flush=True)
 
     def text(self) -> str:
-        """Returns the records found so far as JSON, "" if there are none."""
+        """Returns the records found so far as JSON, or ""."""
         with self._lock:
             found = sorted(self._found)
         return json.dumps({place: [number for _, number in records] for place, records in itertools.groupby(
             found, lambda record: record[0])}) if found else ""
 
     def take_up(self, records: dict) -> None:
-        """Adds the records of a parsed `text` of an earlier process.
+        """Adds the records of an earlier process's parsed `text`.
 
         Raises:
-            ValueError, AttributeError, TypeError: They are no such records.
+            ValueError, AttributeError, TypeError: The value has another form.
         """
         found = {(place, int(number)) for place, numbers in records.items() for number in numbers}
         with self._lock:

@@ -1,7 +1,7 @@
-"""The cache of a task, written shard by shard, by any process and in any order.
+"""Writes the cache of a task shard by shard, by any process and in any order.
 
-A shard appears complete or not at all and has a checksum, so a command that was killed resumes with the missing shards.
-`switch-tf cache` does it by an Apache Beam pipeline of one step: each worker writes whole shards.
+A shard appears complete or not at all, so a killed command resumes with the missing shards. `switch-tf cache` runs an
+Apache Beam pipeline of one step, in which each worker writes whole shards.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _SEED = 0  # of the few random steps before the placeholder
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of the cache and the part of the data that it holds.
+    """One file of the cache, with a part of the data.
 
     Args:
         folder: str. Folder of the split.
@@ -66,33 +66,29 @@ class Shard:
 
     @property
     def description(self) -> pathlib.Path:
-        """Path of the counts and the checksum, which exists once the shard is complete."""
+        """Path of the counts and the checksum. Exists once the shard is complete."""
         return self.file.with_suffix(".json")
 
     @property
     def failure(self) -> pathlib.Path:
-        """Path of the reason why a worker could not write the shard."""
+        """Path of a note why a worker could not write the shard."""
         return places.at(self.folder) / f".{self.file.name}.failure"
 
 
 def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None,
                num_shards: int | None, overwrite: bool,
                lock: Callable[[pathlib.Path], object] = lambda folder: None) -> list[Shard]:
-    """Creates the folders of a split's cache and returns its shards, complete shards included.
+    """Creates the folders of a split's cache and returns all its shards.
 
     Args:
-        mixture_or_task_name: str. Task, or mixture of tasks, some of which have the split.
+        mixture_or_task_name: str. Task, or mixture with tasks that have the split.
         split: str. Name of the split.
         vocabulary: str or None, see `get_provider`.
         cache_dir: str or None, see `cache_files.folder_of`.
-        num_shards: int or None. Number of shards of the train split. None means the number of source files, more if
-            they are few or large. Any other split has a shard for each source file, which keeps its order.
+        num_shards: int or None. Shards of the train split. None means one for each source file, more if files are few
+            or large. Any other split has one for each source file, to keep its order.
         overwrite: bool. Deletes existing shards.
-        lock: Function that is called with each folder before anything in it changes. Its exceptions pass on.
-
-    Raises:
-        Refusal: the name or split is unknown, the task cannot be cached or its data are missing, or the folder has
-            the cache of other data or cannot be written.
+        lock: Called with each folder before anything in it changes.
     """
     tasks, shards = tasks_of(get_provider(mixture_or_task_name, vocabulary), split), []
     for task in tasks:
@@ -107,7 +103,7 @@ def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, ca
 
 
 def is_complete(shard: Shard) -> bool:
-    """Returns whether a shard exists with its size and its checksum, see `cache_files.is_unchanged`."""
+    """Returns whether a shard has its recorded size and checksum, see `cache_files.is_unchanged`."""
     try:
         description = json_lines.load(shard.description)
         return places.size(shard.file) == description["bytes"] and (
@@ -118,19 +114,14 @@ def is_complete(shard: Shard) -> bool:
 
 @no_global_seed()
 def write_shard(shard: Shard) -> None:
-    """Reads, tokenises and writes one shard.
-
-    Raises:
-        Refusal: A record or file cannot be read, a `tf.train.Example` cannot hold the features, or the folder cannot be
-            written.
-    """
+    """Reads, tokenises and writes one shard."""
     task = get_provider(shard.task, shard.vocabulary)
     source, counts, num_examples = task.source, dict.fromkeys(task.output_features, 0), 0
 
     def records():
         nonlocal num_examples
         for example in dataset.as_numpy_iterator():
-            # seqio's function makes a tensor of every feature first, which is slow.
+            # seqio's function is slow: it makes a tensor of every feature first.
             yield tf.train.Example(features=tf.train.Features(feature={
                 name: _feature(np.asarray(value)) for name, value in example.items()})).SerializeToString()
             num_examples += 1
@@ -152,7 +143,7 @@ def write_shard(shard: Shard) -> None:
             **sums}, indent=1))
     except Refusal:
         raise
-    except Exception as error:  # from preprocessors of the user, of any kind
+    except Exception as error:  # any kind, from the user's preprocessors
         raise Refusal(failure(task, shard.split, error)) from error
 
 
@@ -180,7 +171,7 @@ def finish_cache(shards: list[Shard]) -> list[dict]:
 
 
 def line_of(cache: dict) -> str:
-    """Returns the line about one cache that `switch-tf cache` prints, see `finish_cache`."""
+    """Returns the line of `switch-tf cache` about a result of `finish_cache`."""
     tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in cache["tokens"].items() if count)
     return (f"{cache['task']}, split {cache['split']}: {cache['examples']:,} examples, {tokens}, "
             f"{cache['bytes'] / 2**20:.1f} MB in {cache['num_shards']} shards: {cache['folder']}")
@@ -188,7 +179,7 @@ def line_of(cache: dict) -> str:
 
 def _num_shards(source, split, wanted):
     files = source.list_shards(split)
-    if split != "train":  # read in order, which other shards would change
+    if split != "train":  # other shards would change the order
         return len(files)
     if wanted is not None:
         return wanted
@@ -199,7 +190,7 @@ def _num_shards(source, split, wanted):
 
 
 def _features(task, dataset):
-    """Returns feature -> shape and dtype, for the reader."""
+    """Returns feature -> shape and dtype."""
     features = {}
     for name, spec in dataset.element_spec.items():
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
@@ -223,7 +214,7 @@ def _feature(value):
 
 
 def incomplete(shards: Sequence[Shard]) -> list[Shard]:
-    """Returns the shards that have to be written; reads those that exist once, to verify them."""
+    """Returns the shards to write. Reads existing shards once to verify them."""
     is_new = not any(shard.description.exists() for shard in shards)
     return [shard for shard in tqdm(shards, desc="checking what is there", unit=" shards", mininterval=0.5,
                                     disable=is_new) if not is_complete(shard)]
@@ -231,17 +222,14 @@ def incomplete(shards: Sequence[Shard]) -> list[Shard]:
 
 def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], flags: Sequence[str],
         num_processes: int) -> None:
-    """Writes shards in Apache Beam's workers and shows the progress.
+    """Writes shards in Apache Beam's workers and shows the progress. Refuses failed shards at the end.
 
     Args:
         shards: Incomplete shards of a cache.
-        num_shards: Number of shards of the cache, complete ones included.
+        num_shards: Number of shards of the whole cache.
         prepare: Function that registers the task in a worker. Beam pickles it.
         flags: Flags of Apache Beam. Without `--runner`, the workers are processes of this machine.
         num_processes: Number of workers on this machine, at least 1.
-
-    Raises:
-        Refusal: Beam is missing or refuses its flags, or a shard could not be written. All others are.
     """
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
@@ -260,7 +248,7 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
             self._prepare()
 
         def process(self, fields):
-            # A name of this module would be imported, and TensorFlow with it, before `setup` does so quietly.
+            # A global name would import this module, and TensorFlow, before `setup` does so quietly.
             from switch_tf.data import cache_writing
 
             cache_writing.write_or_note(fields)
@@ -279,13 +267,13 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
         watcher.start()
         try:
             with beam.Pipeline(options=options) as pipeline:
-                # Plain values, because unpickling a Shard would import TensorFlow before `setup` does so quietly.
+                # Plain values, because unpickling a Shard would import TensorFlow, too.
                 _ = (pipeline | beam.Create([dataclasses.asdict(shard) for shard in shards]) | beam.Reshuffle()
                      | beam.ParDo(WriteShard(prepare)))
         finally:
             done.set()
             watcher.join()
-    except SystemExit as error:  # argparse's, which has printed the reason
+    except SystemExit as error:  # argparse has printed the reason
         raise Refusal(f"Apache Beam does not take {' '.join(flags)}, as it says above.") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise Refusal(f"Apache Beam ended with: {first_line(error)} The shards that are written stay; the same command "
@@ -296,7 +284,7 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
 def _check_failures(shards, num_shards):
     files = [shard.failure for shard in shards if shard.failure.exists()]
     if not files:
-        if missing := [shard for shard in shards if not shard.description.exists()]:  # nor the reason
+        if missing := [shard for shard in shards if not shard.description.exists()]:  # their notes failed, too
             raise Refusal(f"{len(missing)} of {num_shards} shards could not be written to {missing[0].folder}; make "
                           "room there, or mend its rights. The same command goes on.")
         return
@@ -308,7 +296,7 @@ def _check_failures(shards, num_shards):
 
 
 def write_or_note(fields: dict) -> None:
-    """Writes a shard, given as a dict of its fields, or leaves a note with the reason for the command to raise."""
+    """Writes the shard with these fields, or else a note of the reason, for the command to raise."""
     shard = Shard(**fields)
     try:
         write_shard(shard)
@@ -318,7 +306,6 @@ def write_or_note(fields: dict) -> None:
 
 
 def _show_progress(shards, num_shards, done):
-    """Shows the number of complete shards and their examples until `done` is set."""
     started, waiting, examples = time.perf_counter(), set(shards), 0
     with tqdm(total=num_shards, initial=num_shards - len(shards), desc="tokenising", unit=" shards",
               mininterval=0.5) as progress:

@@ -1,4 +1,4 @@
-"""The source of a task that reads its cache by index, in an order that depends only on seed and epoch."""
+"""A seqio source that reads a task's cache by index, in an order that depends only on seed and epoch."""
 
 import functools
 import hashlib
@@ -20,14 +20,14 @@ _ERRORS = (RuntimeError, ValueError, IndexError)  # of array_record
 
 
 class CachedSource(seqio.DataSource):
-    """The tokenised examples of a split of a task, in another order in each epoch.
+    """The tokenised examples of a task's split, in a new order in each epoch.
 
     Args:
         split: str. The only split.
         manifest: Result of `cache_files.load`.
         folder: Its folder.
-        seed: int. Fixes the order. The seed that seqio passes, which fixes the noise, may differ between shards.
-        corrupt: CorruptRecords, which decides about records that cannot be read.
+        seed: int. Fixes the order. The seed that seqio passes fixes the noise and may differ between shards.
+        corrupt: CorruptRecords. Decides about unreadable records.
     """
 
     supports_arbitrary_sharding = True  # `get_dataset` takes any number of shards
@@ -43,13 +43,13 @@ class CachedSource(seqio.DataSource):
         return [str(self._folder / shard["file"]) for shard in self._manifest["shards"]]
 
     def fingerprint(self, split: str) -> str:
-        """Returns a text that identifies the content of the cache."""
+        """Returns a text that identifies the cache's content."""
         text = json.dumps(self._manifest, sort_keys=True)
         return f"{self._count} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def get_dataset(self, split: str = "train", shuffle: bool = True, seed: int | None = None,
                     shard_info: seqio.ShardInfo | None = None, **unused: Any) -> tf.data.Dataset:
-        """Returns the examples of the split, every n-th of them for n shards, all if there are fewer than shards."""
+        """Returns every n-th example for n shards, or all examples if there are fewer than shards."""
         read = functools.partial(self._read, {})
 
         def one_pass(key):
@@ -65,9 +65,9 @@ class CachedSource(seqio.DataSource):
         return passes(one_pass, self._seed) if shuffle else one_pass(None)
 
     def _read(self, readers, indices):
-        """Returns serialised examples, bytes[<=n], of <int64>[n] indices, without those that are left out.
+        """Returns serialised examples, bytes[<=n], of <int64>[n] indices. Some may be left out.
 
-        `readers`: number of a file -> its reader, from its first use.
+        `readers`: Open readers by file number.
         """
         records, is_read = np.empty(len(indices), object), np.ones(len(indices), bool)
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
@@ -99,7 +99,7 @@ class CachedSource(seqio.DataSource):
         return records[is_read]
 
     def _parse(self, record):
-        """Returns the tensors of a serialised example, with the dtypes before the cache."""
+        """Returns the tensors of a serialised example, with the task's dtypes."""
         stored, features = {}, self._manifest["features"]
         for name, feature in features.items():
             dtype, shape = tf.as_dtype(feature["dtype"]), feature["shape"]

@@ -8,15 +8,11 @@ _owners: dict[str, str] = {}
 def register_evaluation_sets(task: str, sets: list[str]) -> None:
     """Declares the tasks on which a task without an evaluation split is evaluated.
 
-    In an average over tasks they count as one task, as in GLUE's own average, and `evaluation_owner` gives their weight
-    in a mixture.
+    They count as one task in averages, as in GLUE, and share their owner's weight in a mixture.
 
     Args:
         task: str. Name of the task to train on.
         sets: Names of the tasks to evaluate on.
-
-    Raises:
-        Refusal: A name is not text.
     """
     checks.text("The name of a task", task)
     for name in sets:
@@ -24,5 +20,5 @@ def register_evaluation_sets(task: str, sets: list[str]) -> None:
 
 
 def evaluation_owner(task: str) -> str:
-    """Returns the name of the task that a task is an evaluation set of, or its own name."""
+    """Returns the task that an evaluation set belongs to, or the given name."""
     return _owners.get(task, task)

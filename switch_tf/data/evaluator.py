@@ -1,8 +1,8 @@
 """Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches.
 
-A prediction is decoded from ids, so it has no trailing blank, no newline, and only the Unicode forms that the
-vocabulary normalises to. So targets are put into the spelling of predictions, and targets that no prediction can match
-are counted.
+A prediction is decoded from ids, so it has no trailing blank or newline, and only the vocabulary's normalised Unicode
+forms. If a task compares by spelling, its targets are spelt as predictions. Targets that no prediction can match are
+counted.
 """
 
 import collections
@@ -25,16 +25,16 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines
 from switch_tf.storage.whole_file import write_whole
 
-# Blanks and punctuation, which the metrics of SQuAD and TriviaQA ignore, but not the sign of an unknown piece.
+# The metrics of SQuAD and TriviaQA ignore blanks and punctuation, but not the sign of an unknown piece.
 _IGNORED = re.compile(rf"[\s{re.escape(string.punctuation)}‘’´`]")
 
 
 class TaskScores(NamedTuple):
     """The result of an evaluation of one task.
 
-    `metrics`: name -> float, from the task's metrics.
+    `metrics`: Metric -> float.
     `records`: JSON-able, one for each example: `inputs` and `targets` as text, `prediction` (text) or `score` (nats).
-    `declared`: name of a metric -> the attribute `lower_is_better` of its function, if it has one.
+    `declared`: Metric -> `lower_is_better` of its function, if it has this attribute.
     """
 
     metrics: dict[str, float]
@@ -43,20 +43,18 @@ class TaskScores(NamedTuple):
 
     @property
     def lower_is_better(self) -> dict[str, bool | None]:
-        """Metric -> whether a lower value is better, by its declaration or its name; None if neither says it."""
+        """Metric -> whether a lower value is better, by its declaration or its name. None if unknown."""
         return {name: directions.is_lower_better(name, self.declared) for name in self.metrics}
 
 
 def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
-    """Returns the names of the tasks that have a split: the task itself, or some tasks of a mixture."""
+    """Returns the names of the tasks that have a split."""
     return [task.name for task in tasks_of(get_provider(mixture_or_task_name), split)]
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
-    """Returns whether any task with the split has metrics. Pretraining tasks have none.
-
-    Raises:
-        Refusal: A metric needs more than predictions and scores.
+    """Returns whether any task with the split has metrics. Refuses metrics of outputs other than predictions and
+    scores.
     """
     tasks, kinds = tasks_of(get_provider(mixture_or_task_name), split), import_seqio().metrics.ModelOutputType
     for task in tasks:
@@ -70,7 +68,7 @@ def has_metrics(mixture_or_task_name: str, split: str) -> bool:
 
 
 def declares_directions(mixture_or_task_name: str, split: str) -> bool:
-    """Returns whether any metric of the tasks has the attribute `lower_is_better`."""
+    """Returns whether any metric of the tasks has `lower_is_better`."""
     tasks = tasks_of(get_provider(mixture_or_task_name), split)
     return any(_declares(metric) for task in tasks for metric in task.metric_fns)
 
@@ -80,17 +78,14 @@ def _declares(metric):
 
 
 class Evaluator:
-    """Scores of the tasks of a split that have metrics, always on the same examples, which are kept in memory.
+    """Scores of a split's tasks with metrics, always on the same examples, kept in memory.
 
-    `num_examples`: task -> number of examples.
-    `warnings`: a sentence for each task with targets that no prediction can match.
+    `num_examples`: Task -> number of examples.
+    `warnings`: A sentence for each task with targets that no prediction can match.
 
     Args:
         description: DatasetDescription. Inputs are cut to its lengths, as in training. `pack` and `seed` do not matter.
         num_examples: int or None. Largest number of examples of each task, from its beginning.
-
-    Raises:
-        Refusal: No task has metrics, a metric needs an output that is not computed, or a task has no examples.
     """
 
     def __init__(self, description: DatasetDescription, num_examples: int | None = None):
@@ -132,7 +127,7 @@ class Evaluator:
     def _as_compared(self, task):
         """Returns a task with watched metrics and, if the task compares by spelling, targets spelt as predictions.
 
-        Benchmarks keep their references as published, so that scores can be compared with published ones.
+        Benchmarks keep their published references for comparable scores.
         """
         declared, changes = self._declared.setdefault(task.name, {}), {}
         if any(map(_declares, task.metric_fns)):
@@ -143,7 +138,7 @@ class Evaluator:
         return task.replace(**changes) if changes else task
 
     def _warning(self, task):
-        """Returns a sentence about the targets that even a prediction of their own ids does not match, or None."""
+        """Returns a sentence about targets that even a prediction of their own ids does not match, or None."""
         if not any(metric.model_output_type == self._kinds.PREDICTION for metric in task.metric_objs):
             return None
         vocabulary, length = task.output_features["targets"].vocabulary, self._targets_length
@@ -176,17 +171,14 @@ class Evaluator:
         """Predicts or scores every example, and computes the metrics.
 
         Args:
-            predict: Function of a dict of <int32>[batch, length] features to <int32>[batch, any length] ids. The last
+            predict: Function from a dict of <int32>[batch, length] features to <int32>[batch, any length] ids. The last
                 batch is filled with rows of zeros.
-            score: Function of the same to <float>[batch], the log-likelihood of the targets.
-            advance: Function that is called with the number of examples since its last call.
+            score: Function from the same features to <float>[batch], the log-likelihood of the targets.
+            advance: Called with the number of examples since its last call.
             has_records: bool. False leaves records empty; spelling them takes longer than predicting short targets.
 
         Returns:
-            Name of each task with metrics -> TaskScores.
-
-        Raises:
-            Refusal: A metric failed.
+            Task -> TaskScores, for each task with metrics.
         """
 
         def of_all(function, wanted, dataset):
@@ -204,8 +196,8 @@ class Evaluator:
             score_fn=functools.partial(of_all, score, None))
         try:
             metrics = future.result()
-        except ValueError as error:  # seqio's, around whatever a metric raises
-            self._evaluator._metrics_future = None  # otherwise the next evaluation fails by this one
+        except ValueError as error:  # seqio's, around a metric's error
+            self._evaluator._metrics_future = None  # or the next evaluation raises it again
             raise Refusal(f"{first_line(error).rstrip('.')}.") from error
         return {task.name: TaskScores(_numbers(metrics[task.name]),
                                       self._records(task, outputs[task.name]) if has_records else [],
@@ -229,7 +221,7 @@ class Evaluator:
 
 
 def _by_spelling(task, length):
-    """Returns a postprocessor that spells targets as the task's vocabulary does, and leaves predictions unchanged."""
+    """Returns a postprocessor that spells targets by the task's vocabulary and leaves predictions unchanged."""
     vocabulary = task.output_features["targets"].vocabulary
 
     def postprocess(text, example=None, is_target=False, **unused):
@@ -275,14 +267,14 @@ def _squashed(text):
 
 
 def _numbers(metrics):
-    """Returns the metrics that are numbers, without the pictures and texts that metrics may return."""
+    """Returns the metrics that are numbers, not pictures or texts."""
     values = {name: np.asarray(getattr(value, "value", value)) for name, value in metrics.items()}
     return {checks.printable(name): float(value) for name, value in values.items()
             if value.ndim == 0 and value.dtype.kind in "biuf"}
 
 
 def _watched(metric, declared):
-    """Wraps a metric with an attribute `lower_is_better`, so that it adds the names of its values to `declared`."""
+    """Wraps a metric to record its `lower_is_better` in `declared` for each of its values."""
 
     @functools.wraps(metric)
     def measure(*args, **kwargs):
@@ -294,10 +286,10 @@ def _watched(metric, declared):
 
 
 def average(scores: dict[str, TaskScores]) -> float | None:
-    """Returns the average over tasks, at least one, of the mean of each task's metrics, as GLUE does.
+    """Returns the average over tasks, at least one, of each task's mean metric, as GLUE does.
 
-    Tasks that are the evaluation sets of one task, such as MNLI's two, are averaged first and count once. The result is
-    None unless all metrics are known to be better high, or all low: their mean has no meaning.
+    A task's evaluation sets, such as MNLI's two, are averaged first and count once. None if metrics differ in direction
+    or lack one, because their mean has no meaning.
     """
     groups = {}
     for name, task in scores.items():
@@ -309,6 +301,6 @@ def average(scores: dict[str, TaskScores]) -> float | None:
 
 
 def write_records(path: pathlib.Path, records: list[dict]) -> None:
-    """Writes a JSON object in each line of a file, which appears complete or not at all."""
+    """Writes a file with one JSON object a line, complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records))

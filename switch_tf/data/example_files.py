@@ -25,9 +25,9 @@ from switch_tf.data.rows import KINDS, BrokenArray, Example, Fault, Lines, Rows,
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.sentencepiece_training import sentences_of
 
-# The unit of reading and shuffling. 1 MiB has some hundreds of documents, or thousands of short lines.
+# The unit of reading and shuffling: hundreds of documents, or thousands of short lines.
 PIECE = 2**20  # bytes
-MAX_SENTENCES = 1_000_000  # larger samples hardly change the pieces of a vocabulary, but cost time and memory
+MAX_SENTENCES = 1_000_000  # more hardly change a vocabulary, but cost time and memory
 _HEAD = 2**12  # bytes
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte order mark
 _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -35,15 +35,15 @@ _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBL
 
 
 class BadData(Refusal):
-    """Data that cannot be used. The sentence names the file, the line and the reason."""
+    """Unusable data. Names the file, the line and the reason."""
 
 
 class UnreachableData(BadData):
-    """Data that a disk or a bucket does not deliver, which may pass."""
+    """Data that a disk or a bucket does not deliver, perhaps only for now."""
 
 
 def kind_of(name: str) -> str | None:
-    """Returns the kind of a file by its ending, one of the values of `KINDS`, None for an unknown ending."""
+    """Returns the kind of a file by its ending: a value of `KINDS`, or None."""
     return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
 
 
@@ -53,9 +53,6 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
     Args:
         name: str. Name of the argument for messages.
         patterns: Path, glob, or a list of them, here or at gs://.
-
-    Raises:
-        Refusal: A pattern matches nothing, or a folder.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(patterns, Sequence) or not patterns:
@@ -85,9 +82,6 @@ def examples_of_lines(stream: BinaryIO, kind: str, fields: Sequence[str | int]) 
         stream: Binary stream with `readline(size)`.
         kind: str. "lines" or "json".
         fields: See `TextFile`.
-
-    Raises:
-        Refusal: Lines of this kind have no such fields.
     """
     return _rows("The lines", kind, fields).read(stream)
 
@@ -100,7 +94,7 @@ def _rows(name, kind, fields):
 
 
 def _dangling(name):
-    """Returns the end of a sentence about a missing file that is a link to nothing; "" for any other name."""
+    """Returns the end of a sentence about a dangling link, "" for any other name."""
     return f", only a link to {os.readlink(name)!r}, which is not there" if os.path.islink(name) else ""
 
 
@@ -130,17 +124,12 @@ class _Remote(io.RawIOBase):
 
 
 def _open(name):
-    """Opens a file to read bytes at any position, on this machine or, with "://", by TensorFlow.
-
-    Raises:
-        Fault: a pipe, a device, a socket, a folder, or a link to nothing.
-        OSError: The file cannot be opened.
-    """
+    """Opens a regular file for random access, or a URL with TensorFlow. Raises Fault for any other kind of file."""
     if "://" in name:
         return io.BufferedReader(_Remote(name))
     try:
         mode = os.stat(name).st_mode
-    except FileNotFoundError:  # any other error may pass, also that of the disk behind a link
+    except FileNotFoundError:  # any other error may be temporary, also of a link's disk
         if dangling := _dangling(name):
             raise Fault(f"there is no such file{dangling}") from None
         raise
@@ -156,12 +145,9 @@ class TextFile:
 
     Args:
         name: str. Path of the file. Its ending decides the kind.
-        fields: Keys of JSON objects, columns of a table with a header, or column numbers from 0 without one. For a .txt
-            file one field, which is the whole line.
-        kind: str or None. One of the values of `KINDS`, which replaces the ending.
-
-    Raises:
-        Refusal: The ending is unknown, a column is missing, or the file cannot be opened.
+        fields: Keys of JSON objects, columns of a table with a header, or column numbers from 0 without one. One field
+            for a .txt file: the whole line.
+        kind: str or None. A value of `KINDS` that overrides the ending.
     """
 
     def __init__(self, name: str, fields: Sequence[str | int], kind: str | None = None):
@@ -173,13 +159,13 @@ class TextFile:
         if self._kind is None:
             raise Refusal(f"{name!r} ends in none of {', '.join(KINDS)}, with or without .gz, which say what is in "
                           "a file; rename it.")
-        self._place, self._opened_at, self._rest = -1, 0, iter(())  # of a packed file that is being read
+        self._place, self._opened_at, self._rest = -1, 0, iter(())  # of a piece that is being read
         self._lock = threading.Lock()
         self._size = 0  # bytes, when the file was first opened
         with self._opened() as stream:
             head = stream.read(_HEAD)
             is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
-            # A half of UTF-16, three quarters of UTF-32.
+            # Half of the bytes of UTF-16 text are zeros, and three quarters of UTF-32.
             if is_marked or len(head) / 3 < head.count(0) < 0.9 * len(head):
                 why = "begins with the byte order mark of UTF-16 or UTF-32" if is_marked else (
                     "has zero bytes between its characters, as UTF-16 has")
@@ -202,7 +188,7 @@ class TextFile:
                     raise Refusal(f"{name}, line 1: {error}.") from error
 
     def _check_objects_are_lines(self, stream):
-        """Refuses a file with a first JSON object that continues in the second line."""
+        """Refuses a first JSON object that continues in the second line."""
         lines = (line for line in Lines(stream) if line.strip())
         try:
             first, second = next(lines, "{}").strip(), next(lines, None)
@@ -216,13 +202,9 @@ class TextFile:
 
     @contextlib.contextmanager
     def _opened(self):
-        """Yields the unpacked stream of the file, which must have all bytes that it had when it was first opened.
+        """Yields the unpacked stream of the file.
 
-        A file may grow. Added lines are read after the next start of a run.
-
-        Raises:
-            UnreachableData: The file system failed.
-            BadData: The packed file is damaged, or the file has changed.
+        The file may grow but not shrink. A run reads added lines after its next start.
         """
         try:
             with _open(self.name) as stream:
@@ -247,7 +229,7 @@ class TextFile:
     def pieces(self) -> list[tuple[int, int]]:
         """Returns the (start, end) of pieces of whole examples, about `PIECE` bytes each, in order.
 
-        A packed file or a JSON array, which can only be read from its beginning, is one piece with the end -1.
+        A packed file or a JSON array is one piece with the end -1, because it can only be read from its beginning.
         """
         if self._is_compressed or self._kind == "array":
             return [(self._start, -1)]
@@ -267,10 +249,9 @@ class TextFile:
         return list(itertools.pairwise(cuts))
 
     def read(self, start: int, end: int) -> tuple[list[tuple[str, ...]], list[str], int]:
-        """Returns the texts of a piece's examples, a sentence for each unusable example, and the next start.
+        """Returns the texts of a piece, a sentence for each unusable example, and the next start, -1 at the end.
 
-        The next start is -1 at the end. A packed file is read in steps of about `PIECE` bytes, and kept open for the
-        next one.
+        A piece with the end -1 is read in steps of about `PIECE` bytes and stays open between them.
         """
         after = -1
         if end >= 0:
@@ -304,7 +285,7 @@ class TextFile:
                 raise BadData(f"{self.name}, line {self._lines_before(start) + error.line}: {error}.") from error
 
     def examples(self) -> Iterator[Example]:
-        """Yields all lines, rows or elements of the file in order, those without texts included."""
+        """Yields all lines, rows or elements of the file, those without texts included."""
         return self._examples_from(self._start)
 
     def num_lines(self) -> int | None:
@@ -326,7 +307,7 @@ class TextFile:
         return count
 
     def all(self) -> Iterator[tuple[list[tuple[str, ...]], list[str]]]:
-        """Yields the texts and sentences of `read` for all pieces, one after another."""
+        """Yields the texts and sentences of `read`, piece by piece."""
         for start, end in self.pieces():
             while start >= 0:
                 texts, bad, start = self.read(start, end)
@@ -342,9 +323,6 @@ def sample_sentences(patterns: Sequence[str], fields: Sequence[str | int]) -> tu
 
     Returns:
         (sentences, number of texts in the files).
-
-    Raises:
-        Refusal: A file is missing, or a text cannot be read.
     """
     sample, generator, num_texts, num_sentences = [], random.Random(0), 0, 0
     files = [TextFile(name, fields) for name in find_files("--input", patterns)]

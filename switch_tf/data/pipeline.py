@@ -1,7 +1,6 @@
-"""Descriptions of batches, and seqio's model features for them: the same in every process, and resumable.
+"""Batches of seqio's model features, the same in every process and resumable.
 
-Below are looks at data before and beside training: too few examples, rows at fault, and the first examples as text.
-TensorFlow's errors name only iterators, so the row at fault has to be found.
+TensorFlow's errors name only iterators, so a bad row has to be searched for.
 """
 
 import bisect
@@ -43,18 +42,18 @@ with epy.lazy_imports():  # imports seqio
     from switch_tf.data import cached_tasks
 
 
-_SEEDS_PER_PART = 1_000_003  # because seqio counts up from the seed of a part, and users from theirs
-_SECONDS = 20  # to look for a row at fault
+_SEEDS_PER_PART = 1_000_003  # seqio counts up from a part's seed, and users from theirs
+_SECONDS = 20  # to search for a bad row
 _CHUNK = 256  # rows that are tried together
 _OF_TENSORFLOW_DATA = "Error in user-defined function passed to"
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetDescription:
-    """A task and the form of its batches, as `get_dataset` reads them.
+    """A task and the form of its batches.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         task_feature_lengths: Tokens of a sequence, for example `{"inputs": 512, "targets": 114}`.
         batch_size: int. Sequences in the global batch.
         split: str. A split of the task. "train" is shuffled and repeated forever, any other split is read once, in
@@ -63,16 +62,11 @@ class DatasetDescription:
         pack: bool. Several examples per sequence, separated by segment ids.
         encoder_only: bool. Features for an encoder without a decoder: inputs in which the last id of the vocabulary
             masks tokens, and targets of the same length.
-        vocabulary: str or None. Replaces the task's vocabulary: the name of a registered one, or the path of a
-            SentencePiece model, see `get_vocabulary`.
-        use_cached_tasks: bool. Read the tokens of `switch-tf cache` instead of text, see `cached_tasks.py`.
+        vocabulary: str or None. Name or path that replaces the task's vocabulary, see `get_vocabulary`.
+        use_cached_tasks: bool. Read the tokens of `switch-tf cache` instead of text.
         cache_dir: str or None. Folder of the cache. None means one for all runs of the user.
-        cache_parts: int. Number of parts of a training batch from the cache, which processes can read separately.
-            Another number gives other batches.
-        skip_corrupt_records: int. Number of corrupt records to leave out of each cached task and part.
-
-    Raises:
-        Refusal: The batch has no sequences, or no model can use the lengths.
+        cache_parts: int. Parts of a cached training batch that processes can read separately. Batches depend on it.
+        skip_corrupt_records: int. Largest number of corrupt records to leave out of each cached task and part.
     """
 
     mixture_or_task_name: str
@@ -113,13 +107,13 @@ class DatasetDescription:
 
 
 def check_description(description: DatasetDescription) -> None:
-    """Raises Refusal unless it is a DatasetDescription."""
+    """Refuses anything but a DatasetDescription."""
     if not isinstance(description, DatasetDescription):
         raise Refusal(f"description must be a DatasetDescription, not {checks.shown(description)}.")
 
 
 def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -> DatasetDescription:
-    """Returns the description of the batches that a run reads.
+    """Returns the description of a run's batches.
 
     Args:
         run: Run.
@@ -134,7 +128,7 @@ def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -
 
 @contextlib.contextmanager
 def no_global_seed() -> Iterator[None]:
-    """Keeps the seed of `tf.random.set_seed`, which TensorFlow mixes in, out of pipelines made within this scope."""
+    """Keeps TensorFlow from mixing the seed of `tf.random.set_seed` into this scope's pipelines."""
     state = eager_context.context()
     saved, state._seed = state._seed, None
     try:
@@ -148,19 +142,15 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     """Returns batches of seqio's model features, the same for the same description in every process.
 
     The train split is shuffled and repeated forever, with new noise in every epoch. Any other split is read once, in
-    order. Each of its examples counts once, and the last batch is filled with rows of zeros, which have no targets and
-    no loss weights. A mixture ends when all of its tasks have ended.
+    order, and its last batch is filled with rows of zeros without loss weights. A mixture ends when all of its tasks
+    have ended.
 
-    A `tf.train.Checkpoint(iterator=iter(dataset))` holds the exact position. Restored in another process, the iterator
-    continues with the same next batch.
+    A `tf.train.Checkpoint(iterator=iter(dataset))` holds the exact position, also for another process.
 
     Args:
         description: DatasetDescription.
 
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size, length]}`, prefetched.
-
-    Raises:
-        Refusal: The name or the split is unknown, or the task cannot use the lengths, or the model the features.
     """
     check_description(description)
     if description.is_training and not description.use_cached_tasks:
@@ -171,7 +161,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     provider, batch_size = provider_of(description), description.batch_size
     converter = feature_converter(provider, description)
 
-    def fill(batch):  # with rows of zeros up to the batch size
+    def fill(batch):
         return {name: tf.ensure_shape(tf.pad(tokens, [[0, batch_size - tf.shape(tokens)[0]], [0, 0]]),
                                       [batch_size, tokens.shape[1]]) for name, tokens in batch.items()}
 
@@ -182,7 +172,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
 @no_global_seed()
 def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRecords | None = None) -> tf.data.Dataset:
-    """Returns one part of the rows of a training split, which is one whole if it is not cached.
+    """Returns one part of the rows of a training split. Uncached data have one part.
 
     Args:
         description: DatasetDescription.
@@ -210,20 +200,16 @@ def _prefetched(batches):
 
 
 def _arguments(description):
-    """Returns arguments of seqio's reading."""
-    # With `try_in_mem_cache`, seqio would keep the examples of small tasks in memory, in the order of the first epoch,
-    # and write all of them into every checkpoint of the iterator.
+    # With `try_in_mem_cache`, seqio would keep small tasks in memory, in the order of the first epoch, and write them
+    # into every checkpoint of the iterator.
     return {"sequence_length": dict(description.task_feature_lengths), "split": description.split,
             "try_in_mem_cache": False}
 
 
 def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
-    """Returns the task or mixture of a description, which has its split and reads text or its cache.
+    """Returns the task or mixture of a description, reading text or its cache.
 
-    A task of a mixture that lacks the split stays unchanged. The parts of a batch share the size of a shuffle buffer.
-
-    Raises:
-        Refusal: See `get_provider`; or the cache is missing, unfinished, damaged or stale.
+    Tasks of a mixture without the split stay unchanged. The parts of a batch share the size of a shuffle buffer.
     """
     provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     split, cache_dir = description.split, description.cache_dir
@@ -236,7 +222,7 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
         place = cache_files.placeholder_of(task)
         source = cached_tasks.CachedSource(split, cache_files.load(task, split, cache_dir), folder, description.seed,
                                            corrupt)
-        # seqio counts seeds from the index of the placeholder. It keeps its index, so the noise is that of the text.
+        # seqio counts seeds from the placeholder's index. It stays, so the noise is the same as without a cache.
         steps = [lambda dataset: dataset] * place + list(task.preprocessors[place:])
         buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
         return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
@@ -286,11 +272,7 @@ def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescri
 
 
 def fingerprint(description: DatasetDescription) -> dict[str, str]:
-    """Returns the fingerprint of the data of a description: a hash of each task's cache, or `source_fingerprint`.
-
-    Raises:
-        Refusal: The name or split is unknown, or a file or cache cannot be read.
-    """
+    """Returns the fingerprint of a description's data: a hash of each task's cache, or `source_fingerprint`."""
     check_description(description)
     if not description.use_cached_tasks:
         return source_fingerprint(description.mixture_or_task_name, description.split)
@@ -301,7 +283,7 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
 def bad_row(description: DatasetDescription, error: BaseException) -> str | None:
     """Returns the row and the cause of an error of reading data, as half a sentence.
 
-    None if the error is no preprocessor's, or if no row fails by itself among those that are read in 20 seconds.
+    None if no preprocessor raised the error, or if no row that fails by itself is found in 20 seconds.
     """
     if _OF_TENSORFLOW_DATA not in str(error):
         return None
@@ -327,22 +309,19 @@ def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
 def check_examples(description: DatasetDescription) -> None:
     """Refuses data with too few examples, because seqio would read an empty training split forever.
 
-    Reads each task in order from its beginning.
-
-    Raises:
-        Refusal: A task to train on yields less than a batch, a task of a mixture no example, or no task of another
-            split any example.
+    Training needs a batch from a single task, or an example from each task of a mixture. Any other split needs one
+    example. Each task is read in order from its beginning.
     """
     check_description(description)
     provider, split = provider_of(description), description.split
     tasks, counts = tasks_of(provider, split), {}
     converter, lengths = feature_converter(provider, description), dict(description.task_feature_lengths)
-    # Repeating a line until a batch is full takes minutes. In a mixture, the other tasks fill it.
+    # Repeating a line until a batch is full takes minutes. In a mixture, other tasks fill it.
     needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
     for task in tasks:
         try:
             counts[task.name] = sum(1 for _ in converter(read_once(task, description), lengths).take(needed))
-        except Exception as error:  # from preprocessors of the user, of any kind
+        except Exception as error:  # any kind, from the user's preprocessors
             row = bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
             raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
     short = [name for name, count in counts.items() if count < needed]
@@ -399,9 +378,6 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
     Args:
         description: DatasetDescription. Its batch size and packing do not matter.
         count: int. Largest number of examples.
-
-    Raises:
-        Refusal: The name or split is unknown, or the data are missing or cannot be read.
     """
     check_description(description)
     checks.integer("count", count, at_least=1)
@@ -413,12 +389,12 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
              for name, feature in provider.output_features.items() if name in example}
             for example in read_once(provider, description).take(count).as_numpy_iterator()
         ]
-    except Exception as error:  # from preprocessors of the user, of any kind
+    except Exception as error:  # any kind, from the user's preprocessors
         raise Refusal(failure(provider, description.split, error)) from error
 
 
 def describe_examples(result: dict) -> str:
-    """Returns examples as text and ids, from their task's `name`, `split`, `lengths`, `vocabulary_size`, `examples`."""
+    """Returns examples as text and ids. `result` has `name`, `split`, `lengths`, `vocabulary_size` and `examples`."""
     lines = [f"{result['name']}, split {result['split']}, at most {result['lengths']} tokens of "
              f"{result['vocabulary_size']}"]
     for number, example in enumerate(result["examples"], 1):

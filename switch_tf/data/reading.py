@@ -1,9 +1,8 @@
-"""Typed text of a task to ids, and ids to readable text: the same in training, evaluation, inference and serving.
+"""Typed text to ids, and ids to readable text, the same in training, evaluation, inference and serving.
 
-Sentinels have names in both, in Python and as TensorFlow operations in exported programs. T5's span corruption removes
-tokens from a text that was tokenised whole. So the text after a gap begins with a blank only if one is typed, and the
-blank before a gap belongs to the removed tokens. SentencePiece produces these ids for text beside a sentinel. Text next
-to a gap is therefore encoded together with a sentinel, the anchor.
+Both name sentinels. T5's span corruption removes tokens from a tokenised text: the blank before a gap goes with them,
+and the text after a gap begins with a blank only if one is typed. SentencePiece gives these ids to text next to a
+sentinel. Text next to a gap is therefore encoded together with a sentinel, the anchor.
 """
 
 import dataclasses
@@ -32,12 +31,12 @@ with epy.lazy_imports():  # other vocabularies do not need it
 SENTINELS = ("gaps", "spelt_out", "as_tokenized")  # the meanings of a typed `<extra_id_0>`, see `Reading`
 _BLANK_PIECE = "\N{LOWER ONE EIGHTH BLOCK}"
 _OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicode composes with ">"
-_NUM_SPECIAL = 3  # ids of seqio's ByteVocabulary below those of bytes: padding, end of sequence, unknown
+_NUM_SPECIAL = 3  # ids before the bytes in seqio's ByteVocabulary: padding, end of sequence, unknown
 _DECLARATION = "typed_sentinels"
 # T5's objectives with gaps in their inputs.
 _OBJECTIVES = {f"t5.data.preprocessors.{name}" for name in ("denoise", "iid_denoising", "span_corruption",
                                                             "unsupervised")}
-# seqio's steps that append the end of sequence -> whether it stays at the end of a text that is cut.
+# seqio's steps that append the end of sequence -> whether a cut text keeps it.
 _APPENDING = {"seqio.preprocessors.append_eos_after_trim": True, "seqio.preprocessors.append_eos": False,
               "seqio.preprocessors.tokenize_and_append_eos": False}
 _KNOWN_PACKAGES = {"seqio", "switch_tf", "t5"}
@@ -53,11 +52,8 @@ class Reading:
         prefix: str. Put before inputs.
         sentinels: str. The meaning of a typed `<extra_id_0>`. "gaps": the sentinel of removed tokens. "spelt_out":
             text, in ordinary pieces. "as_tokenized": the ids that the vocabulary gives it.
-        keeps_end: bool. Whether a text that is cut keeps its end of sequence, as after seqio's `append_eos_after_trim`.
+        keeps_end: bool. Whether a cut text keeps its end of sequence, as after seqio's `append_eos_after_trim`.
         fields: tuple of two str or int. Keys or column numbers of inputs and targets in files of the task.
-
-    Raises:
-        Refusal: A value has another type or range.
     """
 
     inputs: Any
@@ -71,7 +67,7 @@ class Reading:
 
     def __post_init__(self):
         checks.fields(self, ("inputs_end", "targets_end", "keeps_end"), checks.flag)
-        # JSON may hold half of a surrogate pair, which no vocabulary reads.
+        # No vocabulary reads half of a surrogate pair. JSON may hold one.
         if not isinstance(self.prefix, str) or re.search("[\ud800-\udfff]", self.prefix):
             raise Refusal(f"The prefix must be text, not {checks.shown(self.prefix)}.")
         check_choice("sentinels", self.sentinels, SENTINELS)
@@ -80,18 +76,14 @@ class Reading:
             raise Refusal(f"fields must be two names or numbers of columns, not {checks.shown(self.fields)}.")
 
     def as_data(self) -> dict:
-        """Returns the record without its vocabularies, JSON-able."""
+        """Returns the fields without the vocabularies, JSON-able."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]}
         return {**values, "fields": list(self.fields)}
 
     @classmethod
     def from_data(cls, data: Mapping, inputs_vocabulary: "seqio.Vocabulary",
                   targets_vocabulary: "seqio.Vocabulary") -> "Reading":
-        """Returns the record of a result of `as_data`.
-
-        Raises:
-            Refusal: A key is missing or unknown, or a value has another type or range.
-        """
+        """Returns the Reading of a result of `as_data`."""
         names = [field.name for field in dataclasses.fields(cls)[2:]]
         if not isinstance(data, Mapping) or sorted(data) != sorted(names):
             raise Refusal(f"A reading must have the keys {', '.join(names)}, received {checks.shown(data)}.")
@@ -108,7 +100,7 @@ class Reading:
         return self._cut(self.inputs, self.prefix + text, length, self.inputs_end)
 
     def read_target(self, text: str, length: int) -> tuple[list[int], int]:
-        """Returns the same for a target, which has no prefix."""
+        """Returns the same for a target, without the prefix."""
         return self._cut(self.targets, text, length, self.targets_end)
 
     def _cut(self, vocabulary, text, length, has_end):
@@ -129,9 +121,6 @@ def typed_sentinels(meaning: str) -> Callable:
 
     Args:
         meaning: See `Reading.sentinels`.
-
-    Raises:
-        Refusal: The meaning is unknown.
     """
     check_choice("The typed_sentinels of a preprocessor", meaning, SENTINELS)
 
@@ -145,12 +134,9 @@ def typed_sentinels(meaning: str) -> Callable:
 def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Reading:
     """Returns the Reading of a task or mixture; `vocabulary` as for `get_provider`.
 
-    `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. The preprocessors declare the
-    meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or sentinels differ, a note
-    is printed to standard error, and texts are read without a prefix, or with typed sentinels as gaps.
-
-    Raises:
-        Refusal: The name is unknown, or the task has no inputs or no targets.
+    `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. Preprocessors declare the
+    meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or meanings differ, texts
+    are read without a prefix, or with typed sentinels as gaps, and a note is printed.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features
@@ -177,7 +163,7 @@ def _conventions(task):
     sentinels, keeps_end, is_known = "as_tokenized", None, True
     for given in task.preprocessors:
         step = given
-        # Without bound arguments and wrappers, or the outermost one with a declaration.
+        # The innermost function, or the outermost step with a declaration.
         while not hasattr(step, _DECLARATION) and (
                 inner := step.func if isinstance(step, functools.partial) else getattr(step, "__wrapped__", None)):
             step = inner
@@ -189,24 +175,24 @@ def _conventions(task):
         elif isinstance(given, functools.partial) and given.keywords.get("with_eos"):  # seqio's `tokenize`
             keeps_end = False
     fields = getattr(task.source, "fields", None)
-    fields = fields if isinstance(fields, Mapping) else {}  # in a source of the user it may have another meaning
-    # An unknown step may append the end as well.
+    fields = fields if isinstance(fields, Mapping) else {}  # may mean something else in a user's source
+    # An unknown step may append the end, too.
     return {"prefix": getattr(task.source, "prefix", ""), "sentinels": sentinels, "keeps_end": keeps_end is not False,
             "has_end": keeps_end is not None or not is_known,
             "fields": (fields.get("inputs", "inputs"), fields.get("targets", "targets"))}
 
 
 class Gaps(NamedTuple):
-    """Facts of a SentencePiece vocabulary about the text beside a sentinel.
+    """Properties of a SentencePiece vocabulary for text next to a sentinel.
 
-    `anchor`: text of a sentinel to put before the text after a gap; `num_before`: its number of ids.
-    `ending`: text of a sentinel with one id, to put after the text before a gap.
-    `blanks`: characters that the vocabulary reads as a blank.
-    `joined`: characters that the normalisation joins with the end of the anchor, which is then no sentinel. A blank is
-        put before them.
+    `anchor`: Text of a sentinel, put before the text after a gap. `num_before`: Its number of ids.
+    `ending`: Text of a sentinel with one id, put after the text before a gap.
+    `blanks`: Characters that the vocabulary reads as a blank.
+    `joined`: A character that normalisation would join with the anchor, so that the anchor is no sentinel, or "". A
+        blank is put before it.
     `keeps_blanks`, `adds_blank`: bool. SentencePiece's `remove_extra_whitespaces` (inverted) and `add_dummy_prefix`.
-    `plain_id`, `plain_text`: an id to decode before others, which keeps their leading blanks, and its text.
-    `names`: ordinary ids of the name of each sentinel, in the order of their ids.
+    `plain_id`, `plain_text`: An id and its text. Decoded before other ids, it keeps their leading blanks.
+    `names`: Ordinary ids of each sentinel's name, in the order of sentinel ids.
     """
 
     anchor: str
@@ -233,7 +219,7 @@ def _gaps_of(tokenizer, count):
     size, blank = tokenizer.get_piece_size(), tokenizer.encode("a b")
     plain_id = next(id_ for id_ in range(size - 1, -1, -1)
                     if not tokenizer.is_byte(id_) and tokenizer.decode([id_]).strip())
-    # Of the characters that a normalisation may turn into a blank.
+    # Normalisations turn only such characters into blanks.
     blanks = "".join(character for character in map(chr, range(2**16))
                      if unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf")
                      and tokenizer.encode(f"a{character}b") == blank)
@@ -247,7 +233,7 @@ def _gaps_of(tokenizer, count):
     names = []
     for id_ in range(size - count, size):
         start, _, number = tokenizer.id_to_piece(id_).replace(_BLANK_PIECE, " ").rpartition("_")
-        # In two parts, which are no sentinel. The second one begins without a blank, so they are read as one name.
+        # In two parts, because neither is a sentinel. The second has no leading blank, so both read as one name.
         names.append(tuple(part_id for part in (f"{start}_", number)
                            for part_id in tokenizer.encode(anchor + part)[num_before:]))
     return Gaps(anchor, num_before, ending, blanks, joined, not normalizer.remove_extra_whitespaces,
@@ -255,7 +241,7 @@ def _gaps_of(tokenizer, count):
 
 
 def _sentinel(count):
-    """Returns the pattern of the name of a sentinel, whose group is its number."""
+    """Returns the pattern of a sentinel's name, with its number as the group."""
     return f"<extra_id_({'|'.join(map(str, range(count)))})>"
 
 
@@ -288,11 +274,11 @@ def read_text(vocabulary: "seqio.Vocabulary", text: str, sentinels: str = "gaps"
 
 
 def _encode(vocabulary, text, follows_gap, precedes_gap):
-    """Returns the ids of a text, alone or beside gaps."""
+    """Returns the ids of a text with or without adjacent gaps."""
     gaps = gaps_of(vocabulary)
     if gaps is None or not (follows_gap or precedes_gap):
         return vocabulary.encode(text)
-    if precedes_gap:  # the blank before a gap belongs to the gap
+    if precedes_gap:
         text = text[:-1] if gaps.keeps_blanks and text[-1] in gaps.blanks else text
         text = text if gaps.keeps_blanks else text.rstrip(gaps.blanks)
         if not text and not gaps.keeps_blanks:
@@ -304,10 +290,9 @@ def _encode(vocabulary, text, follows_gap, precedes_gap):
 
 
 def spell(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> str:
-    """Returns the text of ids with the names of sentinels and of the end of sequence, which decoding drops or joins.
+    """Returns the text of ids with names for sentinels and the end of sequence, unlike the vocabulary's decoding.
 
-    `read_text` turns it back into the same ids if they are the ids of a text. Ids beyond the vocabulary, for which
-    models have room, are spelt `<id_32100>`.
+    `read_text` restores the ids if they come from a text. Ids beyond the vocabulary are spelt `<id_32100>`.
     """
     first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
     gaps, text = gaps_of(vocabulary), ""
@@ -352,7 +337,7 @@ def _name(vocabulary, id_):
 
 
 def _is_same_row(row):
-    """Returns bool[n], whether each of <int64>[n] numbers of rows is that of the one before."""
+    """Returns <bool>[n], whether each of <int64>[n] row numbers equals the one before."""
     return tf.concat([tf.zeros_like(row[:1], tf.bool), tf.equal(row[1:], row[:-1])], 0)
 
 
@@ -362,9 +347,6 @@ class SpellingOps(tf.Module):
     Args:
         vocabulary: SentencePiece or byte vocabulary.
         sentinels, prefix, keeps_end: See `Reading`.
-
-    Raises:
-        Refusal: The vocabulary is neither.
     """
 
     def __init__(
@@ -399,16 +381,16 @@ class SpellingOps(tf.Module):
             ids = tf.concat([ids[:, :length - 1] if self._keeps_end else ids, tf.ones_like(ids[:, :1]) * self._eos_id],
                             axis=1)
         ids = ids[:, :length].to_tensor(0)
-        # At least one position, also if all texts are empty.
+        # At least one position, even if all texts are empty.
         return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
 
     def _with_gaps(self, texts):
         """Encodes texts with typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
         sentinel = _sentinel(self._num_sentinels)
-        # Cut at a byte that UTF-8 does not have. tensorflow-text's regex_split ends a text at a NUL.
+        # Cut at a byte that UTF-8 lacks, because tensorflow-text's regex_split ends a text at a NUL.
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
         pieces = tf.strings.split(tf.strings.regex_replace(texts, sentinel, b"\xff\\0\xff"), b"\xff")
-        # Of each text, the pieces at odd places are sentinels, and those at even places are plain text or empty.
+        # In each text, pieces at odd places are sentinels, and at even places plain text or empty.
         words, place = pieces.flat_values, tf.ragged.range(pieces.row_lengths()).flat_values
         is_sentinel = place % 2 > 0
         is_plain = ~is_sentinel & tf.not_equal(words, "")
@@ -420,7 +402,7 @@ class SpellingOps(tf.Module):
         return pieces.with_flat_values(tf.concat([plain, special], axis=1)).merge_dims(1, 2)
 
     def _encode_beside(self, words, follows, precedes):
-        """Encodes texts beside gaps, as the function `_encode` does: <string>[text] -> <int32>[text, (id)]."""
+        """Encodes texts next to gaps, like the function `_encode`: <string>[text] -> <int32>[text, (id)]."""
         if self._gaps is None:
             return self._encode(words)
         gaps = self._gaps
@@ -436,7 +418,7 @@ class SpellingOps(tf.Module):
         return tf.gather(ids, tf.ragged.range(starts, ends), batch_dims=1)
 
     def _spelt_out(self, ids):
-        """Replaces sentinels that occur in plain text by ordinary pieces, in <int32>[text, (id)]."""
+        """Replaces sentinels in plain text by ordinary pieces, in <int32>[text, (id)]."""
         if self._gaps is None or not self._gaps.names or self._sentinels == "as_tokenized":
             return ids
         names = tf.ragged.constant([[], *map(list, self._gaps.names)], tf.int32)
@@ -452,7 +434,7 @@ class SpellingOps(tf.Module):
         rows = tf.RaggedTensor.from_tensor(tf.where(is_before_end, ids, 0), padding=0)
         values, row = rows.values, rows.value_rowids()
         is_plain = values < self._vocab_size - self._num_sentinels
-        # A piece is a run of plain ids, or one special id.
+        # Pieces: runs of plain ids, and single special ids.
         begins = ~(_is_same_row(row) & is_plain & tf.roll(is_plain, 1, 0))
         first = tf.boolean_mask(values, begins)
         pieces = tf.RaggedTensor.from_row_starts(tf.where(is_plain, values, 0), tf.where(begins)[:, 0])
@@ -488,7 +470,7 @@ class SpellingOps(tf.Module):
     def _decode(self, ids):
         """Decodes <int32>[text, (id)] to <string>[text], with the blank before the first word."""
         if self._tokenizer is not None:
-            # Without an id before them, SentencePiece drops leading blanks; their number depends on its version.
+            # Otherwise SentencePiece drops leading blanks, in a number that depends on its version.
             plain = tf.fill([ids.nrows(), 1], self._gaps.plain_id)
             texts = self._tokenizer.detokenize(tf.concat([plain, ids], axis=1))
             return tf.strings.substr(texts, len(self._gaps.plain_text.encode()), 2**31 - 1)

@@ -1,7 +1,7 @@
 """Rows of files (lines, JSON objects, elements of a JSON array, cells of TSV or CSV) and the texts of their fields.
 
-A line is in memory several times, as bytes, text and tokens. An endless line, such as a file without line ends or a
-small .gz that unpacks to a thousand times its size, must be refused before it is read whole.
+A line is in memory several times, as bytes, text and tokens. So an overlong line, as in a file without line ends or a
+.gz that unpacks to a thousand times its size, is refused before it is read whole.
 """
 
 import codecs
@@ -16,13 +16,13 @@ from switch_tf.configs.choices import nearest
 from switch_tf.refusals import first_line
 
 KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
-LONGEST_LINE = 2**24  # bytes, and characters of an element or of a cell, beyond which a quotation mark is not closed
+LONGEST_LINE = 2**24  # bytes, or characters of an array's element or a cell
 ALL = 2**63 - 1  # bytes to read
-BLOCK = 2**16  # bytes to read at a time of a line that is skipped, or of an array
-# The error of an incomplete element is at the end of the text that was read, except for an unterminated string.
+BLOCK = 2**16  # bytes to read at a time of a skipped line or an array
+# The error of an incomplete element is at the end of the text, except for an unterminated string.
 _LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
 _BLANKS = re.compile(r"[ \t\r\n]*")
-_MARK = "\ufeff"  # byte order mark: at the beginning of a file, or within it if files were concatenated
+_MARK = "\ufeff"  # byte order mark: begins a file, or occurs within concatenated files
 _LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
                 "must end with \\n or \\r\\n; convert it with: tr '\\r' '\\n' < FILE > NEW_FILE")
 
@@ -42,8 +42,8 @@ class BrokenArray(Fault):
 class Example(NamedTuple):
     """One row of a file.
 
-    `texts`: tuple of str, one for each field. None for a row that is empty or cannot be used.
-    `fault`: str. The reason why the row cannot be used, without a full stop, "" for any other row.
+    `texts`: tuple of str, one for each field. None for an empty or unusable row.
+    `fault`: str. The reason why the row is unusable, without a full stop, or "".
     `line`: int. The first line of the row, counted from 1 where reading began.
     `end`: int. Bytes from the beginning of reading to the end of the row.
     `raw`: bytes of the row if `texts` is None.
@@ -57,7 +57,7 @@ class Example(NamedTuple):
 
 
 def skip_line(stream: BinaryIO) -> int:
-    """Reads to the end of a line without keeping it; returns the number of bytes, its end included."""
+    """Skips to the end of a line; returns the number of bytes, its end included."""
     size = 0
     while block := stream.readline(BLOCK):
         size += len(block)
@@ -69,7 +69,7 @@ def skip_line(stream: BinaryIO) -> int:
 class Lines:
     """An iterator over the lines of a binary stream, as text. Unlike a generator, it continues after an exception.
 
-    `count`, `bytes`: numbers of lines and bytes that were read.
+    `count`, `bytes`: Numbers of lines and bytes read.
 
     Args:
         stream: Binary stream with `readline(size)`.
@@ -109,8 +109,8 @@ class Rows:
     """A parser of rows of one kind.
 
     Args:
-        kind: str. One of the values of `KINDS`, or "array" for a JSON array.
-        fields: Keys of JSON objects, columns of a table with a header, or column numbers from 0 without one.
+        kind: str. A value of `KINDS`, or "array" for a JSON array.
+        fields: See `example_files.TextFile`.
 
     Raises:
         Fault: Files of this kind have no such fields.
@@ -131,11 +131,7 @@ class Rows:
         self._num_columns = 0 if are_names else max(map(int, self._fields)) + 1
 
     def take_header(self, stream: BinaryIO) -> int:
-        """Finds the columns in the header, with which a stream begins; returns its size in bytes.
-
-        Raises:
-            Fault: The header is missing or lacks a column.
-        """
+        """Finds the columns in a stream's header, or raises Fault; returns its size in bytes."""
         lines, header = Lines(stream), []
         try:
             header = next(self._split(lines), [])
@@ -159,7 +155,7 @@ class Rows:
             size: int. Bytes to read.
 
         Raises:
-            BrokenArray: The rest of an array cannot be read.
+            BrokenArray: The rest of an array is unreadable.
         """
         if self._kind == "array":
             yield from self._elements(stream)
@@ -200,7 +196,7 @@ class Rows:
         return map(split, lines)  # unlike a generator, it continues after an exception
 
     def _texts_of(self, row):
-        """Returns the texts of a line or of a row of cells, None if it is empty."""
+        """Returns the texts of a line or a row of cells, None if it is empty."""
         if not row or isinstance(row, str) and not row.strip():
             return None
         if self._kind == "lines":
@@ -235,9 +231,9 @@ class Rows:
         return tuple(example[field] for field in self._fields)
 
     def _elements(self, stream):
-        """Yields an Example for each element of an array, after its opening bracket or after an element and its comma.
+        """Yields an Example for each element of an array, of any size.
 
-        The file may be larger than memory.
+        The stream begins after the opening bracket, or after an element and its comma.
         """
         text, decoder = _Text(stream), json.JSONDecoder()
         character = text.next_character()
@@ -271,7 +267,7 @@ class _Text:
         self.text, self.place, self.line, self.bytes = "", 0, 1, 0
 
     def more(self):
-        """Reads about as much text again, at least a block; returns whether there was any."""
+        """Doubles the text, by at least a block; returns whether there was more."""
         self.text, self.place = self.text[self.place:], 0
         chunk = self._stream.read(max(BLOCK, len(self.text)))
         try:
@@ -289,20 +285,20 @@ class _Text:
         return taken
 
     def next_character(self):
-        """Returns the next character that is no blank, "" at the end, and moves before it."""
+        """Moves to the next character that is no blank and returns it, "" at the end."""
         while True:
             self.take(_BLANKS.match(self.text, self.place).end())
             if self.place < len(self.text) or not self.more():
                 return self.text[self.place:self.place + 1]
 
     def next_value(self, decoder):
-        """Returns the value that begins here and its text, and moves behind it."""
+        """Moves behind the value that begins here; returns it and its text."""
         while True:
             try:
                 value, end = decoder.raw_decode(self.text, self.place)
                 if end < len(self.text) or self.text[end - 1] in '}]"':
                     return value, self.take(end)
-                if not self.more():  # otherwise a number goes on
+                if not self.more():  # or the number may go on
                     return value, self.take(len(self.text))
             except json.JSONDecodeError as error:
                 if len(self.text) - self.place > LONGEST_LINE:
@@ -317,6 +313,6 @@ class _Text:
 
 
 def _some(names):
-    """Returns the first eight names in quotes, and the number of others."""
+    """Returns the first eight names in quotes, and counts the rest."""
     names = list(names)
     return ", ".join(map(repr, names[:8])) + f" and {len(names) - 8} more" * (len(names) > 8)

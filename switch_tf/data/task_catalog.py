@@ -1,6 +1,7 @@
-"""Registered tasks and mixtures: their descriptions, which need no data, vocabularies or network, and fingerprints.
+"""Descriptions and fingerprints of registered tasks and mixtures.
 
-A fingerprint has names, sizes and hashes of the files of sources and vocabularies.
+Descriptions need no data, vocabularies or network. Fingerprints have names, sizes and hashes of the files of sources
+and vocabularies.
 """
 
 import glob
@@ -29,15 +30,12 @@ _BUDGET = 256 * 2**20  # bytes to read of all files of a split together
 def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     """Returns "task: file" -> size and hash, for every file of a split.
 
-    A file at a URL counts only by its name. A source may describe other data, or its way to read them, by a method
+    A URL counts only by its name. A source may describe other data, or its way to read them, by a method
     `fingerprint(split) -> str`.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         split: str. A task of a mixture may lack it.
-
-    Raises:
-        Refusal: The name or split is unknown, or a file cannot be read.
     """
     fingerprints, files = {}, {}
     for task in tasks_of(get_provider(mixture_or_task_name), split):
@@ -60,7 +58,7 @@ def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = N
     """Returns the `fingerprint_of_vocabulary` of each vocabulary of a task or mixture.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         vocabulary: str or None, see `get_provider`.
     """
     return sorted(set(map(fingerprint_of_vocabulary, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
@@ -72,7 +70,7 @@ def pieces_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None)
 
 
 def fingerprint_of_pieces(vocabulary: "seqio.Vocabulary") -> str:
-    """Returns a text that is the same for any two files in which each id has the same piece."""
+    """Returns a text that is the same for any two files with the same piece for each id."""
     if not hasattr(vocabulary, "sp_model"):
         return fingerprint_of_vocabulary(vocabulary)
     pieces = [vocabulary.tokenizer.IdToPiece(id_) for id_ in range(vocabulary.tokenizer.GetPieceSize())]
@@ -99,14 +97,11 @@ def describe(name: str) -> dict:
     """Returns a JSON-able description of a task or mixture.
 
     Args:
-        name: str. A registered seqio task or mixture.
+        name: str. Registered task or mixture.
 
     Returns: `name`; `kind`: "task" or "mixture"; and lists of str: `splits` that are known without the data; `metrics`;
         `vocabularies`; `data_sets` of TFDS; `missing`: data sets and file patterns that are not on this machine;
         `tasks` of a mixture.
-
-    Raises:
-        Refusal: The name is unknown.
     """
     provider = get_provider(name)
     is_mixture = hasattr(provider, "tasks")
@@ -121,7 +116,7 @@ def describe(name: str) -> dict:
         for patterns in getattr(source, "_split_to_filepattern", {}).values():  # of seqio's sources of files
             missing |= {pattern for pattern in ([patterns] if isinstance(patterns, str) else patterns)
                         if "://" not in pattern and not glob.glob(pattern)}
-        # Those of a whole TFDS data set are known once it is prepared.
+        # Splits of a whole TFDS data set are known once it is prepared.
         splits |= set(source._splits or (source.splits if is_prepared else ()))
         metrics |= {*map(_metric_name, task.metric_fns),
                     *(metric.__name__ for metric in task._metric_objs_constructor_args)}
@@ -140,14 +135,14 @@ def describe(name: str) -> dict:
 
 
 def _is_prepared(loader):
-    """Whether a TFDS data set is in one of TFDS's folders, or may be at a URL; its builder would ask the network."""
+    """Returns whether a TFDS data set is in TFDS's folders, or may be at a URL. Its builder would use the network."""
     folder = loader.name.replace(":", os.sep)
     return any("://" in str(place) or os.path.exists(os.path.join(place, folder, "dataset_info.json"))
                for place in file_utils.list_data_dirs(given_data_dir=loader.data_dir))
 
 
 def _metric_name(function):
-    """Returns the name of a metric, which t5 keeps in the closure of some functions."""
+    """Returns the name of a metric. t5 keeps some names in closures."""
     function = getattr(function, "func", function)
     closure = inspect.getclosurevars(function).nonlocals
     if "metric_fn" in closure:
@@ -170,7 +165,7 @@ def describe_all(tasks: list[dict], to_be_given: dict[str, list[str]], left_out:
         lines.append(f"{file or 'in no gin file'} ({', '.join(vocabularies)})")
         for task in members:
             if any(task["name"].startswith(f"{other['name']}.") for other in members):
-                continue  # one of a hundred languages, which its mixture counts
+                continue  # one of many languages, counted by its mixture
             is_mixture, count, num_missing = task["kind"] == "mixture", len(task["data_sets"]), len(task["missing"])
             kind, metrics = (f"mixture of {len(task['tasks'])}", "") if is_mixture else ("", " ".join(task["metrics"]))
             presence = f"{count - num_missing} of {count} here" if count > 1 else "not here"

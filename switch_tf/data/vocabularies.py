@@ -1,8 +1,7 @@
-"""seqio, imported when a function needs it, its tasks and mixtures by name, and vocabularies.
+"""seqio, imported on demand, with its tasks, mixtures and vocabularies.
 
-Vocabularies are found by name, by path, or as a copy in a run folder, and can replace those of tasks. A run folder may
-come from anywhere, so the description of its copy is not trusted: the file must lie in the run folder, have the size of
-a vocabulary, and match the hash.
+A run folder may come from anywhere, so its description of a vocabulary is not trusted: the file must lie in the run
+folder, have the size of a vocabulary, and match the hash.
 """
 
 import copy
@@ -31,7 +30,7 @@ from switch_tf.storage.whole_file import write_whole, writing
 if TYPE_CHECKING:
     import seqio
 
-_OF_TPU = "tpu,cpu"  # JAX's own setting on a TPU VM, if nobody has chosen another
+_OF_TPU = "tpu,cpu"  # JAX's default on a TPU VM
 # The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
 _FOLDER = "vocabulary"
@@ -44,15 +43,15 @@ SENTENCEPIECE, BYTES, OTHER = "sentencepiece", "bytes", "other"
 def import_seqio() -> Any:
     """Returns seqio, imported so that its metrics take no accelerator."""
     keep_jax_on_cpu()
-    import seqio  # after the line above, whoever comes first
+    import seqio  # only after the line above
 
     return seqio
 
 
 def keep_jax_on_cpu() -> None:
-    """Keeps seqio's metrics, which run on JAX, from taking the accelerator that TensorFlow trains on.
+    """Keeps seqio's JAX metrics from taking the accelerator that TensorFlow trains on.
 
-    Does nothing if Keras itself or the run's back end runs on JAX, or if JAX_PLATFORMS is set.
+    Has no effect if Keras or the back end runs on JAX, or if JAX_PLATFORMS is set.
     """
     if keras.config.backend() != "tensorflow" or devices.are_jax():
         return
@@ -63,7 +62,7 @@ def keep_jax_on_cpu() -> None:
 
 
 def num_sentinels(vocabulary: "seqio.Vocabulary") -> int:
-    """Returns the number of sentinels at the end of a seqio vocabulary, added by seqio or part of its file."""
+    """Returns the number of sentinels at the end of a seqio vocabulary."""
     if vocabulary.extra_ids:
         return vocabulary.extra_ids
     last = vocabulary.decode([vocabulary.vocab_size - 1])
@@ -71,14 +70,11 @@ def num_sentinels(vocabulary: "seqio.Vocabulary") -> int:
 
 
 def get_vocabulary(name: str) -> "seqio.Vocabulary":
-    """Returns the seqio vocabulary of that name or path, always the same object.
+    """Returns the seqio vocabulary of a name or path, always the same object.
 
     Args:
-        name: str. A registered name, or the path of a SentencePiece model here or at gs://. To a file without
-            sentinels 100 are added; a file that holds them has them at the end, as mT5's has.
-
-    Raises:
-        Refusal: neither, or a model that cannot serve here.
+        name: str. A registered name, or the path of a SentencePiece model here or at gs://. A file without sentinels
+            gets 100. In any other file they must be the last ids, as in mT5's.
     """
     checks.text("VOCABULARY", name)
     make = names.vocabularies().get(name)
@@ -105,10 +101,10 @@ def _read(path):
 
 
 def _pieces(path, content):
-    """Returns the model of a file, in which padding is 0, which models mask, and an end of sequence exists."""
+    """Returns the model of a file. Padding must be id 0, because models mask it, and an end of sequence must exist."""
     try:
         pieces = sentencepiece.SentencePieceProcessor(model_proto=content) if content else None
-    except RuntimeError:  # SentencePiece's own, which names its source file
+    except RuntimeError:  # SentencePiece's message names its own source file
         pieces = None
     if not pieces or not pieces.get_piece_size():
         raise Refusal(f"VOCABULARY {path!r} is no SentencePiece model, or a damaged one; `switch-tf vocabulary` trains "
@@ -137,16 +133,16 @@ def _holds_sentinels(path, pieces):
 
 
 class Unreadable(Refusal):
-    """A vocabulary file that cannot be read, in one sentence."""
+    """An unreadable vocabulary file, in one sentence."""
 
 
 class Stored(NamedTuple):
     """The description of a vocabulary in a run's `config.json`.
 
-    `kind`: str. "sentencepiece" with a `file`, "bytes", or "other", which only code can make.
+    `kind`: str. "sentencepiece" with a `file`, "bytes", or "other", made by code.
     `name`: str. The run's name for it: a registered name or a path.
     `size`: int. Number of ids, sentinels included.
-    `extra_ids`: int. Number of sentinels besides those of the file.
+    `extra_ids`: int. Number of sentinels that seqio adds.
     `file`, `sha256`: str or None. The copy, relative to the run folder, and its hash.
     """
 
@@ -159,11 +155,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "Stored":
-        """Returns the description in parsed JSON.
-
-        Raises:
-            Refusal: The data are no description.
-        """
+        """Returns the description in parsed JSON."""
         if not isinstance(data, dict) or not {"kind", "name", "size"} <= data.keys() <= set(cls._fields):
             raise Refusal(f"a vocabulary needs the keys {', '.join(cls._fields)}, not {checks.shown(data)}")
         stored = cls(**data)
@@ -186,12 +178,11 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
     Args:
         vocabulary: seqio vocabulary.
         folder: Path of the run folder.
-        feature: str. "inputs" or "targets", which names the file.
+        feature: str. Name of the file: "inputs" or "targets".
         name: str or None. The run's VOCABULARY.
 
     Raises:
-        Unreadable: the vocabulary's own file can no longer be read.
-        Refusal: the folder cannot be written.
+        Unreadable: The vocabulary's own file can no longer be read.
     """
     name, seqio = name or name_of(vocabulary), import_seqio()
     if type(vocabulary) is seqio.ByteVocabulary:
@@ -215,12 +206,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
 
 
 def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
-    """Returns the seqio vocabulary of a run folder, the same object for the same file.
-
-    Raises:
-        Refusal: The file is missing, changed, outside the run folder, or no vocabulary; the size differs; or only code
-            can make the vocabulary.
-    """
+    """Returns the seqio vocabulary of a run folder, the same object for the same file."""
     if stored.kind == BYTES:
         vocabulary = import_seqio().ByteVocabulary(stored.extra_ids)
         if vocabulary.vocab_size != stored.size:
@@ -233,11 +219,7 @@ def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
 
 
 def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the verified file of a SentencePiece vocabulary in a run folder.
-
-    Raises:
-        Refusal: The file is missing or changed, or lies outside the run folder.
-    """
+    """Returns the verified file of a SentencePiece vocabulary in a run folder."""
     path = folder / stored.file
     if not _FILE.fullmatch(stored.file) or places.is_local(path) and os.path.realpath(path) != os.path.join(
             os.path.realpath(folder), stored.file):
@@ -256,7 +238,7 @@ def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
 
 
 def choice_of(stored: Stored, folder: pathlib.Path) -> str | None:
-    """Returns the VOCABULARY that selects the one of a run folder, None if no name or path does."""
+    """Returns the value of VOCABULARY for a run folder's vocabulary, None if no name or path selects it."""
     if stored.kind == OTHER:
         return None
     choice = str(path_of(stored, folder)) if stored.kind == SENTENCEPIECE else stored.name
@@ -272,7 +254,7 @@ def name_of(vocabulary: "seqio.Vocabulary") -> str:
         try:
             if make() is vocabulary:
                 return name
-        except Exception:  # a user's function that fails here makes another vocabulary
+        except Exception:  # a failing function of the user makes another vocabulary
             continue
     if type(vocabulary) is import_seqio().ByteVocabulary:
         return BYTES
@@ -291,11 +273,8 @@ def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) ->
     """Returns the number of ids of a task's or mixture's vocabulary, sentinels included.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         vocabulary: str or None, see `get_provider`.
-
-    Raises:
-        Refusal: The name is unknown, or the vocabulary cannot be read.
     """
     vocabularies = vocabularies_of(get_provider(mixture_or_task_name, vocabulary))
     try:
@@ -320,7 +299,7 @@ def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None) 
 
 
 def tasks_of(provider: "seqio.Task | seqio.Mixture", split: str) -> list:
-    """Returns the tasks that have a split: the task itself, or some tasks of a mixture. Refuses an unknown split."""
+    """Returns the task, or the tasks of a mixture, that have a split. Refuses an unknown split."""
     check_split(provider, split)
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
@@ -329,12 +308,9 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
     """Refuses a model without an embedding for every token of the task.
 
     Args:
-        mixture_or_task_name: str. A registered seqio task or mixture.
+        mixture_or_task_name: str. Registered task or mixture.
         vocab_size: int. Rows of the model's embedding.
         vocabulary: str or None, see `get_provider`.
-
-    Raises:
-        Refusal: The vocabulary is larger, or cannot be read.
     """
     checks.integer("vocab_size", vocab_size, at_least=1)
     needed = vocabulary_size(mixture_or_task_name, vocabulary)
@@ -347,11 +323,7 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
 
 
 def check_task(name: str) -> None:
-    """Refuses a name that no task and no mixture has; registers a declared task.
-
-    Raises:
-        Refusal: The sentence has the nearest name; or the task needs a package that is not installed.
-    """
+    """Registers a declared task. Refuses an unknown name, or a task that needs a missing package."""
     names.check_task(name)
     names.register_task(name)
     seqio = import_seqio()
@@ -373,12 +345,9 @@ def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqi
     """Returns a seqio task or mixture.
 
     Args:
-        name: str. A registered task or mixture.
+        name: str. Registered task or mixture.
         vocabulary: str or None. Name or path of a vocabulary that replaces the task's, see `get_vocabulary`. The
-            registered task stays unchanged.
-
-    Raises:
-        Refusal: The name is unknown, the vocabulary cannot be read, or the source of the task yields ids, not text.
+            registered task stays unchanged. A source of ids takes no other vocabulary.
     """
     check_task(name)
     seqio = import_seqio()
@@ -403,7 +372,7 @@ def _is_text(feature):
 
 
 def text_vocabularies_of(name: str) -> list:
-    """Returns the vocabularies of a task's or mixture's text features, without features that are ids in the source."""
+    """Returns the vocabularies of a task's or mixture's features that its source yields as text."""
     return [feature.vocabulary for feature in get_provider(name).output_features.values() if _is_text(feature)]
 
 
@@ -428,11 +397,11 @@ def replace_tasks(provider: "seqio.Task | seqio.Mixture", change: Callable) -> "
 
 
 def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -> tf.data.Dataset:
-    """Returns the examples of a source that shuffles.
+    """Returns the examples of a source in a new order in each pass.
 
-    seqio repeats a source. TensorFlow's ways to another order in each repetition (`rerandomize_each_iteration`,
-    `reshuffle_each_iteration`) lose the number of the repetition if a position is saved while prefetched examples span
-    two repetitions, so a resumed run would read other examples. Here the number of the pass is part of every position.
+    TensorFlow's `rerandomize_each_iteration` and `reshuffle_each_iteration` lose the number of the repetition if a
+    position is saved while prefetched examples span two repetitions, so a resumed run would read other examples. Here
+    the number of the pass is part of every position.
 
     Args:
         one_pass: Function of a key, <int64>[2] of numbers from 0, to the tf.data.Dataset of all examples in an order
@@ -440,7 +409,7 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
         seed: int, or None for a random order.
 
     Returns:
-        Endless passes, each with its own key, for a training run. Otherwise one pass, and another one in each
+        Endless passes, each with its own key, for a training run. Otherwise one pass, with a new key in each
         repetition.
     """
     one_pass = tf.autograph.experimental.do_not_convert(one_pass)  # conversion would take seconds
@@ -456,7 +425,7 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
 
 
 def with_counted_passes(task: Any) -> Any:
-    """Returns a seqio task that reads its files in another order in each pass, if seqio itself reads them.
+    """Returns a seqio task that reads its files in a new order in each pass, if seqio itself reads them.
 
     Any other task is returned unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no
     position can hold (a function, or TFDS).

@@ -8,24 +8,24 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal, first_line
 
-# Fields of a configuration by which people know a model.
+# Fields by which people know a model.
 _SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",
           "encoder_sparse_step", "decoder_sparse_step", "vocab_size")
 
-# Unit -> the prefixes of its numbers, from which on they are used. Parameters have no unit.
+# Unit -> (least number, prefix). Parameters have no unit.
 _PREFIXES = {"B": ((2**40, " Ti"), (2**30, " Gi"), (2**20, " Mi"), (2**10, " Ki"), (1, " ")),
              "FLOP": ((1e12, " T"), (1e9, " G"), (1e6, " M")), "": ((1e9, "B"), (1e6, "M"))}
 
 
 def sizes(config: SwitchConfig) -> dict[str, int]:
-    """Returns the main fields of a configuration; for a dense model, without those of sparse layers."""
+    """Returns the main fields of a configuration, and for a dense model no sparse ones."""
     shown = {name: getattr(config, name) for name in _SIZES if config.num_experts or "sparse" not in name}
     chosen = ("expert_d_ff", "encoder_sparse_indices", "decoder_sparse_indices") if config.num_experts else ()
     return shown | {name: getattr(config, name) for name in chosen if getattr(config, name) is not None}
 
 
 def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> dict:
-    """Returns the sizes, parameters, FLOPs of a sequence and bytes of a model, which is not built.
+    """Returns the sizes, parameters, FLOPs of a sequence and bytes of a model without building it.
 
     Args:
         config: Configuration of the model.
@@ -46,7 +46,7 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
 
 
 def of_checkpoint(folder: str | pathlib.Path) -> dict:
-    """Returns the step, parameters and bytes of a checkpoint, and the task, vocabulary and sizes in a `config.json`.
+    """Returns the step, parameters and bytes of a checkpoint, and its run's task, vocabulary and sizes if known.
 
     Args:
         folder: Checkpoint folder, or run folder for its newest checkpoint.

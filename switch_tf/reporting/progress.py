@@ -10,7 +10,7 @@ _REFRESH_SECONDS, _LINE_SECONDS = 0.5, 20  # between its updates, on a terminal 
 
 
 def bar(total: int | None, description: str, unit: str = "B", initial: int = 0) -> Any:
-    """Returns a progress bar on standard error that appears after some seconds, a context manager.
+    """Returns a context manager with a progress bar on standard error, shown after some seconds.
 
     `initial` of `total` were done before and do not count in the rate.
     """

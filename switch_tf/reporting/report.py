@@ -1,4 +1,4 @@
-"""Summarises a run by the names of its `metrics.jsonl`, and writes `report.html` with curves and configuration."""
+"""Summaries of a run from its `metrics.jsonl`, and `report.html` with curves and configuration."""
 
 import base64
 import html
@@ -58,12 +58,12 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
     """Returns a summary of a run from its `metrics.jsonl`.
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
-    for each held-out value a dict of its "first", "last" and "best" with their steps. `directions` decides the best;
-    a metric without a known direction has none.
+    for each held-out value its "first", "last" and "best" with their steps. A metric without a known direction has no
+    best, and a unigram loss is a number.
 
     Args:
         folder: Run folder.
-        records: Records of the file. Defaults to `read_metrics(folder)`.
+        records: Defaults to `read_metrics(folder)`.
     """
     records = read_metrics(folder) if records is None else records
     summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
@@ -95,11 +95,11 @@ def describe(value: dict, is_share: bool) -> str:
 def read_metrics(folder: pathlib.Path) -> list[dict]:
     """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
-    Skips a torn line, or one without a record of a step, with a warning. Arrays, the load of experts, are <float32>. In
-    a long run only some hundred records at equal distances keep theirs.
+    Skips torn lines and lines without a step, with a warning. Arrays (loads of experts) are <float32>. In a long run
+    only some hundred records at equal distances keep them.
     """
     records: list[dict] = []
-    kept, every, count = [], 1, 0  # every n-th record keeps its arrays, so that memory does not grow with the run
+    kept, every, count = [], 1, 0  # every n-th record keeps its arrays, to bound memory
     for _, line in run_folder.records_of(folder / "metrics.jsonl"):
         record = {sys.intern(checks.printable(name)): value for name, value in line.items()}
         loads = {name: np.array(value, np.float32) for name, value in record.items()
@@ -133,7 +133,7 @@ def _page(folder, summary, pictures):
 
 
 def describe_summary(summary: dict) -> str:
-    """Returns a few lines on the end of a run, from its summary with `step`, `report` and `plot`."""
+    """Returns a few lines from a run's summary with `step`, `report` and `plot`."""
     lines, shares = [f"Step {summary['step']}."], find_shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
@@ -147,7 +147,7 @@ def describe_summary(summary: dict) -> str:
 
 
 def in_columns(rows: list[list[str]]) -> list[str]:
-    """Returns a line for each row of a table: the first column starts at the left, the others end at the right."""
+    """Returns a line for each row of a table: the first column is left-aligned, further columns right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
@@ -169,12 +169,12 @@ def image(text: str, png: bytes) -> str:
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
-# Panels of a figure: the name of a value, and a title.
+# Panels of a figure: name of a value, title.
 _TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
 _SPEED = (("train/tokens_per_second", "tokens per second"),
           ("train/model_flops_utilization", "model FLOP utilisation"),
           ("train/input_wait_fraction", "time spent waiting for input"))
-# Suffixes of shares, which are drawn in per cent.
+# Suffixes of shares, drawn in per cent.
 _SHARES = ("utilization", "wait_fraction", "tokens_dropped")
 _EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
             ("load_balancing_loss", "load-balancing loss (1 = even)"))
@@ -190,7 +190,7 @@ def draw(records: list[dict]) -> dict[str, bytes]:
 
 
 def series(records: list[dict], name: str) -> tuple[list[int], list]:
-    """Returns the steps and values of one name, without those that are missing or not finite."""
+    """Returns the steps and values of one name, where it is present and finite."""
     points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
 
@@ -229,7 +229,7 @@ def _loss(records):
                           textcoords="offset points", color="tab:orange")
     axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2)  # beside the axes, where it hides no curve
+    figure.legend(loc="outside lower center", ncols=2)  # outside the axes, so that it hides no curve
     return figure
 
 
@@ -242,7 +242,6 @@ def _panels(records, panels):
 
 
 def _curve(axes, records, name, title):
-    """Draws the values of a name: shares in per cent, and rates as whole numbers with commas."""
     axes.plot(*series(records, name), color="tab:blue")
     axes.set(xlabel="step", title=title)
     axes.grid(alpha=0.3)
@@ -255,7 +254,6 @@ def _curve(axes, records, name, title):
 
 
 def _experts(records, layers):
-    """Draws a row for each sparse layer: the load of its experts over the run, then its router's statistics."""
     figure, rows = new_figure(14, 2.7 * len(layers), len(layers), 1 + len(_EXPERTS))
     for row, layer in zip(rows, layers, strict=True):
         steps, load = _loads(records, layer)
@@ -294,11 +292,7 @@ def router(layer: str, name: str) -> str:
 
 
 def sparse_layers(names: Iterable[str]) -> list[str]:
-    """Returns the layers in logged names, in the order of the model.
-
-    Encoder before decoder, then by number, then queries, keys and values, feed-forward. Ignores names of another form,
-    which occur in damaged files.
-    """
+    """Returns the layers in logged names, in the order of the model. Ignores malformed names, as in damaged files."""
 
     def position(layer):
         stack, number, *sublayer = layer.split("/")
@@ -310,9 +304,9 @@ def sparse_layers(names: Iterable[str]) -> list[str]:
 
 
 def find_shares(names: Iterable[str]) -> set[str]:
-    """Returns the names with values from 0 to 1, which are shown in per cent.
+    """Returns the names of shares: values from 0 to 1, shown in per cent.
 
-    An "accuracy" beside a "token_accuracy" is a task's own metric, from 0 to 100 like seqio's.
+    An "accuracy" next to a "token_accuracy" is a task's own metric, from 0 to 100 like seqio's.
     """
     names = set(names)
     return {name for name in names if name.endswith(("token_accuracy", "_utilization", "_wait_fraction")) or (

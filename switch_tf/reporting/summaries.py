@@ -42,7 +42,7 @@ def origin(words: Sequence[str], config: SwitchConfig) -> str:
 def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict[str, Any]:
     """Returns the values to log for some training steps: means, and router losses summed over sparse layers.
 
-    The load of a router is a list over experts, and its `dead_experts` counts the zeros there.
+    The load of a router is a list over experts. `dead_experts` counts its zeros.
 
     Args:
         measured: StepMeasurements, on the host.
@@ -68,12 +68,11 @@ def shown(values: dict[str, float]) -> str:
 
 
 def _utilization(share):
-    """Returns a utilisation in per cent. Above 100 it notes that the peak rate is wrong."""
     return f"{share:.0%}" + (" (more than the rate known of this machine)" if share > 1 else "")
 
 
 def divide(mean: Mean) -> Any:
-    """Returns total / weight of a Mean on the host, or the total where the weight is 0: a float, or a list of them."""
+    """Returns total / weight of a Mean on the host, or the total if the weight is 0, as a float or a list of floats."""
     value = np.asarray(mean.total) / (mean.weight if mean.weight else 1.0)
     return value.tolist()
 
@@ -89,15 +88,14 @@ def writing_events(folder: places.Place) -> Iterator[None]:
 
 
 class Writer:
-    """Appends each logged step to metrics.jsonl and to TensorBoard's files, which hold the configuration, too.
+    """A writer of logged steps to metrics.jsonl and to TensorBoard's files, with the configuration.
 
-    On a disk a step is in metrics.jsonl at once. In a bucket both are there within a minute, and before a checkpoint
-    that comes after them.
+    On a disk a step is in metrics.jsonl at once. In a bucket both are there within a minute, and before the next
+    checkpoint.
 
-    For TensorBoard training values go to the folder `events/train` and evaluations to `events/eval`, without the first
-    part of their names, so that equal tags share a chart: "train/loss" and "eval/<mixture>/loss" both become "loss".
-    Tasks of a mixture keep their name: "<task>/loss". An array, such as the load of a layer's experts, becomes one
-    histogram.
+    TensorBoard reads training values from `events/train` and evaluations from `events/eval`, without the prefixes
+    "train/" and "eval/<mixture>/", so that equal tags share a chart. Tasks of a mixture keep their name: "<task>/loss".
+    An array becomes one histogram.
 
     Args:
         folder: RunFolder.
@@ -120,7 +118,7 @@ class Writer:
             values: logged name -> number or list of numbers. In an evaluation the whole mixture comes first.
             declared: logged name -> whether a lower value is better, for metrics that declare it.
         """
-        # Three digits of arrays: a line holds the load of thousands of experts, which is far noisier.
+        # Three digits of arrays: a line holds the load of thousands of experts, and load is far noisier.
         rounded = {name: [float(f"{entry:.3g}") for entry in value] if isinstance(value, list) else value
                    for name, value in values.items()}
         with writing(self._path):
@@ -139,7 +137,7 @@ class Writer:
                         continue
                     tf.summary.scalar(tag, value)
                     if kind == "eval" and tag.split("/")[-1] == "loss":
-                        # The held-out loss is the cross-entropy alone, and training has both.
+                        # The held-out loss is only cross-entropy, and training has both.
                         tf.summary.scalar(tag.removesuffix("loss") + "cross_entropy", value)
 
     def _writer(self, kind, step):
@@ -153,7 +151,7 @@ class Writer:
         return self._writers[kind]
 
     def flush(self) -> None:
-        """Brings everything that was written into the run folder."""
+        """Brings all written values into the run folder."""
         if self._mirror:
             with writing(self._path):
                 self._mirror.flush()
@@ -170,7 +168,7 @@ class Writer:
 
 
 class NoWriter:
-    """Writes nothing, because another process does."""
+    """A writer without output, because another process writes."""
 
     def write(self, *step_and_values: Any) -> None:
         pass
@@ -198,7 +196,7 @@ class Progress:
                          dynamic_ncols=True)
 
     def resume(self, step: int) -> None:
-        """Sets the step that training starts from. The bar's rate and remaining time count from here."""
+        """Sets the step that training starts from. The bar's rate and remaining time count from it."""
         self._last_reported = step
         self._bar.reset(self._last_step)
         self._bar.initial = step
@@ -208,10 +206,7 @@ class Progress:
         self._bar.update(steps)
 
     def glance(self, step: int, loss: float) -> None:
-        """Prints the loss of the last step if no line was printed for some seconds, or for a tenth of the run.
-
-        Shows progress if LOG_PERIOD is long or the run is short.
-        """
+        """Prints the loss of the last step if no line was printed for some seconds, or for a tenth of the run."""
         is_due = 10 * (step - self._last_reported) >= self._last_step
         if is_due or time.monotonic() - self._last_line > _QUIET_SECONDS:
             self._last_reported = step

@@ -16,7 +16,7 @@ _LONGEST = 2**26  # bytes of a line
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """Returns strict JSON: NaN and infinities, which JSON lacks, become null.
+    """Returns strict JSON: NaN and infinities become null.
 
     Args:
         value: JSON-able value. Tuples become lists.
@@ -32,11 +32,10 @@ def dumps(value: Any, **options: Any) -> str:
 
 
 def loads(text: bytes | str, is_strict: bool = False) -> Any:
-    """Returns the value of JSON text; NaN and infinities, which older versions wrote, are None, or a
-    ValueError if `is_strict`.
+    """Returns the value of JSON text. NaN and infinities of older versions become None, or a ValueError if `is_strict`.
 
     Raises:
-        ValueError: the text is not UTF-8, no JSON, or nested too deeply.
+        ValueError: The text is not UTF-8, no JSON, or nested too deeply.
     """
     def constant(name):
         if is_strict:
@@ -49,7 +48,7 @@ def loads(text: bytes | str, is_strict: bool = False) -> Any:
 
 
 def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
-    """Returns the value of a JSON file. Reads only a regular file of at most `largest` bytes.
+    """Returns the value of a JSON file.
 
     Args:
         path: Path of the file.
@@ -64,13 +63,7 @@ def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
 
 
 def append(path: Any, records: Iterable[dict]) -> None:
-    """Appends records to a file, after `mend_end`.
-
-    In a bucket, which cannot append, the whole file is written again.
-
-    Raises:
-        Refusal: it cannot be written.
-    """
+    """Appends records to a file, after `mend_end`. In a bucket the whole file is written again."""
     added = "".join(dumps(record) + "\n" for record in records).encode()
     with writing(path):
         if not places.is_local(path):
@@ -82,11 +75,7 @@ def append(path: Any, records: Iterable[dict]) -> None:
 
 
 def mend_end(path: pathlib.Path) -> None:
-    """Removes a last line that a kill has cut short from a local file, if it exists; ends one that lacks its end.
-
-    Raises:
-        OSError: It cannot be read or written, or its last line is too long.
-    """
+    """Mends a local file's last line after a kill: ends a whole record, removes a torn one. The file may be missing."""
     if not path.exists():
         return
     with open(path, "rb+") as file:
@@ -109,14 +98,11 @@ def mend_end(path: pathlib.Path) -> None:
 
 
 def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
-    """Yields the lines of a file with their ends.
+    """Yields the lines of a file with their ends. Refuses a line that is longer than any record.
 
     Args:
         path: Path of the file.
         shown: Path for messages, if the file is a copy.
-
-    Raises:
-        Refusal: The file is no regular one, cannot be read, or has a line that is longer than any record.
     """
     shown = shown or path
     if not path.is_file():
@@ -131,20 +117,17 @@ def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
 
 
 def is_step(value: Any) -> bool:
-    """Returns whether a value read from a file is a step: an integer of at least 0, but no bool."""
+    """Returns whether a value is a step: an integer of at least 0, but no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def read(path: Any,
          is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
-    """Yields each line of a file that is a record, with the record. Prints a warning about the other lines.
+    """Yields each line of a file that is a record, with the record. Prints a warning about skipped lines.
 
     Args:
         path: Path of the file. A missing file has no lines.
         is_record: Function that returns whether the object of a line is a record.
-
-    Raises:
-        Refusal: the file cannot be read.
     """
     if not path.is_file():
         return

@@ -1,6 +1,6 @@
-"""Tidies a run folder: removes leftovers of kills and keeps everything that is not the run's own.
+"""Removes leftovers of kills from a run folder.
 
-A foreign file or folder stays as it is. It is renamed only if it has the name of one of the run's own.
+Foreign files and folders stay, and are renamed only if the run needs their names.
 """
 
 import re
@@ -33,11 +33,7 @@ def remove(path: Any) -> bool:
 
 
 def make_room(path: Any, is_folder: bool = False) -> None:
-    """Renames anything but a file (or a folder) at a path where a run needs one.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
+    """Renames anything else at a path where a run needs a file (or a folder)."""
     is_right = path.is_dir() if is_folder else path.is_file()
     if is_right or not (path.exists() or path.is_symlink()):
         return
@@ -46,7 +42,7 @@ def make_room(path: Any, is_folder: bool = False) -> None:
 
 
 def set_aside(path: Any) -> Any:
-    """Renames a file, link or folder to `broken.<name>`, with a number where that is taken; returns its new place."""
+    """Renames a file, link or folder to `broken.<name>`, or `broken.<name>.<number>`; returns its new place."""
     whole_file.check_owned(path)
     aside, number = path.with_name(f"broken.{path.name}"), 1
     while aside.exists() or aside.is_symlink():

@@ -1,9 +1,9 @@
-"""One process at a time writes a run folder or an output: by a lock on a disk, by a lease in a bucket.
+"""Locks on a disk and leases in a bucket, with which one process at a time writes a run folder or an output.
 
-A lock on a disk ends with its process. A lease is an object that its owner renews. Another process takes it if it has
-not changed for a minute, or if its owner ran on this machine and has ended. The bucket refuses to write an object that
-another process has written since (`places`), the lease among them, and `whole_file` writes all files of a path that is
-locked through its lock. So a process that slept while another one took its lease changes nothing after it wakes up.
+A lock ends with its process. A lease is an object that its owner renews. Another process takes it after a minute
+without a renewal, or if its owner ran on this machine and has ended. `whole_file` writes all files of a locked path
+through its lock, and the bucket refuses to overwrite an object that another process has changed (`places`). So a
+process that lost its lease while it slept cannot write after it wakes up.
 """
 
 import contextlib
@@ -32,17 +32,16 @@ class Lock:
     """Exclusive use of a file or folder, until `close` or the end of the process.
 
     Args:
-        path: File or folder that is used. It need not exist.
+        path: File or folder to use. It need not exist.
         place: Path of the lock.
-        doing: What an owner does, as in "is training in", for messages.
+        doing: Verb for messages, as in "is training in".
         argument: Name of the option that gives the path.
-        thing: The path, as in "run folder".
+        thing: Noun for the path, as in "run folder".
 
     Attributes:
-        token: Text that no other lock has.
+        token: Text unique to this lock.
 
     Raises:
-        Refusal: Another process uses the path, or the file system has no locks.
         OSError: The lock cannot be written.
     """
 
@@ -51,7 +50,7 @@ class Lock:
         self._path, self._place, self._doing, self._argument, self._thing = path, place, doing, argument, thing
         self.token = secrets.token_hex(8)
         self._is_local = places.is_local(place)
-        self._loss: str | None = None  # the reason why this process no longer owns the path
+        self._loss: str | None = None  # why this process no longer owns the path
         self._generations: dict[str, bytes] = {}  # of objects that this process may overwrite
         # A long upload must not keep the lease from being renewed.
         self._writing, self._changing, self._ended = threading.Lock(), threading.RLock(), threading.Event()
@@ -98,14 +97,14 @@ class Lock:
                     self._renew()
 
     def close(self) -> None:
-        """Gives the path back."""
+        """Releases the path."""
         whole_file.disown(self._path, self)
         if self._is_local:
             self._file.close()
             return
         self._ended.set()
         self._thread.join(timeout=PERIOD)
-        with self._changing, contextlib.suppress(places.Conflict, OSError):  # it ends by itself
+        with self._changing, contextlib.suppress(places.Conflict, OSError):  # the lease expires anyway
             if self._loss is None:
                 places.write_object(self._place, None, self._lease)
 
@@ -124,7 +123,7 @@ class Lock:
         leftovers.make_room(self._place)
         patience = iter((0.1, 0.1))  # `is_held` holds it briefly
         while True:
-            # Without a buffer, which would be written to a full disk again when the file is closed.
+            # Unbuffered, because closing the file would write a buffer to a full disk again.
             self._file = open(self._place, "ab+", buffering=0)  # noqa: SIM115  held until the process ends
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +143,7 @@ class Lock:
                               f"processes could write there at a time; name another {self._argument}, on a "
                               "local disk, or mount that file system with locks.") from error
             else:
-                if self._is_same_file():  # and not one that its owner just removed
+                if self._is_same_file():  # not one that its owner just removed
                     break
                 self._file.close()
         self._file.truncate(0)
@@ -181,11 +180,6 @@ class Lock:
                 return
 
     def _renew(self):
-        """Renews the lease, or notices its loss.
-
-        Raises:
-            OSError: The bucket does not answer.
-        """
         with self._changing:
             if self._loss is not None:
                 return
@@ -210,22 +204,22 @@ class Lock:
 
 
 def _now():
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # which goes on while the machine sleeps
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # also counts while the machine sleeps
 
 
 def _owner(content):
-    """Returns the name of the owner of a lease, None if there is none or it has ended on this machine."""
+    """Returns the owner of a lease as text, None if there is none or it has ended on this machine."""
     try:
         described = json_lines.loads(content or b"")
         pid, host = int(described["pid"]), str(described["host"])
         is_here = described["processes"] == environment.visible_processes()
-    except (ValueError, KeyError, TypeError, OverflowError):  # no lease, such as a lock that was copied from a disk
+    except (ValueError, KeyError, TypeError, OverflowError):  # no lease, such as a lock copied from a disk
         return None
     return None if is_here and not environment.is_running(pid) else f"pid {pid} on {host}"
 
 
 def is_held(place: Any) -> bool:
-    """Returns whether a process has a lock. True if that is unknown. Of a lease it takes this machine's clock."""
+    """Returns whether a process has a lock, for a lease by this machine's clock. True if unknown."""
     try:
         if not places.is_local(place):
             return _owner(places.read_object(place)[0]) is not None and time.time() - place.stat().st_mtime < LIFETIME
@@ -240,14 +234,11 @@ def is_held(place: Any) -> bool:
 
 @contextlib.contextmanager
 def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
-    """Locks an output within this scope, with a hidden file beside it.
+    """Locks an output within this scope, with a hidden file next to it.
 
     Args:
         output: Path of a file or folder, which need not exist.
-        argument: The option that names it, for the messages.
-
-    Raises:
-        Refusal: Another process writes it, nothing can be written beside it, or the file system has no locks.
+        argument: Name of its option, for messages.
     """
     output = places.at(output)
     resolved = places.at(os.path.realpath(output)) if places.is_local(output) else output
@@ -262,7 +253,7 @@ def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
         yield lock
     finally:
         if places.is_local(place):
-            with contextlib.suppress(OSError):  # an error that ended the scope says more
+            with contextlib.suppress(OSError):  # keeps the error that ended the scope
                 if lock._is_same_file():
                     place.unlink(missing_ok=True)
         lock.close()

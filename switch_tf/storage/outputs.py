@@ -13,12 +13,12 @@ from typing import IO, NoReturn, TextIO, cast
 
 from switch_tf.refusals import Refusal
 
-_LAST_SECONDS = 2  # for output under way when a process ends at once, as its reader may not read
+_LAST_SECONDS = 2  # for pending output at the end, because its reader may have stopped
 _MARK = b"\0switch_tf: written up to here\n"
 
 _ending = threading.Lock()
-_withheld: list[int] = []  # standard error itself, while `held_back` withholds it
-_finishing: list[Callable[[], None]] = []  # of `without_lines`, each returns when what is in its pipe is written
+_withheld: list[int] = []  # standard error itself, within `held_back`
+_finishing: list[Callable[[], None]] = []  # of `without_lines`; each returns once its pipe is copied
 
 
 def say(text: str) -> None:
@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 
 def end(status: int, message: str = "") -> NoReturn:
-    """Ends this process at once, without its exit handlers, after its output. Of several threads, the first one does.
+    """Ends this process without exit handlers, after its output. The first of several threads does so.
 
     Args:
         status: Exit status, or minus the number of the signal to end by.
@@ -41,7 +41,7 @@ def end(status: int, message: str = "") -> NoReturn:
     printing.start()
     printing.join(_LAST_SECONDS)
     if status < 0:
-        ctypes.CDLL(None).signal(-status, None)  # Python's own function is for the main thread alone
+        ctypes.CDLL(None).signal(-status, None)  # Python's own function works only in the main thread
         signal.raise_signal(-status)
     os._exit(status)
 
@@ -53,13 +53,13 @@ def _write_all():
 
 
 def _flush():
-    with contextlib.suppress(OSError, ValueError):  # closed, by its reader or here: nobody will read the rest
+    with contextlib.suppress(OSError, ValueError):  # closed by its reader or here
         sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)  # the buffers of C
 
 
 def discard_closed() -> None:
-    """Sends further output to a closed terminal, or to a pipe that nobody reads, nowhere."""
+    """Discards further output to a closed terminal or to a pipe without a reader."""
     poller = select.poll()
     for output in (1, 2):
         poller.register(output, 0)  # reports only errors
@@ -71,9 +71,9 @@ def discard_closed() -> None:
 
 @contextlib.contextmanager
 def outlived() -> Iterator[None]:
-    """Discards output that cannot be written within this scope, to which a long run should not fall victim.
+    """Discards output that cannot be written within this scope, so that it does not end a long run.
 
-    A closed terminal sends no signal to a process in its background.
+    A closed terminal sends no signal to its background processes.
     """
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Outlived(stream)) for stream in streams)
@@ -84,7 +84,7 @@ def outlived() -> Iterator[None]:
 
 
 class _Outlived:
-    """A stream whose errors of the system are ignored."""
+    """A stream that ignores OSErrors."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -112,10 +112,10 @@ def _ignored_errors():
 
 @contextlib.contextmanager
 def held_back() -> Iterator[IO[bytes]]:
-    """Withholds standard error within this scope, and prints it if an exception is raised, except a Refusal or Ctrl-C.
+    """Withholds standard error within this scope. An exception other than a Refusal or Ctrl-C prints it.
 
     Yields:
-        The file that receives what is written.
+        The file with the withheld output.
     """
     sys.stderr.flush()
     original = os.dup(2)
@@ -147,7 +147,7 @@ def without_lines(prefix: bytes) -> Iterator[None]:
 
     def copy():  # until the pipe is closed
         try:
-            # If the output is closed, the writers learn that from the closed pipe.
+            # A closed output closes the pipe, so its writers fail, too.
             with contextlib.suppress(OSError), open(output, "wb", buffering=0) as copied, open(read_end, "rb") as lines:
                 for line in lines:
                     text = line.removesuffix(_MARK)
@@ -159,7 +159,7 @@ def without_lines(prefix: bytes) -> Iterator[None]:
             is_finished.set()
 
     def finish():
-        with contextlib.suppress(BrokenPipeError):  # the output is closed, and so is the pipe
+        with contextlib.suppress(BrokenPipeError):  # the output is closed
             os.write(write_end, _MARK)
         is_finished.wait()
 
@@ -173,4 +173,4 @@ def without_lines(prefix: bytes) -> Iterator[None]:
         os.close(original)
         _finishing.remove(finish)
         finish()
-        os.close(write_end)  # which ends the thread, unless a child process has the pipe as well
+        os.close(write_end)  # ends the thread, unless a child process has the pipe, too

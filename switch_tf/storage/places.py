@@ -1,11 +1,10 @@
-"""Paths of local files and of objects in buckets, which have pathlib's interface and raise OSErrors.
+"""Local files and objects in buckets, as paths with pathlib's interface that raise OSErrors.
 
-A path with a scheme, such as "gs://bucket/x", is one of etils.epath, which reaches it through TensorFlow. A bucket has
-no folders, renames, appends or locks: an object appears whole when it has been written.
+A path with a scheme, such as "gs://bucket/x", is an etils.epath, backed by TensorFlow. A bucket has no folders,
+renames, appends or locks: an object appears whole once it is written.
 
-TensorFlow cannot write or remove an object only if it is as it was read. tensorstore sends Google's store the
-generation of the object with the request, so that no process can overwrite what another one has written since, however
-long it slept in between.
+TensorFlow has no conditional writes. tensorstore sends the generation of the object that was read with each write, so a
+process cannot overwrite a newer object of another process, however long it slept.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ _PART = 2**24  # bytes to copy at a time
 _BLOCK = 2**16  # bytes of a sample
 # "gs:/bucket/x" is a typing mistake, or a URL that went through pathlib. One letter may name a drive.
 _ONE_SLASH = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
-# Statuses of TensorFlow's and tensorstore's errors, which are no OSErrors.
+# Statuses of TensorFlow and tensorstore -> errno.
 _NUMBERS = {"NOTFOUND": errno.ENOENT, "PERMISSIONDENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES,
             "ALREADYEXISTS": errno.EEXIST, "RESOURCEEXHAUSTED": errno.ENOSPC, "DEADLINEEXCEEDED": errno.ETIMEDOUT,
             "UNIMPLEMENTED": errno.ENOTSUP}
@@ -45,17 +44,17 @@ _METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "
 
 
 class BucketError(OSError):
-    """A bucket that does not answer, or refuses to. What is in it is neither missing nor damaged for that reason."""
+    """A bucket that does not answer, or refuses. The object's state is unknown."""
 
 
 class Conflict(Exception):
-    """The object is not the one that was read: somebody else has written or removed it."""
+    """Another process has written or removed the object since it was read."""
 
 
 class Literal:
-    """The text of a path for TensorFlow's readers of checkpoints, which take a path for a pattern: `run[1]` for `run1`.
+    """A path as text for TensorFlow's checkpoint readers, because they match patterns: `run[1]` reads `run1`.
 
-    A folder of this machine is named by a descriptor, which is open as long as this object lives.
+    A local folder is named by a descriptor that stays open while this object lives.
 
     Args:
         path: Path of a file, or the beginning of the paths of several.
@@ -76,11 +75,7 @@ class Literal:
 
 
 def at(path: Place) -> Any:
-    """Returns the path of a file or folder: a pathlib.Path of this machine, or one of a bucket.
-
-    Raises:
-        Refusal: It has an unknown scheme.
-    """
+    """Returns a path: a pathlib.Path on this machine, or one in a bucket. Refuses an unknown scheme."""
     if isinstance(path, pathlib.PurePath):
         return path
     found = _SCHEME.match(os.fspath(path))
@@ -93,7 +88,7 @@ def at(path: Place) -> Any:
 
 
 def is_supported(path: Place) -> bool:
-    """Returns whether `at` takes a path, and no local folder called "gs:" would be made for it."""
+    """Returns whether `at` accepts a path and would not make it a local folder named "gs:"."""
     text = os.fspath(path)
     if found := _SCHEME.match(text):
         return found[1] == _BUCKETS and text.rstrip("/") != f"{found[1]}:"
@@ -101,7 +96,7 @@ def is_supported(path: Place) -> bool:
 
 
 def is_local(path: Place) -> bool:
-    """Returns whether a path is one of this machine's file system, which has renames and locks."""
+    """Returns whether a path is in this machine's file system, with renames and locks."""
     return not _SCHEME.match(os.fspath(path))
 
 
@@ -112,7 +107,7 @@ def _bucket_path():
 
     kind = type(epath.Path("gs://bucket"))
     methods = {name: _raising_os_errors(getattr(kind, name)) for name in _METHODS}
-    # There are no relative paths and no links. epath's own `stat` has other names and whole seconds.
+    # Buckets have no relative paths or links. epath's own `stat` has other names and whole seconds.
     methods |= {"resolve": lambda self, strict=False: self, "absolute": lambda self: self,
                 "is_symlink": lambda self: False, "stat": _stat, "read_bytes": _read_bytes,
                 "read_text": lambda self, encoding="utf-8", errors="strict": self.read_bytes().decode(encoding, errors)}
@@ -120,7 +115,7 @@ def _bucket_path():
 
 
 def _stat(self):
-    """Returns size and time of a file as `os.stat` does, and no more."""
+    """Returns only the size and time of a file, under `os.stat`'s names."""
     import tensorflow as tf  # takes seconds; a path of a bucket has imported it
 
     with os_errors(self):
@@ -129,8 +124,7 @@ def _stat(self):
 
 
 def _read_bytes(self, part=None):
-    """Returns the content of a file or a slice of it, where TensorFlow may give one of five seconds ago that
-    `write_object` has replaced."""
+    """Returns the content of a file or a slice of it. TensorFlow's would be up to five seconds old."""
     if (content := read_object(self, part)[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self))
     return content
@@ -157,9 +151,9 @@ def _opened(opened, path):
 
 @contextlib.contextmanager
 def os_errors(path: Place) -> Iterator[None]:
-    """Raises errors of TensorFlow within this scope as OSErrors about a path, of a bucket as BucketErrors.
+    """Raises TensorFlow's errors within this scope as OSErrors about a path, and for a bucket as BucketErrors.
 
-    A file that is not there is a FileNotFoundError in both.
+    A missing file is a FileNotFoundError in either.
     """
     try:
         yield
@@ -176,7 +170,7 @@ def os_errors(path: Place) -> Iterator[None]:
 
 
 def raise_failure(error: BaseException, path: Place) -> None:
-    """Raises a BucketError for an error of the bucket of a path, which does not mean that its contents are damaged."""
+    """Raises a BucketError if an error comes from a path's bucket and does not mean that the contents are damaged."""
     found = {one.__name__ for one in type(error).__mro__}
     if not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
             "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"}):
@@ -204,7 +198,7 @@ def content(path: Any, largest: int) -> bytes:
 
 
 def sample(path: Place, budget: int) -> str:
-    """Returns the SHA-256 of a file, of one that is larger than a budget of bytes that of evenly spaced blocks."""
+    """Returns the SHA-256 of a file, or of evenly spaced blocks if it is larger than a budget of bytes."""
     length, digest = size(path), hashlib.sha256()
     count = max(1, min(-(-length // _BLOCK), budget // _BLOCK))
     with at(path).open("rb") as file:
@@ -215,12 +209,12 @@ def sample(path: Place, budget: int) -> str:
 
 
 def tree_size(folder: Any) -> int:
-    """Returns the bytes of all files in a folder and its folders."""
+    """Returns the bytes of all files below a folder."""
     return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in folder.iterdir())
 
 
 def files_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
-    """Returns the relative names and the paths of all files in a local folder and its folders, sorted."""
+    """Returns the relative names and the paths of all files below a local folder, sorted."""
     return [(file.relative_to(folder).as_posix(), file) for file in sorted(folder.rglob("*")) if file.is_file()]
 
 
@@ -232,7 +226,7 @@ def copy(source: pathlib.Path, target: Any) -> None:
 
 @contextlib.contextmanager
 def fetched(path: Place) -> Iterator[pathlib.Path]:
-    """Yields a file as a local one, for libraries that read only those; a copy if it is in a bucket."""
+    """Yields a local file, for libraries that cannot read buckets: the file itself, or a copy."""
     place = at(path)
     if is_local(place):
         yield place
@@ -245,7 +239,7 @@ def fetched(path: Place) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def uploaded(folder: Place) -> Iterator[pathlib.Path]:
-    """Yields a folder as a local one, for libraries that write only those. The files of a copy go into the bucket."""
+    """Yields a local folder, for libraries that cannot write buckets: the folder itself, or one uploaded at the end."""
     place = at(folder)
     if is_local(place):
         yield place
@@ -263,7 +257,7 @@ def upload(folder: pathlib.Path, target: Any) -> None:
 
 @functools.cache
 def _bucket(name):
-    # Certificates that a user gives TensorFlow's client.
+    # Certificates that the user gave TensorFlow's client.
     if "CURL_CA_BUNDLE" in os.environ:
         os.environ.setdefault("TENSORSTORE_CA_BUNDLE", os.environ["CURL_CA_BUNDLE"])
     import tensorstore  # takes a fifth of a second
@@ -273,7 +267,7 @@ def _bucket(name):
 
 
 def store_of(folder: Place) -> dict[str, Any]:
-    """Returns tensorstore's specification of a folder, of this machine or of a bucket."""
+    """Returns tensorstore's specification of a folder on this machine or in a bucket."""
     if is_local(folder):
         return {"driver": "file", "path": f"{os.path.abspath(folder)}/"}
     bucket, _, name = os.fspath(folder).removeprefix("gs://").partition("/")
@@ -281,11 +275,7 @@ def store_of(folder: Place) -> dict[str, Any]:
 
 
 def _call(path, operation: Callable[[Any, str], Any]) -> Any:
-    """Returns the result of an operation on the bucket of a path and the name of its object.
-
-    Raises:
-        BucketError: The bucket does not answer, refuses or does not exist.
-    """
+    """Returns the result of an operation on the bucket of a path and the name of its object."""
     bucket, _, name = os.fspath(path).removeprefix("gs://").partition("/")
     # The first request writes to standard error where it looked for credentials.
     is_first = not _bucket.cache_info().currsize
@@ -304,8 +294,7 @@ def bucket_failure(error: ValueError, path: Place) -> BucketError:
 
 
 def read_object(path: Place, part: slice | None = None) -> tuple[bytes | None, bytes]:
-    """Returns the content of an object or a part of it, None if there is none, and its generation for
-    `write_object`.
+    """Returns the content of an object or a part of it, None if it is missing, and its generation for `write_object`.
 
     Raises:
         BucketError: The bucket does not answer, refuses or does not exist.
@@ -315,10 +304,10 @@ def read_object(path: Place, part: slice | None = None) -> tuple[bytes | None, b
 
 
 def urls_of(folder: Place) -> list[str]:
-    """Returns the URLs of all objects in a folder and its folders, and those that stand for folders and end in "/".
+    """Returns the URLs of all objects below a folder, including placeholders of folders, which end in "/".
 
     Raises:
-        BucketError: The bucket does not answer, refuses or does not exist.
+        BucketError: See `read_object`.
     """
     import tensorstore
 
@@ -335,11 +324,11 @@ def write_object(path: Place, content: bytes | None, generation: bytes | None) -
     Args:
         path: Path of the object.
         content: Its new content.
-        generation: Generation that `read_object` or `write_object` returned. None writes or removes any.
+        generation: From `read_object` or `write_object`. None overwrites any.
 
     Raises:
-        Conflict: Somebody else has written or removed it.
-        BucketError: The bucket does not answer, refuses or does not exist.
+        Conflict: Another process has written or removed it.
+        BucketError: See `read_object`.
     """
     if new := _call(path, lambda bucket, name: bucket.write(name, content, if_equal=generation)).generation:
         return new

@@ -1,8 +1,8 @@
-"""Folders that appear complete or not at all, and that are written in parts, so that a kill costs one part.
+"""Folders that appear complete or not at all, written in parts, so that a kill costs one part.
 
-A folder `x` is written in the hidden folder `.x.unfinished` beside it. `folder` in that becomes `x`, and `record.jsonl`
-has a line with the identity of the work and one for each finished part. In a bucket the files are copied. The one
-that makes the folder complete comes last.
+A folder `x` is written as `folder` in the hidden folder `.x.unfinished`. `record.jsonl` there has a line with the
+identity of the work and a line for each finished part. The files of a folder in a bucket are copied at the end, the
+marker last.
 """
 
 import contextlib
@@ -23,29 +23,26 @@ Entry = dict[str, Any]
 
 
 class Work:
-    """A folder that is being written.
+    """An unfinished folder.
 
     Args:
         place: Local folder of the work.
-        identity: JSON-able. None if the work never goes on after a kill.
+        identity: JSON-able. None if the work never resumes after a kill.
 
     Attributes:
-        folder: Path of the folder, which holds what the work has written there.
-        aside: Path of a folder for other files, which is removed at the end.
+        folder: Path of the folder with the results so far.
+        aside: Path of a folder for temporary files, removed at the end.
         finished: Entries of the finished parts, in order.
-
-    Raises:
-        Refusal: the folder of the work belongs to another identity.
     """
 
     def __init__(self, place: pathlib.Path, identity: Entry | None = None):
         self.folder, self.aside, self._record = place / "folder", place / "aside", place / "record.jsonl"
         for folder in (place, self.folder, self.aside):
-            if folder.is_symlink():  # what it leads to is not this command's
+            if folder.is_symlink():  # its target is not this command's
                 raise Refusal(f"{folder} is a link, where this command writes its unfinished work; remove that link, "
                               "or name another folder.")
             folder.mkdir(parents=True, exist_ok=True)
-        json_lines.mend_end(self._record)  # a kill may have cut the last line short
+        json_lines.mend_end(self._record)
         text = self._record.read_bytes() if self._record.exists() else b""
         try:
             lines: list[Any] = [json_lines.loads(line) for line in text.splitlines()]
@@ -63,7 +60,7 @@ class Work:
                           "go on, or remove that folder to begin anew.")
 
     def finish(self, entry: Entry) -> None:
-        """Records the next part, whose files are on disk."""
+        """Records the next part, after its files are on disk."""
         self._append(entry)
         self.finished.append(entry)
 
@@ -76,21 +73,16 @@ class Work:
 @contextlib.contextmanager
 def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, num_bytes: int = 0,
                      ) -> Iterator[Work]:
-    """Yields the work on a folder, which appears at the end.
+    """Yields the Work on a folder that appears at the end.
 
-    On a disk finished parts stay after a kill or an error of the system, such as a full disk, and the next work with
-    the same identity goes on with them. A Refusal removes them. Without an identity, and in a bucket, an error leaves
-    nothing behind.
+    On a disk, finished parts survive a kill or an error of the system, such as a full disk, and the next work with the
+    same identity resumes. A Refusal removes them. Without an identity, and in a bucket, an error removes everything.
 
     Args:
-        folder: resolved path of a folder that does not exist yet, or is empty.
-        marker: Name of a file in the folder, without which it is of no use.
-        identity: JSON-able. Name -> value of all that determines the result. None for work that never goes on.
-        num_bytes: Least size of the folder, for which the disk must have room.
-
-    Raises:
-        Refusal: the folder cannot be made, the disk has too little room, or there is work with another identity. Errors
-            in the scope are not changed.
+        folder: Resolved path of a folder that does not exist yet, or is empty.
+        marker: Name of the file that makes the folder complete.
+        identity: JSON-able. Name -> value of all that determines the result. None for work that never resumes.
+        num_bytes: Least size of the folder. The disk must have room for it.
     """
     if not places.is_local(folder):
         with tempfile.TemporaryDirectory() as local:
@@ -131,7 +123,6 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
 
 
 def _check_room(place, num_bytes):
-    """Raises Refusal if the disk has no room for the rest of a folder that may be partly written."""
     missing = num_bytes - places.tree_size(place) - shutil.disk_usage(place).free
     if missing > 0:
         reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

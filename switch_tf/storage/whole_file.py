@@ -1,7 +1,7 @@
 """Files that appear complete or not at all, on a disk or in a bucket, and refusals that name the file.
 
-Files that grow while a run is open are uploaded again and again to a bucket, which cannot append.
-What belongs to a path that this process has locked is written and removed only while it has that lock.
+A growing file is uploaded again and again, because buckets cannot append. Paths that this process has locked are
+written and removed only while it has the lock.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from switch_tf.refusals import Outage, Refusal
 from switch_tf.storage import places
 from switch_tf.storage.places import Place
 
-# Seconds between uploads: four requests a minute and file. Longer if uploads would take over a twentieth of the time.
+# Seconds between uploads, longer if they would take over a twentieth of the time.
 UPLOAD_PERIOD = 15.0
 _LONGEST = 60.0
 _SHARE = 20
@@ -38,7 +38,7 @@ _WAYS_OUT = {
 }
 
 
-# Path -> `lock.Lock`. Weak, so that a lock ends with whoever holds it.
+# Path -> `lock.Lock`. Weak, so that a lock ends with its holder.
 _owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -47,7 +47,7 @@ def _key(path):
 
 
 def own(path: Place, owner: Any) -> None:
-    """Declares that a file or folder belongs to this process as long as its owner says so."""
+    """Declares that a file or folder belongs to this process while its owner's `check` passes."""
     _owners[_key(path)] = owner
 
 
@@ -58,10 +58,7 @@ def disown(path: Place, owner: Any) -> None:
 
 
 def owner_of(path: Place) -> Any:
-    """Returns the owner of a path: of itself, of a folder that it is in, or of a file whose name it extends by ".x".
-
-    Of several, such as those of a comparison and of one of its runs, it is the innermost.
-    """
+    """Returns the innermost owner of a path, of a folder above it, or of a file whose name it extends by ".x"."""
     key = _key(path)
     found = [start for start in list(_owners) if key == start or key.startswith((f"{start}/", f"{start}."))]
     return _owners.get(max(found, key=len)) if found else None
@@ -98,12 +95,11 @@ def reading(path: Place) -> Iterator[None]:
 def write_whole(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file atomically, also while other processes read or write it.
 
+    A failure keeps the old content and leaves no temporary file.
+
     Args:
         path: Path of the file. Its folder exists.
         content: Content of the file, whole or in parts. Text is encoded as UTF-8.
-
-    Raises:
-        Refusal: The file cannot be written. Its old content stays, and no temporary file does.
     """
     with writing(path):
         put(path, content)
@@ -114,7 +110,7 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
 
     Raises:
         OSError: The file cannot be written.
-        Outage: The path no longer belongs to this process, which had locked it.
+        Outage: This process has lost its lock of the path.
     """
     parts = [content.encode() if isinstance(content, str) else content] if isinstance(content, str | bytes) else content
     if not places.is_local(path):  # an object appears whole, and needs no room on this machine
@@ -130,7 +126,7 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def written(path: Place) -> Iterator[pathlib.Path]:
-    """Yields the path of a new local file, which takes its place at the end. An error leaves nothing behind.
+    """Yields the path of a temporary local file that becomes `path` at the end. An error removes it.
 
     Raises: See `put`.
     """
@@ -148,12 +144,12 @@ def written(path: Place) -> Iterator[pathlib.Path]:
         else:  # an object appears whole
             places.copy(unfinished, place)
     finally:
-        with contextlib.suppress(OSError):  # the error that ended the writing says more
+        with contextlib.suppress(OSError):  # keeps the error that ended the writing
             unfinished.unlink(missing_ok=True)
 
 
 def remove(path: Any) -> None:
-    """Removes a file, if there is one, or a link.
+    """Removes a file or a link, if it exists.
 
     Raises: See `put`.
     """
@@ -166,7 +162,7 @@ def remove(path: Any) -> None:
 
 
 def remove_tree(folder: Any) -> None:
-    """Removes a folder and what is in it, in a bucket what is there now and not what another process adds.
+    """Removes a folder and its content. In a bucket, objects that another process adds meanwhile stay.
 
     Raises: See `put`.
     """
@@ -179,29 +175,29 @@ def remove_tree(folder: Any) -> None:
 
 
 class Mirror:
-    """A local folder whose files appear in a folder of a bucket within a minute.
+    """A local folder, copied into a folder of a bucket within a minute.
 
     Args:
         folder: Path of a folder in a bucket.
 
     Attributes:
-        local: Path of the local folder. Its files may grow, and may be in folders.
+        local: Path of the local folder. Its files may grow and be in subfolders.
     """
 
     def __init__(self, folder: Any):
         self._folder = places.at(folder)
         self._temporary = tempfile.TemporaryDirectory()
         self.local = pathlib.Path(self._temporary.name)
-        self._sizes: dict[pathlib.Path, int] = {}  # what is in the bucket
+        self._sizes: dict[pathlib.Path, int] = {}  # sizes in the bucket
         self._uploading, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
         self._thread.start()
 
     def fetch(self, name: str) -> pathlib.Path:
-        """Returns the local path of a file, with its contents in the bucket if it is there.
+        """Returns the local path of a file, downloaded if it is in the bucket.
 
         Raises:
-            OSError: It cannot be read. Nothing more is uploaded.
+            OSError: The file cannot be read. Uploads end.
         """
         local = self.local / name
         try:
@@ -213,11 +209,11 @@ class Mirror:
         return local
 
     def flush(self) -> None:
-        """Uploads what has been written.
+        """Uploads all changes.
 
         Raises:
             OSError: A file cannot be written.
-        Outage: The files no longer belong to this process.
+            Outage: The files no longer belong to this process.
         """
         with self._uploading:
             for name, file in places.files_in(self.local):
@@ -226,10 +222,9 @@ class Mirror:
                     self._sizes[file] = size
 
     def close(self) -> None:
-        """Uploads what has been written, and removes the local folder.
+        """Uploads all changes, and removes the local folder.
 
-        Raises:
-            OSError: A file cannot be written.
+        Raises: See `flush`.
         """
         self._ended.set()
         self._thread.join()
@@ -242,7 +237,7 @@ class Mirror:
         wait = UPLOAD_PERIOD
         while not self._ended.wait(wait):
             started = time.monotonic()
-            # Tried again; the next checkpoint flushes and reports it, also that the folder was lost.
+            # Tried again. The next checkpoint flushes and reports errors, also a lost lock.
             with contextlib.suppress(OSError, Outage):
                 self.flush()
             wait = min(max(UPLOAD_PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST)

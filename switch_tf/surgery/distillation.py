@@ -1,7 +1,4 @@
-"""Distillation (section 4.2): a model learns from the targets and from a larger model's predictions of them.
-
-The teacher runs beside the student, or its predictions were stored before.
-"""
+"""Distillation (section 4.2): a model learns from the targets and from a larger model's predictions of them."""
 
 import dataclasses
 import functools
@@ -36,31 +33,34 @@ from switch_tf.storage import places
 from switch_tf.surgery import predictions
 from switch_tf.surgery.predictions import PredictionStore
 
-_ALL = 2**31 - 1  # slots of an expert for a sequence: as many as tokens
+_ALL = 2**31 - 1  # expert slots for a sequence, enough for all tokens
 _BUDGET = 256 * 2**20  # bytes to read of all files together for the identity
 
 
 class Distillation(Objective):
-    """A mixture of the cross-entropy to the targets and of that to a teacher's probabilities.
+    """A mixture of the cross-entropies to the targets and to a teacher's probabilities.
 
-    The loss is `(1 - soft_weight) * cross_entropy + soft_weight * distillation`, plus the z-loss and the router losses
-    of the student. "distillation" is T^2 times the cross-entropy between softmax(teacher / T) and softmax(student / T)
-    (Hinton et al., 2015; Mesh TensorFlow's StudentTeacher), so its smallest value is the teacher's entropy, not 0. The
-    term "teacher_cross_entropy", which the loss leaves out, is the teacher's own to the targets. A teacher with the
-    student's vocabulary may have another number of rows. "teacher_unshared", which the loss leaves out, is then its
-    probability of ids that the student lacks; the others are scaled up. The teacher has the layout of the student and
-    no dropout, and gets no gradient. With `predictions` no teacher runs, and all tokens but the stored ones are one
-    outcome (`losses.coarse_soft_cross_entropy`).
+    The loss is `(1 - soft_weight) * cross_entropy + soft_weight * distillation`, plus the student's z-loss and router
+    losses. "distillation" is T^2 times the cross-entropy between softmax(teacher / T) and softmax(student / T) (Hinton
+    et al., 2015; Mesh TensorFlow's StudentTeacher). Its smallest value is T^2 times the entropy of softmax(teacher /
+    T), not 0.
+
+    Two terms are only reported. "teacher_cross_entropy" is the teacher's cross-entropy to the targets.
+    "teacher_unshared" is its probability of ids that the student lacks, if a teacher with the student's vocabulary has
+    more rows; probabilities of shared ids are then scaled up.
+
+    The teacher has the student's layout, no dropout and no gradient. With `predictions` no teacher runs, and all tokens
+    but the stored ones are one outcome (`losses.coarse_soft_cross_entropy`).
 
     Args:
-        teacher: str. Run folder, for its newest checkpoint, or checkpoint. Not read with `predictions`.
+        teacher: str. See `LiveTeacher`. Not read with `predictions`.
         soft_weight: float in [0, 1]. Share of the teacher's probabilities. 0.25 is the paper's best (Table 6).
         temperature: float above 0, T. The paper states none.
-        teacher_capacity_factor: float or None. Capacity factor of the experts of a teacher that runs. None drops no
-            token, as in predictions; on TPUs and GPUs a sparse layer then costs as much as one dense layer for each
-            expert. Required if experts choose tokens.
+        teacher_capacity_factor: float or None. Capacity factor of a teacher that runs. None drops no token, as in
+            predictions; on TPUs and GPUs a sparse layer then costs as much as one dense layer for each expert. Required
+            if experts choose tokens.
         dtype: str or None. Keras dtype policy of a teacher that runs.
-        predictions: str or None. Folder of `switch-tf cache --teacher`, to read the teacher's predictions from.
+        predictions: str or None. Folder of predictions by `switch-tf cache --teacher`.
     """
 
     def __init__(self, teacher: str, soft_weight: float = 0.25, temperature: float = 1.0,
@@ -103,14 +103,12 @@ class Distillation(Objective):
 
 
 class LiveTeacher(Objective):
-    """The model of a checkpoint, in the student's layout, without dropout and without a gradient.
+    """A checkpoint's model in the student's layout, without dropout or gradient.
 
-    The folder is looked for when it is first needed. As an `Objective` it only answers the hooks that `Distillation`
-    passes on.
+    The folder is opened when first needed. Of `Objective` it has only the hooks that `Distillation` passes on.
 
     Args:
-        folder: str. Run folder, for its newest checkpoint, checkpoint, or folder of any other format that states its
-            model.
+        folder: str. Run folder (its newest checkpoint), checkpoint, or folder of another format that states its model.
         capacity_factor: float or None, see `Distillation`.
         dtype: str or None. Keras dtype policy.
         argument: str. The argument that names the folder, for messages.
@@ -125,7 +123,7 @@ class LiveTeacher(Objective):
 
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
-        """The checkpoint or the folder, the same one for as long as this object exists, and its format."""
+        """The checkpoint or folder, fixed for the life of this object, and its format."""
         path, found = formats.locate(self._folder, self._argument)
         return found.resolve(path), found
 
@@ -147,7 +145,7 @@ class LiveTeacher(Objective):
 
     @functools.cached_property
     def identity(self) -> str:
-        """A text that differs for any two checkpoints: the hash of their files, of large ones that of samples."""
+        """A text that identifies the checkpoint by a hash of its files, or of samples of large files."""
         path, found = self._source
         if found is SWITCH_TF:
             return folders.identity(self._description)
@@ -158,12 +156,12 @@ class LiveTeacher(Objective):
         return f"{found.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
 
     def record(self) -> dict[str, Any]:
-        """Returns the entries of this teacher in the configuration of a run, JSON-able."""
+        """Returns this teacher's entries in a run's configuration, JSON-able."""
         return {"teacher": self.identity, "teacher_capacity_factor": self.capacity_factor, "teacher_dtype": self.dtype,
                 "top_k": None}
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
-        """Raises Refusal unless this teacher predicts the student's targets. Arguments as in `Objective.check`."""
+        """Refuses a teacher that does not predict the student's targets. Arguments as in `Objective.check`."""
         (path, _), teacher = self._source, self._config
         name, own = self._vocabulary()
         if own is None and config.vocab_size != teacher.vocab_size:
@@ -192,11 +190,11 @@ class LiveTeacher(Objective):
                           f"fixed capacity (semantics={teacher.semantics!r}); leave it out, and no token is dropped.")
 
     def _vocabulary(self):
-        """Returns a name in `continuation.record`, and the vocabulary as it stands there, None if it is not known."""
+        """Returns a name in `continuation.record` and its value for the teacher's vocabulary, None if unknown."""
         path, found = self._source
         if found is SWITCH_TF:
             record = self._description["configuration"]
-            # Checkpoints of earlier versions recorded the bytes of their vocabularies alone.
+            # Earlier versions recorded only the bytes of vocabularies.
             name = "pieces" if record.get("pieces") else "vocabulary"
             return name, record.get(name)
         vocabulary = source_vocabulary.find(path)
@@ -233,16 +231,16 @@ class LiveTeacher(Objective):
         return self._model.variables
 
     def shared_logits(self, config: SwitchConfig, features: dict[str, Any]) -> tuple[Any, Any]:
-        """Returns logits of the student's ids, and the probability of the teacher's other ids.
+        """Returns logits of the student's ids, and the probability of the teacher's further ids.
 
-        Rows of a vocabulary are filled up to other numbers in other software, so tables may differ in size.
+        Software pads vocabularies to different numbers of rows, so tables may differ in size.
 
         Args:
             config: SwitchConfig of the student.
             features: dict of <int32>[batch, length].
 
         Returns:
-            <float32>[batch, length, vocab of the student], and <float32>[batch, length] or None if there are no others.
+            <float32>[batch, length, vocab of the student], and <float32>[batch, length] or None without further ids.
         """
         with context.within(no_drop=self.capacity_factor is None, routes=None):
             logits = tf.stop_gradient(self._model.forward(features, training=False)[0])
@@ -257,10 +255,7 @@ class LiveTeacher(Objective):
 
     def cross_entropies(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
                         temperature: float) -> dict[str, Mean]:
-        """Returns the terms of `Distillation`, and "teacher_unshared" if the teacher has ids that the student lacks.
-
-        "distillation" is the student's cross-entropy to this teacher, times T^2, "teacher_cross_entropy" the teacher's
-        own to the targets, and "teacher_unshared" its probability of ids that the student lacks.
+        """Returns the terms that `Distillation` describes; "teacher_unshared" only for a teacher with further ids.
 
         Args:
             config: SwitchConfig of the student.
@@ -280,11 +275,11 @@ class LiveTeacher(Objective):
 
 
 class StoredTeacher(Objective):
-    """Reads predictions from a folder instead of running a `LiveTeacher`. It has no variables.
+    """Stored predictions of a teacher, without variables.
 
     Args:
         folder: str. Output of `switch-tf cache --teacher`.
-        temperature: float above 0, which the predictions must have.
+        temperature: float above 0. Must be the predictions' own.
     """
 
     def __init__(self, folder: str, temperature: float):
@@ -301,7 +296,7 @@ class StoredTeacher(Objective):
                 for name in ("teacher", "teacher_capacity_factor", "teacher_dtype", "top_k")}
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
-        """Raises Refusal unless these are predictions of the student's targets. Arguments as in `Objective.check`."""
+        """Refuses predictions of other targets than the student's. Arguments as in `Objective.check`."""
         stored = self._store.manifest
         for name, there, here in (
                 ("TEMPERATURE", stored["temperature"], self._temperature),
@@ -356,7 +351,7 @@ class StoredTeacher(Objective):
 
 def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature: float, top_k: int,
           vocabulary: list[str], overwrite: bool = False) -> dict[str, Any]:
-    """Stores the predictions of all training rows of a run that are not there yet.
+    """Stores the missing predictions of a run's training rows.
 
     Args:
         described: Experiment on this machine's devices, of one process, with its final VOCABULARY.
@@ -365,11 +360,11 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
         temperature: float above 0, of the student.
         top_k: int. Number of tokens to store for each target.
         vocabulary: Its fingerprint.
-        overwrite: Whether to remove what is there first.
+        overwrite: Whether to remove existing predictions first.
 
     Returns:
-        dict of `rows` and `bytes` of the whole folder, of `new_rows` and `new_targets`, and of `unshared`, the
-        teacher's mean probability of ids that the student lacks, at new targets.
+        dict of `rows` and `bytes` of the folder, `new_rows`, `new_targets`, and `unshared`, the teacher's mean
+        probability of ids that the student lacks, at new targets.
     """
     run, config, partitioner = described.run, described.config, described.partitioner
     writer = predictions.PredictionWriter(folder, {
@@ -398,8 +393,7 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
                 keys = predictions.keys_of(batch)
                 new = writer.lacks(keys)
                 if len(new):
-                    # The whole batch, so that a teacher with a capacity factor drops the tokens that it would drop in
-                    # training.
+                    # The whole batch, so that a teacher with a capacity factor drops the same tokens as in training.
                     found, mass = predict(batch)
                     is_target = batch[weight_name][new] > 0
                     writer.add(keys[new], predictions.pack(row_dtype, [values[new] for values in found], is_target))

@@ -9,14 +9,14 @@ from switch_tf import checks
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """Differences between experts and the dense layer that they are copies of.
+    """Changes to the copies of a dense layer that become experts.
 
     Args:
-        noise: float. Standard deviation of Gaussian noise that is added to each kernel, relative to the kernel's own.
-        reinitialize: float in [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and the
-            standard deviation of the weights that they replace (Drop-Upcycling, arXiv 2502.19261).
-        gate_scale: float, factor of the output kernels, against gates that do not sum to one; or "auto", for each
-            layer the one that keeps the mean size of its output, see `upcycling.gate_scale`.
+        noise: float. Standard deviation of Gaussian noise added to each kernel, relative to the kernel's own.
+        reinitialize: float in [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and
+            standard deviation of the replaced weights (Drop-Upcycling, arXiv 2502.19261).
+        gate_scale: float or "auto". Factor of the output kernels, because gates may not sum to one. "auto" keeps the
+            mean size of each layer's output, see `upcycling.gate_scale`.
         seed: int. Fixes all draws.
     """
 
@@ -37,7 +37,7 @@ def of_expert(dense: np.ndarray, hidden_axis: int, width: int, expert: int, draw
               generator: np.random.Generator) -> np.ndarray:
     """Returns a kernel of one expert.
 
-    With experts narrower than the dense layer, by a factor k, expert e holds slice e % k of the hidden units (granular
+    If experts are narrower than the dense layer by a factor k, expert e holds slice e % k of the hidden units (granular
     upcycling, arXiv 2410.07524).
 
     Args:
@@ -68,8 +68,8 @@ def router_kernel(d_model: int, num_experts: int, num_slices: int, init_scale: f
                   generator: np.random.Generator) -> np.ndarray:
     """Draws the kernel of a router, with the distribution of new models.
 
-    The experts that hold the slices of one copy share a column. So the k best experts of a token are the k slices of
-    one copy (virtual groups, arXiv 2410.07524).
+    Experts with slices of one copy share a column, so a token's k best experts are the k slices of one copy (virtual
+    groups, arXiv 2410.07524).
 
     Returns:
         <float32>[d_model, num_experts].

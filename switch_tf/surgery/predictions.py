@@ -1,11 +1,11 @@
-"""A folder with a teacher's stored predictions of training rows: its form, its reader and its writer.
+"""A teacher's stored predictions of training rows: format, reader and writer.
 
-A row is found by a hash of its content, so the order of batches, their size and the number of processes do not matter.
-At every target it has k token ids (uint16, or int32 for large vocabularies), their log-probabilities (float16), the log
-of the probability of all other tokens and the log-probability of the target at temperature 1 (float32).
+A row is found by a hash of its content, so the batches and the number of processes may change. For every target it has
+k token ids (uint16, or int32 for large vocabularies), their log-probabilities (float16), the log-probability of all
+other tokens and the target's log-probability at temperature 1 (float32).
 
-`00003.array_record` has rows, `00003.keys` their keys in the same order and `00003.json` the checksums of both, which
-is written last: a shard without it does not count. `manifest.json` says whose predictions they are, and of what.
+`00003.array_record` has rows, `00003.keys` their keys in the same order, and `00003.json` the checksums of both. The
+checksums are written last, and a shard without them does not count. `manifest.json` describes the teacher and the rows.
 """
 
 import functools
@@ -26,7 +26,7 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import reading, remove, write_whole, writing
 
-# Names of the features that predictions become in a batch. They are int32, so floats are there by their bits.
+# Features of predictions in a batch. They are int32, and floats are bit-cast.
 IDS, LOG_PROBS, LOG_REST, TARGET_LOG_PROBS = NAMES = (
     "teacher_token_ids", "teacher_log_probs", "teacher_log_rest", "teacher_target_log_probs")
 MANIFEST = "manifest.json"
@@ -34,13 +34,13 @@ _FORMAT_VERSION = 1
 # Entries of a manifest that a run compares or prints.
 _READ = ("teacher", "teacher_capacity_factor", "temperature", "vocabulary", "pack", "reads")
 _KEY = np.dtype("S16")
-_LOWEST = -6e4  # float16 has no lower numbers, and no probability of float32 is so small
+_LOWEST = -6e4  # near float16's minimum, below any float32 log-probability
 _OPEN_SHARDS = 64
 _MOST_KEYS = 2**28  # bytes
-# A shard is written when either is reached. A kill loses what is in memory.
+# A shard is written at either limit. A kill loses unwritten rows.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
-# Files of such a folder. Hidden ones may stand beside them.
+# Files of such a folder. It may have hidden files, too.
 _OWN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json")
 
 
@@ -81,7 +81,7 @@ def _unpack(dtype, rows):
     """Returns the features of rows, dict of <int32>[rows, width]."""
     found = np.frombuffer(b"".join(rows), dtype)
     features = {name: found[name].astype("int32" if name == IDS else "float32") for name in NAMES}
-    # Probabilities get the sums that they had before float16 rounded them, 0 where there is no target.
+    # Restores the sums of probabilities before float16 rounded them, 0 without a target.
     expected = np.maximum(-np.expm1(features[LOG_REST]), 1e-30)
     features[LOG_PROBS] += np.log(expected / np.exp(features[LOG_PROBS]).sum(axis=-1))[..., None]
     return {name: values.view("int32").reshape(len(rows), -1) for name, values in features.items()}
@@ -142,13 +142,13 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
 
 
 def _find(known, keys):
-    """Returns the place of each key among sorted ones, <int64>[keys], -1 for one that is not there."""
+    """Returns the index of each key among sorted keys, <int64>[keys], -1 for a missing key."""
     found = np.minimum(np.searchsorted(known, keys), len(known) - 1)
     return np.where(known[found] == keys, found, -1)
 
 
 class PredictionStore:
-    """The complete shards of a folder, read at any place.
+    """The complete shards of a folder, for random access.
 
     Args:
         folder: Path of the folder.
@@ -160,14 +160,14 @@ class PredictionStore:
         with reading(folder):
             shards = {number: read_keys(folder, number) for number in shard_numbers(folder)}
         keys = np.concatenate([np.zeros(0, _KEY), *(own for own, _ in shards.values())])
-        # Rows count through all shards. 24 bytes a key stay in memory.
+        # Row numbers run through all shards. A key takes 24 bytes of memory.
         self._rows = np.argsort(keys)
         self._keys, checksums = keys[self._rows], {number: checksum for number, (_, checksum) in shards.items()}
         self._numbers, self._starts = list(shards), np.cumsum([0, *(len(own) for own, _ in shards.values())])
         if not len(keys):
             raise Refusal(f"TEACHER_PREDICTIONS: {folder} has no predictions yet; the `switch-tf cache --teacher` that "
                           "began it goes on.")
-        # Rows are compared when a shard is first opened, because those of a seed are read shard by shard.
+        # A shard is verified when first opened, because the rows of a seed are read shard by shard.
         is_unchanged = functools.cache(cache_files.is_unchanged)
 
         @functools.lru_cache(_OPEN_SHARDS)
@@ -180,9 +180,8 @@ class PredictionStore:
         self._reader = reader
 
     def read(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Returns the features of rows by their keys, <bytes16>[rows]: dict of <int32>[rows, width].
-
-        None if a row is not there.
+        """Returns the features of rows by their keys, <bytes16>[rows]: dict of <int32>[rows, width]. None if a row is
+        missing.
         """
         found = _find(self._keys, keys)
         if (found < 0).any():
@@ -202,20 +201,20 @@ class PredictionStore:
 
 
 class PredictionWriter:
-    """Adds rows to a new folder, or to that of an earlier start of the command with the same request.
+    """A writer of rows to a new folder, or to a folder with the same request.
 
-    Shards that are damaged or unfinished are removed first.
+    Damaged or unfinished shards are removed first.
 
     Args:
         folder: Path, locked.
-        request: What the predictions depend on, JSON-able.
-        overwrite: Whether to remove what is there first.
+        request: All that determines the predictions, JSON-able.
+        overwrite: Whether to remove existing predictions first.
     """
 
     def __init__(self, folder: pathlib.Path, request: dict, overwrite: bool = False):
         with reading(folder):
             there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
-        # Nobody knows whose shards without a manifest are.
+        # Without a manifest, the origin of shards is unknown.
         if others := [name for name in there
                       if not name.startswith(".") and not (MANIFEST in there and _OWN.fullmatch(name))]:
             raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
@@ -238,7 +237,7 @@ class PredictionWriter:
             for file in sorted(folder.iterdir()):
                 if _OWN.fullmatch(file.name) and file.name not in kept:
                     remove(file)
-        # The first key is empty, so each search finds a place.
+        # The empty first key gives each search an index.
         self._keys = np.sort(np.concatenate([np.zeros(1, _KEY), *found.values()]))
         self._next = max(found, default=-1) + 1
 
@@ -246,7 +245,7 @@ class PredictionWriter:
         return len(self._keys) - 1 + len(self._waiting)
 
     def lacks(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the indices of rows that are not there, each key once, <int64>[rows]."""
+        """Returns the indices of missing rows, each key once, <int64>[rows]."""
         _, first = np.unique(keys, return_index=True)
         is_there = _find(self._keys, keys) >= 0
         return np.array([index for index in sorted(first) if not is_there[index] and keys[index] not in self._waiting],
@@ -272,7 +271,7 @@ class PredictionWriter:
         self._waiting, self._num_bytes, self._since = {}, 0, time.monotonic()
 
     def finish(self, read: dict) -> None:
-        """Writes the rows that are in memory, and adds a finished reading of training batches to the manifest."""
+        """Writes the rows in memory, and adds a finished reading of training batches to the manifest."""
         self._flush()
         if read not in self.manifest["reads"]:
             self.manifest["reads"].append(read)

@@ -33,10 +33,10 @@ def most_used(use: np.ndarray, count: int) -> Groups:
 
 
 def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
-    """Joins the most similar experts until as many groups are left.
+    """Joins the most similar experts until `count` groups are left.
 
-    Clusters hierarchically with average linkage, as HC-SMoE (arXiv 2410.08589), by the cosine distance of all kernels
-    of an expert, because these are averaged.
+    Clusters hierarchically with average linkage (HC-SMoE, arXiv 2410.08589), by the cosine distance of all kernels of
+    an expert, because kernels are averaged.
 
     Args:
         kernels: <float>[num_experts, ...] each.
@@ -56,7 +56,7 @@ def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
 
 def groups_of(model: SwitchTransformer, num_experts: int, use: dict[str, np.ndarray],
               is_merged: bool) -> dict[str, Groups]:
-    """Returns name of a router -> groups of experts. Arguments as for `shrink` and `shrink_checkpoint`."""
+    """Returns router -> groups of experts. Arguments as for `shrink` and `shrink_checkpoint`."""
     if not is_merged:
         return {router: most_used(of_router, num_experts) for router, of_router in use.items()}
     variables = variables_of(model)
@@ -66,16 +66,14 @@ def groups_of(model: SwitchTransformer, num_experts: int, use: dict[str, np.ndar
 
 
 def _router_places(model):
-    """Returns name of a router -> beginning of the names of its layer's weights."""
+    """Returns router -> prefix of the names of its layer's weights."""
     names = {id(variable): name for name, variable in variables_of(model).items()}
     return {name: names[id(router.kernel)].removesuffix("router/kernel")
             for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)}
 
 
 def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, np.ndarray]) -> SwitchTransformer:
-    """Makes a model in which each group of experts is one expert, the mean of the group weighted by use.
-
-    So is its column of the router.
+    """Makes a model with one expert for each group: the mean of its experts and router columns, weighted by use.
 
     Args:
         model: SwitchTransformer with experts.
@@ -104,17 +102,17 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
 
 def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described: Experiment, num_experts: int,
                       is_merged: bool) -> tuple[dict, str]:
-    """Shrinks the model of a checkpoint of a run, and measures the held-out loss before and after.
+    """Shrinks the model of a run's checkpoint, and measures the held-out loss before and after.
 
-    Losses are those of at most `Run.eval_batches` validation batches, without dropout or jitter, with the
+    Losses are means over at most `Run.eval_batches` validation batches, without dropout or jitter, with the
     configuration's evaluation capacity factor.
 
     Args:
         checkpoint: Checkpoint folder.
         output: New or empty folder.
         described: The run of the checkpoint, on one device.
-        num_experts: Experts of each layer that are left.
-        is_merged: Whether the most similar experts are merged. Otherwise the most used ones are kept.
+        num_experts: Experts left in each layer.
+        is_merged: Whether to merge the most similar experts. Otherwise the most used are kept.
 
     Returns:
         (JSON object, text for people).
@@ -126,7 +124,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
     batches = data.get_dataset(description).take(run.eval_batches).cache()
 
     def measure(model):
-        """Returns the loss in nats, and name of a router -> share of the tokens that choose each expert first."""
+        """Returns the loss in nats, and router -> share of the tokens that choose each expert first."""
         step = split_evaluator.compile_evaluation(model, described.settings, described.partitioner)
         with warnings.catch_warnings(), progress.bar(
                 run.eval_batches, f"evaluating {model.config.num_experts} experts", " batches") as bar:
@@ -157,7 +155,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
 
 
 def describe(result: dict) -> str:
-    """Returns the losses, and a line for each router, of a result of `shrink_checkpoint`."""
+    """Returns the losses of a result of `shrink_checkpoint`, and a line for each router."""
     experts, parameters, loss = result["num_experts"], result["num_parameters"], result["loss"]
     lines = [f"{parameters['before']:,} parameters of {result['from']} became {parameters['after']:,} in "
              f"{result['output']}.",

@@ -37,7 +37,7 @@ def newest(run_folder: Any, count: int) -> list[Any]:
 
 
 def check_same(checkpoints: list[Any]) -> None:
-    """Raises Refusal for the first difference between the models of checkpoints."""
+    """Refuses checkpoints of different models."""
     first, *others = checkpoints
     wanted = folders.describe(first)
     for checkpoint in others:
@@ -59,10 +59,10 @@ def dense_twin(config: SwitchConfig) -> SwitchConfig:
 
 
 def check_compatible(dense: SwitchConfig, sparse: SwitchConfig) -> int:
-    """Checks that the weights of a dense model fit into a sparse one. The refusal names the first field that differs.
+    """Checks that the weights of a dense model fit into a sparse one.
 
     Returns:
-        Number of slices that the hidden units of a dense layer are cut into: d_ff over the width of the experts.
+        Number of slices of a dense layer's hidden units: d_ff over the width of the experts.
     """
     if dense.num_experts:
         raise Refusal(f"--from must be a dense model, with num_experts=0, and its num_experts is {dense.num_experts}; "

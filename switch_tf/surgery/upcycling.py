@@ -1,4 +1,4 @@
-"""Weights that are made from those of checkpoints: by sparse upcycling, and by the mean.
+"""Weights made from checkpoints: by sparse upcycling, and by the mean.
 
 Upcycled experts start as copies of a dense feed-forward layer (arXiv 2212.05055). Means are computed in float64, a
 portion at a time.
@@ -31,7 +31,7 @@ from switch_tf.surgery.kernels import Changes
 def _origin(name, config):
     """Returns the sparse layer of a weight, such as "encoder/layers_1", and the dense weight that it is made from.
 
-    The layer is None outside of experts and routers, and the dense weight is None for a router.
+    The layer is None outside of experts and routers, the dense weight None for a router.
     """
     layer = next((one for one in config.sparse_layer_names if name.startswith(f"{one}/mlp/")), None)
     if layer is None:
@@ -46,10 +46,10 @@ def upcycle(dense: SwitchTransformer, config: SwitchConfig, changes: Changes) ->
 
 
 def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -> WeightSource:
-    """Returns the weights of a sparse model whose experts are copies of the layers of a dense one.
+    """Returns the weights of a sparse model with copies of a dense model's layers as experts.
 
-    Reading some experts takes the memory of these and of one dense kernel. Draws depend on the seed, the layer, the
-    kernel and the expert alone.
+    Reading experts takes their memory and one dense kernel's. Draws depend only on the seed, the layer, the kernel and
+    the expert.
 
     Args:
         dense: Weights of a model without experts.
@@ -77,7 +77,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
         if origin is None:
             return kernels.router_kernel(config.d_model, config.num_experts, num_slices, config.init_scale,
                                          generator(layer, "router"))[rows]
-        # Contiguous, because sums of a transposed array, as another format may give, are rounded otherwise.
+        # Contiguous, because sums of a transposed array, as of another format, round differently.
         kernel, axis = np.ascontiguousarray(dense.read(origin, slice(None))), int(not origin.endswith("/wo"))
         spread, made = changes.noise * float(kernel.std()), []
         for expert in range(config.num_experts)[rows]:
@@ -86,7 +86,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
             made.append(kernels.of_expert(kernel, axis, width, expert, drawn, spread, generator(origin, expert)))
         return np.stack(made) * np.float32(scale(layer)) if axis == 0 else np.stack(made)
 
-    # In the order of the dense model, so that each kernel is near the one that was read before.
+    # In the order of the dense model, so that successive reads are close.
     names = sorted(origins, key=lambda name: order.get(origins[name][1], -1))
     return WeightSource(config, {name: weights[name] for name in names}, read)
 
@@ -94,7 +94,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
 def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
     """Returns the sum of each token's gates in a sparse layer, <float32>[tokens], at inference without dropped tokens.
 
-    The tokens are random. Their hidden states have the size that the layer's norm gives.
+    Tokens are random, and the layer's norm scales their hidden states.
 
     Args:
         source: The upcycled weights.
@@ -120,16 +120,16 @@ def gate_scale(sums: np.ndarray, num_slices: int) -> float:
 
     Args:
         sums: From `gate_sums`.
-        num_slices: Number of slices that the hidden units of the dense layer are cut into. A token gets each equally.
+        num_slices: Number of slices of the dense layer's hidden units. A token gets each equally.
     """
     return float(f"{num_slices / sums.mean():.4g}")
 
 
 def upcycled_adafactor(dense: SwitchTransformer, optimizer: Adafactor, sparse: SwitchTransformer) -> Adafactor:
-    """Returns an Adafactor of an upcycled model, at the step of the dense model's, with copies of its slots.
+    """Returns the Adafactor of an upcycled model, with the dense model's step and copies of its slots.
 
-    Experts that are narrower than the dense layer have their part of the means over its rows, and all of the means over
-    its hidden units, as if the parts had equal gradients. The slots of the routers are new.
+    A narrower expert gets its part of slots along hidden units, and all of the slots without that axis, as if the parts
+    had equal gradients. The slots of the routers are new.
 
     Args:
         dense: SwitchTransformer without experts, built.
@@ -158,15 +158,15 @@ def upcycled_adafactor(dense: SwitchTransformer, optimizer: Adafactor, sparse: S
 
 def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: pathlib.Path, config: SwitchConfig,
                        changes: Changes, with_optimizer: bool = False) -> tuple[dict, str]:
-    """Upcycles the weights of a folder, a portion at a time. After a kill, the same call goes on.
+    """Upcycles the weights of a folder, a portion at a time. After a kill, the same call resumes.
 
     Args:
         source: Folder of the dense weights.
-        source_format: Its Format. One that does not describe its model is read as the dense twin of `config`.
+        source_format: Its Format. If it does not describe its model, it is read as the dense twin of `config`.
         output: New or empty folder.
         config, changes: See `open_upcycled`.
-        with_optimizer: Whether Adafactor's state is copied, too. This takes the memory of both models, and begins anew
-            after a kill.
+        with_optimizer: Whether to copy Adafactor's state. This takes the memory of both models, and begins anew after a
+            kill.
 
     Returns:
         (JSON object, text for people).
@@ -204,7 +204,6 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
 
 
 def _advice_on_slices(config, num_slices):
-    """Returns a line about tokens that get fewer slices than make up a dense layer, None if they get all."""
     for is_decoder, layers in enumerate((config.encoder_sparse_layers, config.decoder_sparse_layers)):
         policy, count = policies.get(config.routing(bool(is_decoder))[0]), config.num_choices(bool(is_decoder))
         if layers and not policy.experts_choose and count < num_slices:
@@ -214,7 +213,6 @@ def _advice_on_slices(config, num_slices):
 
 
 def _advice_on_scale(scale, sums, scales, is_even):
-    """Returns a line about the size of what sparse layers compute, in comparison with the dense ones."""
     def shown(values):
         low, high = f"{min(values):.4g}", f"{max(values):.4g}"
         return low if low == high else f"{low} to {high}"
@@ -243,10 +241,10 @@ def open_mean(checkpoints: list[pathlib.Path]) -> WeightSource:
 
 
 def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], output: pathlib.Path) -> tuple[dict, str]:
-    """Writes the mean of the weights of checkpoints of a run. After a kill, the same call goes on.
+    """Writes the mean of the weights of a run's checkpoints. After a kill, the same call resumes.
 
     Args:
-        run_folder: Run folder, whose vocabulary goes along.
+        run_folder: Run folder. Its vocabulary is copied.
         checkpoints: Its checkpoint folders, oldest first, of one model.
         output: New or empty folder.
 
