@@ -10,7 +10,7 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import Mirror, reading, write_whole, writing
 
-# Number of a line, row or element, its record and its texts. The record has the `input`, and the `error` of a bad line.
+# Number of a line, its record and its texts. The record has the `input`, and the `error` of a bad line.
 Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
@@ -34,12 +34,12 @@ def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Ite
 
     Args:
         lines: From `read`.
-        model: TextModel. Without a `batch_size` lines are answered one at a time.
-        has_targets: bool. Whether the second text of a line is a target to score, instead of a prediction.
+        model: TextModel. Without a `batch_size` it answers one line at a time.
+        has_targets: bool. Whether to score the second text of each line as its target, instead of predicting.
 
     Yields:
-        list of dict, one for each line: `input` with `output`, `score` and perhaps `others`, the further results; or
-        with `target` and `score`; or with `error`. `cut` and `target_cut` count the tokens beyond the model's length.
+        list of dict, one for each line, with `input` and `error`, or `target` and `score`, or `output`, `score` and the
+        further results of a beam, `others`. `cut` and `target_cut` count the tokens beyond the model's length.
     """
     batch_size = model.batch_size or 1
     records, asked = [], []
@@ -68,7 +68,6 @@ def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Ite
 
 
 def _answer(asked, model):
-    """Adds the results to the records of a batch."""
     if not asked:
         return
     numbers, records, inputs, targets = zip(*asked, strict=True)
@@ -84,9 +83,9 @@ def _answer(asked, model):
 
 
 class Output:
-    """A file of records that another start continues where it ends.
+    """A file of records. A later start continues where it ends.
 
-    The settings stand beside it in `<file>.settings.json`, and another start must have the same.
+    The settings are in `<file>.settings.json`, and a later start must have the same.
     `num_known`: int. Number of records in the file when `after_what_is_there` returned.
 
     Args:
@@ -126,7 +125,7 @@ class Output:
             self._file = open(self._local, "ab")  # noqa: SIM115  closed by `close`
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Returns the lines that are not answered yet."""
+        """Returns the lines without a record, after comparing the records with the other lines."""
         lines = iter(lines)
         for number, record in enumerate(json_lines.lines(self._local, self._path), 1):
             try:
@@ -143,8 +142,7 @@ class Output:
         return lines
 
     def write(self, records: list[dict]) -> None:
-        """Adds records and flushes them, so that a kill of the process does not lose them, in a bucket after a minute.
-        """
+        """Appends and flushes records, so that a kill does not lose them. In a bucket they are safe after a minute."""
         with writing(self._path):
             self._file.write(as_lines(records).encode())
             self._file.flush()
