@@ -6,9 +6,9 @@ match each name on either side, and a tensor that is missing, left over or of an
 shapes are compared, so errors come before any values move.
 
 A slot of Adafactor is a mean of squared gradients, kept whole ("v") or as its means over columns and over rows
-("v_row", "v_col"). The two sides may choose differently. The means of a whole slot equal the factored slots, because every step
-averages linearly. Rows and columns may be exchanged: the second moment is their product divided by the mean of either.
-A whole slot, or means over other dimensions, cannot be computed from the means.
+("v_row", "v_col"). The two sides may choose differently. The means of a whole slot equal the factored slots, because
+every step averages linearly. Rows and columns may be exchanged: the second moment is their product divided by the mean
+of either. A whole slot, or means over other dimensions, cannot be computed from the means.
 """
 
 import math
