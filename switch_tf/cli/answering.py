@@ -136,7 +136,7 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
     Args:
         field, target_field: Values of the options, or None.
         has_targets: Whether targets are read.
-        defaults: Keys or column numbers of inputs and targets in the run's training data.
+        defaults: Keys or column numbers in the run's training data.
         form: Form of the input, one of `data.rows.KINDS`.
     """
     is_table = form in ("tsv", "csv")
@@ -147,7 +147,7 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
             fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
         elif is_table or isinstance(default, str):
             fields.append(default)
-        elif form == "lines":  # the whole line; the name does not matter
+        elif form == "lines":  # the whole line; any name will do
             fields.append("inputs")
         else:
             raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
@@ -156,7 +156,7 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
 
 
 def _converse(model):
-    """Prints the answer to each line of standard input as it comes. Returns the number of answers."""
+    """Answers each line of standard input as it comes. Returns the number of answers."""
     gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
     outputs.say(f"Type a text{gap}; Ctrl-D ends.")
     count = 0
@@ -259,7 +259,7 @@ def run_serve(arguments: Namespace) -> dict:
     """Serves until a signal. Returns the address."""
     _check_decoding(arguments)
     try:
-        import starlette  # noqa: F401  the extra `serve`, which no other command needs
+        import starlette  # noqa: F401  of the extra `serve`
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise Refusal(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
@@ -282,7 +282,7 @@ def run_serve(arguments: Namespace) -> dict:
         outputs.say("Compiling.")
         served.warm_up()
         gc.collect()
-        gc.freeze()  # or a large request would make the collector visit TensorFlow's objects again and again
+        gc.freeze()  # or large requests would make the collector visit TensorFlow's objects again and again
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         listening.HttpServer(served.app, listening.make_room(), lambda: outputs.say(
@@ -293,7 +293,7 @@ def run_serve(arguments: Namespace) -> dict:
 
 
 def _add_decoding_arguments(parser, answers=True):
-    """Declares the run, its checkpoint, the reading of texts, the sampler, the length and the gin arguments.
+    """Declares the arguments that choose the run, the reading of texts, and decoding.
 
     Args:
         parser: Parser of the command.
@@ -335,7 +335,7 @@ def _sampler_of(arguments):
 
 
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
-    """Returns the name of a run's task, its TextModel, and the identity, see `_restore`.
+    """Returns the name of a run's task, its TextModel, and the identity from `_restore`.
 
     Args:
         arguments: What `_add_decoding_arguments` declares.
@@ -352,7 +352,7 @@ def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False)
 
 
 def _restore(arguments, described, checkpoint, sampler, batch_size):
-    """Returns a TextModel with a checkpoint's weights, and everything except the sampler that answers depend on."""
+    """Returns a TextModel with a checkpoint's weights, and everything but the sampler that answers depend on."""
     run, config = described.run, described.config
     folders.check_size(config, checkpoint)
     reading = getattr(described, "reading", None)
@@ -400,12 +400,12 @@ def _load_to_answer(arguments, folder):
 
 
 def _is_for_pjrt(arguments, folder):
-    """Returns whether PJRT answers: on request, or on JAX's TPU or GPU for runs that trained with it."""
+    """Returns whether PJRT answers: on request, or on JAX's TPU or GPU for runs trained with it."""
     configuration = folder / CONFIGURATION
     has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
     if arguments.backend is None and has_accelerator and configuration.is_file():
         try:
             return gin_syntax.read([str(configuration)]).bound.get(("", parts.LAYOUT), {}).get("backend") == "pjrt"
-        except Refusal:  # damaged, but answers from config.json do not need it
+        except Refusal:  # damaged, but config.json may suffice
             return False
     return arguments.backend == "pjrt"

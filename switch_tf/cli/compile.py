@@ -97,7 +97,6 @@ def process(words: list[str]) -> list[str]:
 
 
 def _on_topology(described, topology):
-    """Returns an experiment on the devices of a topology."""
     chips.of_topology(topology)  # refuses unknown chips before the compiler starts
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = len(compiler.devices_of(topology))
@@ -106,7 +105,6 @@ def _on_topology(described, topology):
 
 
 def _compare(described, arguments):
-    """Prints a table of the run under several layouts."""
     if described.layout != Layout():
         raise Refusal("--compare names the layouts, so leave out the layout's --gin_file.")
     files = {name: name if name.endswith(".gin") else f"gin/layouts/{name}.gin"
@@ -121,7 +119,6 @@ def _compare(described, arguments):
 
 
 def _search(described, arguments):
-    """Prints a ranking of the run with other meshes, groups and capacities."""
     mesh_name = "MESH_SHAPE" if "MESH_SHAPE" in described.gin.macros else "Layout.mesh_shape"
     described = _on_topology(described, arguments.topology)
     has_experts = bool(described.config.num_experts)
@@ -138,7 +135,7 @@ def _search(described, arguments):
 
 
 def _ask(arguments, questions):
-    """Returns an answer to this command line for each name, with the name's additional words."""
+    """Returns the answers to this command line, with additional words for each name."""
     words = [*(f"--gin_file={file}" for file in arguments.gin_file),
              f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
              *["--full"] * arguments.full, *(f"--gin.{binding}" for binding in arguments.gin_bindings)]

@@ -84,7 +84,6 @@ def _verify(arguments):
 
 
 def _config_and_layout(arguments):
-    """Returns the configuration, and the gin files' layout or None."""
     name, files = arguments.what, arguments.gin_file
     if not name and not files:
         raise Refusal("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "

@@ -1,4 +1,4 @@
-"""The command line `switch-tf COMMAND`: one sentence for a mistake of the user, a traceback for a bug."""
+"""The command line `switch-tf COMMAND`: a sentence for a mistake of the user, a traceback for a bug."""
 
 import argparse
 import contextlib
@@ -43,9 +43,9 @@ COMMANDS = {
 _MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "convert": "weights",
             "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks",
             "train": "runs", "compare": "runs", "eval": "runs", "verify_layout": "compile"}
-# Metavars of arguments that are paths.
+# Metavars of paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
-# Printed below the traceback of an exception other than a Refusal.
+# Printed below the traceback of any other exception than a Refusal.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
 
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 for success, 1 if the command found a fault, and else one of `statuses`.
 
     Raises:
-        Exception: A bug in switch_tf. A note asks to report it, and the status of the process is 1.
+        Exception: A bug in switch_tf, with a note that asks to report it. The status of the process is 1.
     """
     environment.compute_with_tensorflow()
     try:

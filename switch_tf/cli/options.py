@@ -54,7 +54,7 @@ def add_output(parser: Parser) -> None:
 
 @contextlib.contextmanager
 def new_output(arguments: Namespace) -> Iterator[Any]:
-    """Yields the path of `--output`, locked within this scope. Refuses a folder that is not empty."""
+    """Yields the path of `--output`, locked in this scope. Refuses a folder that is not empty."""
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
     with lock.held(output):
@@ -69,7 +69,7 @@ def add_trust(parser: Parser) -> None:
 
 
 def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
-    """Returns the experiment of a command line without building it or importing TensorFlow.
+    """Returns a command line's experiment without building it or importing TensorFlow.
 
     Args:
         arguments: What `add_gin_arguments` declares.
@@ -80,12 +80,12 @@ def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
 
 def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
          check: Callable[[Experiment], Any] = lambda described: None) -> Experiment:
-    """Returns the experiment of a command line, and imports TensorFlow if the experiment is valid.
+    """Returns a command line's experiment, and imports TensorFlow if it is valid.
 
     Args:
         arguments, defaults: As for `look`.
         num_cpu_devices: Number of devices to make of the CPU. None leaves it as it is.
-        check: Function that refuses an experiment that the command cannot use.
+        check: Function that refuses an unusable experiment.
     """
     quiet.expect_tensorflow(num_cpu_devices)  # the user's own gin file may import it
     described = look(arguments, defaults)

@@ -96,7 +96,7 @@ def add_compare_arguments(parser: Parser) -> None:
 
 
 def run_compare(arguments: Namespace) -> dict:
-    """Trains the remaining steps, writes the report and prints its table. Returns the content of comparison.json."""
+    """Trains the remaining steps, writes the report and prints its table. Returns comparison.json's content."""
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
             raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
@@ -138,7 +138,7 @@ def _report(output, runs, is_complete=True):
 def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
     """Returns the Comparison, and the command line's bindings for every variant.
 
-    Refuses all mistakes in the comparison or a variant that can be found without TensorFlow.
+    Refuses mistakes that can be found without TensorFlow.
     """
     files, paths = arguments.gin_file, arguments.gin_search_paths
     if not files:
@@ -194,7 +194,7 @@ def add_eval_arguments(parser: Parser) -> None:
 
 @processes.one_of_several("eval")
 def run_eval(arguments: Namespace) -> dict:
-    """Evaluates checkpoints, prints a table for each, and writes scores and predictions. Returns the scores."""
+    """Evaluates checkpoints, prints tables, and writes scores and predictions. Returns the scores."""
     folder = options.folder_of(arguments)
     waits_for_first = arguments.follow and arguments.step == "last"
     checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")

@@ -26,7 +26,7 @@ with epy.lazy_imports():  # imports TensorFlow, after the arguments are checked
 
 _NUM_EXAMPLES = 3
 _TOP_K = 32
-# Embeddings have a multiple of this number of rows. It fills an accelerator's tiles and is easy to split.
+# Embeddings have a multiple of this number of rows, to fill an accelerator's tiles and to be easy to split.
 _ROWS = 128
 
 TASKS_EXAMPLES = r"""
@@ -99,13 +99,12 @@ def _read_files(files, search_paths=""):
 
 
 def _shipped_files():
-    """Returns the shipped task files by their names for users."""
     folder = shipped_gin.folder()
     return _read_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
 def _file_of(name, files):
-    """Returns the file that names a task, else the first with a task that is registered together with it."""
+    """Returns the file that names a task, else the first with a task registered together with it."""
     together = names.registers(name)
     tasks = {file: task for file, (task, _) in files.items() if task}
     having = ([file for file in tasks if tasks[file] == name]
@@ -116,7 +115,7 @@ def _file_of(name, files):
 def _apply_files(arguments):
     """Registers the task of the gin files, or of the shipped file for the task `name`. Imports TensorFlow.
 
-    Returns the files and their parsed content.
+    Returns the files and their content.
     """
     files, name = arguments.gin_file, arguments.name
     if not files:
@@ -239,7 +238,6 @@ def run_cache(arguments: Namespace) -> dict:
 
 
 def _register_task(said):
-    """Registers the task of the gin files in a worker."""
     quiet.import_tensorflow()
     said.check_names()
     said.bind_others()
@@ -247,7 +245,6 @@ def _register_task(said):
 
 
 def _store_predictions(arguments):
-    """Stores a teacher's missing predictions. Returns the sizes of the folder."""
     if not arguments.gin_file:
         raise Refusal("--teacher needs the gin files of its student: a model, a task and gin/runs/distill.gin or "
                       "gin/runs/finetune_distill.gin, each with --gin_file.")

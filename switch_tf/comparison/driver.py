@@ -1,6 +1,6 @@
-"""Trains a comparison one seed after another. The variants of a seed take turns of a few steps.
+"""Trains a comparison one seed after another. A seed's variants take turns of a few steps on the same batches.
 
-So a busy machine slows all alike, and all variants train on the same batches.
+So a busy machine slows all alike.
 """
 
 import contextlib
@@ -27,6 +27,9 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     Args:
         comparison: Variants and seeds.
         make_trainer: Function from (variant, seed) to (Trainer, text of its configuration).
+
+    Returns:
+        Whether all variants reached their last step.
     """
     stages = [list(comparison.trained_first), [name for name in comparison.variants
                                                if name not in comparison.trained_first]]
@@ -73,8 +76,8 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
         stopping: Stopping.
 
     Returns:
-        Whether all variants reached their last step. Otherwise all are saved at their current steps. If an error such
-        as a Divergence ends a variant, the rest is saved, and the error names the variant.
+        Whether all variants reached their last step. Otherwise all are saved. If an error such as a Divergence ends a
+        variant, the rest is saved, and the error names the variant.
     """
     with contextlib.ExitStack() as stack:
         train_steps = {name: trainer.run.train_steps for name, trainer in trainers.items()}
@@ -116,7 +119,7 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
     Args:
         steps: dict, variant -> its current step.
         train_steps: dict, variant -> its last step.
-        turn: int. Number of steps of a turn. Turns end at multiples of it.
+        turn: int. Number of steps of a turn. Turns end at its multiples.
     """
     behind = [name for name in steps if steps[name] < train_steps[name]]
     if not behind:
@@ -129,7 +132,7 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
 
 
 class Progress(summaries.Progress):
-    """A progress bar of all runs on standard error.
+    """A progress bar of all runs.
 
     Args:
         num_steps: int. Number of steps of all runs.
@@ -148,13 +151,13 @@ class Progress(summaries.Progress):
         self._trained += steps * is_trained
 
     def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
-        """Estimates the time until all runs are done, including evaluations and compilations."""
+        """Estimates the time until all runs are done, evaluations and compilations included."""
         elapsed = time.perf_counter() - self._started
         return (self._last_step - self._done) * elapsed / max(1, self._trained)
 
 
 class _OfVariant(summaries.Progress):
-    """Progress of a run within a comparison: lines with its variant's name, and the bar of all runs."""
+    """A run's progress within a comparison: lines with its variant's name, and the bar of all runs."""
 
     def __init__(self, whole, name, last_step):
         self._whole, self._name, self._last_step = whole, name, last_step
@@ -184,7 +187,7 @@ class SameBatches:
     A run that continues after a kill is also compared with its earlier batches.
 
     Args:
-        path: Path of a file of JSON lines, which may already have hashes.
+        path: Path of a file of JSON lines, perhaps with earlier hashes.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -193,7 +196,7 @@ class SameBatches:
             self._path, lambda record: json_lines.is_step(record.get("step")) and {"variant", "hash"} <= record.keys())}
 
     def look(self, variant: str, step: int, batches: dict) -> None:
-        """Records a variant's batches after `step`, or refuses a batch that differs from another variant's.
+        """Records a variant's batches after `step`, or refuses one that differs from another variant's.
 
         Args:
             variant: str. Name of the variant.

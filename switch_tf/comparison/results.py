@@ -19,7 +19,7 @@ from switch_tf.storage import json_lines
 with epy.lazy_imports():  # takes a second
     from scipy import stats
 
-# Required fields of a run's record, with a check of each value.
+# Required fields of a run's record, with a check of the value.
 _NEEDED = {
     "MIXTURE_OR_TASK_NAME": lambda value: isinstance(value, str),
     "optimizer": lambda value: isinstance(value, str),
@@ -28,10 +28,10 @@ _NEEDED = {
     "TASK_FEATURE_LENGTHS": lambda value: isinstance(value, dict) and {"inputs", "targets"} <= value.keys() and all(
         json_lines.is_step(length) and length < 2**31 for length in value.values()),
 }
-# Number of evaluations to average, because a single loss depends on the last batch.
+# Number of evaluations to average, because a loss depends on the last batch.
 SMOOTHING = 3
 _ERROR_RATE = 0.05  # of all tests of a comparison together
-# Shares of the baseline's run. The losses after them are targets for the variants.
+# Shares of the baseline's run. Its losses there are targets.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -45,7 +45,7 @@ class Curves:
     `record`: Configuration, from `continuation.record`.
     `config`: SwitchConfig.
     `loss_name`: Name of the mixture's loss in metrics.jsonl.
-    `steps`: Steps of evaluations after the first step.
+    `steps`: Steps of evaluations after the start.
     `losses`: Smoothed losses of the mixture.
     `values`: Name of any other evaluated value -> (steps, values), not smoothed.
     `seconds`, `tokens`, `flops`: Training time, tokens, and FLOPs of products with weights, from the start to each of
@@ -69,13 +69,13 @@ class Curves:
     step_times: dict[int, float]
 
 
-Pairs = list[tuple[Curves, Curves]]  # runs of a variant, each with the baseline's run to compare it with
+Pairs = list[tuple[Curves, Curves]]  # (run of a variant, baseline's run to compare it with)
 
 
 def read(folder: pathlib.Path, name: str) -> Curves:
     """Reads a run folder, finished or not.
 
-    Refuses a run without a checkpoint, a loss or a logged speed, and a loss that is not finite.
+    Refuses a run without a checkpoint, loss or logged speed, and a loss that is not finite.
     """
     path, description = next(folders.described(folder / "checkpoints"), (None, {}))
     if path is None:
@@ -122,7 +122,7 @@ def read(folder: pathlib.Path, name: str) -> Curves:
 
 
 def _of_tasks(run):
-    """Returns the run with the losses of a task instead of the mixture, for each evaluated task: task -> Curves."""
+    """Returns the run with the losses of a task instead of the mixture: task -> Curves."""
     runs = {}
     for name, (steps, values) in run.values.items():
         losses = [value for step, value in zip(steps, values, strict=True) if step > 0]
@@ -132,7 +132,7 @@ def _of_tasks(run):
 
 
 def told_apart(runs: list[Curves]) -> list[Curves]:
-    """Returns runs with unique names. Runs that share a name but differ in more than the seed are named by path."""
+    """Returns runs with unique names: by path if runs share a name but differ in more than the seed."""
     def is_seed(run):
         others = [other for other in runs if other.name == run.name and other is not run]
         return all(other.seed != run.seed and fairness.without_seed(other.record) == fairness.without_seed(run.record)
@@ -142,7 +142,7 @@ def told_apart(runs: list[Curves]) -> list[Curves]:
 
 
 def smoothed(losses: Sequence[float]) -> np.ndarray:
-    """Returns the mean of each loss and the two before it. The first two means have fewer losses.
+    """Returns the mean of each loss and the two before it, if there are as many.
 
     Means are rounded only once, so a tie between two runs stays a tie.
     """
@@ -155,15 +155,15 @@ def compare(curves: list[Curves]) -> dict:
 
     The target is the baseline's smoothed last loss. A variant reaches it at its first evaluation with a smoothed loss
     at or below it, so speed-ups are no finer than the evaluation period. Each seed is compared with the baseline's same
-    seed, or with its first seed if that is missing. Speed-ups are medians over seeds; a seed that does not reach the
-    target counts as the slowest. Refuses losses over different tokens.
+    seed, or with its first one. Speed-ups are medians over seeds; a seed that does not reach the target counts as the
+    slowest. Refuses losses over different tokens.
 
     Args:
         curves: list of at least two runs. Runs of a variant have the same name.
 
     Returns:
-        dict of `baseline`, `target_loss`, `work` (a sentence), `not_equal` (sentences, the most important first),
-        `variants`, in the order of `curves`, and how losses were smoothed.
+        dict of `baseline`, `target_loss`, `loss`, `smoothing`, `evaluation_period`, `work` (a sentence), `not_equal`
+        (sentences, the most important first) and `variants`, in the order of `curves`.
     """
     of_names = by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})
@@ -195,18 +195,18 @@ def compare(curves: list[Curves]) -> dict:
 
 
 def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
-    """Returns name of a variant -> its runs, in the order of `curves`."""
+    """Returns name of a variant -> its runs, in order."""
     return {run.name: [other for other in curves if other.name == run.name] for run in curves}
 
 
 def pairs(runs: list[Curves], references: list[Curves]) -> Pairs:
-    """Returns each run with the reference of its seed, or with the first one."""
+    """Returns each run with the reference of its seed, else the first reference."""
     of_seed = {reference.seed: reference for reference in references}
     return [(run, of_seed.get(run.seed, references[0])) for run in runs]
 
 
 def target(paired: Pairs, share: float) -> dict:
-    """Returns the speed-ups of runs to the losses of their references after a share of the evaluations.
+    """Returns the speed-ups of runs to their references' losses after a share of the evaluations.
 
     Args:
         paired: Pairs.
@@ -234,10 +234,10 @@ def _at_end(paired):
 
 
 def _variant(paired, step_time):
-    """Returns the cost and quality of a variant. `step_time` is the baseline's, in seconds."""
+    """Returns a variant's cost and quality. `step_time` is the baseline's, in seconds."""
     runs = [run for run, _ in paired]
     config = runs[0].config
-    # Times logged at the same step. Runs that took turns trained it in the same minutes.
+    # Times logged at the same step. Runs in turns trained it in the same minutes.
     ratios = [run.step_times[step] / reference.step_times[step] for run, reference in paired
               for step in run.step_times.keys() & reference.step_times.keys()]
     ratio = _median(ratios or [_median([*run.step_times.values()]) / _median([*reference.step_times.values()])
@@ -273,10 +273,10 @@ def _tests(paired):
     """Returns name of a variant -> `p_value` and `smallest_effect`, corrected for the number of variants.
 
     Seeds share their batches with the baseline, so Student's t tests the mean of their differences against 0. Holm's
-    method keeps the chance that any variant's test finds a difference where none exists at 5 %: the smallest of m
-    p-values is multiplied by m, the next one by m - 1. `smallest_effect` is the mean that would be significant at the
-    variant's place in that order. A variant is tested only if it has several seeds and the baseline has all of them: a
-    single run of the baseline would hide its own chance.
+    method keeps the chance that any test finds a difference where none exists at 5 %: the smallest of m p-values is
+    multiplied by m, the next one by m - 1. `smallest_effect` is the mean that would be significant at the variant's
+    place in that order. A variant is tested only if it has several seeds and the baseline has all of them: a single run
+    of the baseline would hide its own chance.
 
     Args:
         paired: Name of each variant, without the baseline -> Pairs.
@@ -300,7 +300,7 @@ def _tests(paired):
 
 
 def _share_of_gain(paired, curves):
-    """Returns how much of its teachers' gain a distilled variant keeps, or None if these are not among the runs.
+    """Returns the share of its teachers' gain that a distilled variant keeps, or None without the teachers' runs.
 
     As in Tables 6 to 8 of the paper, `share` is the variant's mean gain over the baseline divided by the teacher's, or
     None if the teacher has no gain. `shares` are the same by seed, and `compression` is the share of the teacher's

@@ -1,12 +1,11 @@
-"""Opens the tensor files of a Hugging Face folder without reading a tensor, and writes safetensors files in parts.
+"""Opens the tensor files of a Hugging Face folder, and writes safetensors files in parts.
 
 A safetensors file is eight bytes with the length of the header, a JSON header, and the values. The package safetensors
-cannot read float8 and similar dtypes, because numpy lacks them, and its `save_file` needs all tensors in memory. Here
-the header is compared with the file before use, and writing can continue at any position.
+cannot read dtypes that numpy lacks, such as float8, and its `save_file` needs all tensors in memory.
 
 A file of PyTorch is a zip archive of `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their values. A
-pickle is a program that may call any function, so it is interpreted here. The few instructions that `torch.save` writes
-for a dictionary of tensors work on plain values, and any other instruction or name is refused.
+pickle may call any function, so it is interpreted here. The few instructions that `torch.save` writes for a dictionary
+of tensors work on plain values. Any other instruction or name is refused.
 """
 
 import bisect
@@ -48,10 +47,7 @@ _MAX_NAME = 300  # characters; T5's names have about 60
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
-    """Opens model.safetensors or pytorch_model.bin of a folder, one file or shards. Returns name -> tensor.
-
-    Names and dtypes are checked before any values are read.
-    """
+    """Opens a folder's model.safetensors or pytorch_model.bin, a file or shards. Returns name -> tensor."""
     path = find_file(folder)
     if path is None:
         names = sorted(path.name for path in folder.iterdir())
@@ -74,7 +70,7 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 def find_file(folder: Any) -> Any | None:
     """Returns the path of a folder's tensors or of the index of their shards, or None."""
     names = (name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))
-    # A broken link counts, so that opening it is refused.
+    # A broken link counts, and is then refused.
     return next((path for path in map(folder.joinpath, names) if path.exists() or path.is_symlink()), None)
 
 
@@ -97,7 +93,7 @@ def _open_shards(index, open_file):
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
-    """Opens a safetensors file without reading a tensor. Returns name -> tensor."""
+    """Opens a safetensors file. Returns name -> tensor."""
     def damaged(reason):
         return Refusal(f"{path} is truncated or no safetensors file: {reason}; download it again.")
 
@@ -147,7 +143,7 @@ def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
     """Returns the beginning of a safetensors file, up to the values.
 
     Args:
-        shapes: Name -> shape of the file's tensors, in the order of their values.
+        shapes: Name -> shape of the file's tensors, in order.
         dtype: "float32", "float16" or "bfloat16".
     """
     (code,) = (code for code, known in _CODES.items() if known == dtype)
@@ -166,7 +162,7 @@ class Shards:
 
     Args:
         folder: Path of an existing folder.
-        shapes: Name -> shape of each tensor, in the order of writing.
+        shapes: Name -> shape of each tensor, in order.
         dtype: Name of the dtype on disk, of WRITTEN_DTYPES.
         num_bytes: Bytes of values already written. Anything after them is removed.
 
@@ -209,7 +205,7 @@ class Shards:
         self._unsynced.add(self._folder / name)
 
     def sync(self) -> None:
-        """Waits until all appended values are on disk."""
+        """Waits until all values are on disk."""
         for path in self._unsynced:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -254,7 +250,7 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
     """Opens a file written by `torch.save` of PyTorch 1.6 or later. Returns name -> tensor."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            # torch.save chooses the name of the folder: "archive/data.pkl", "archive/data/0".
+            # torch.save chooses the folder's name: "archive/data.pkl", "archive/data/0".
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
             if "data.pkl" not in members or any(member.compress_type for member in members.values()):
                 raise Refusal(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
@@ -282,7 +278,7 @@ def _content(archive, member):
 
 
 def _locate(name, description, path, members):
-    """Finds a described tensor's values in the archive and checks that they are complete."""
+    """Locates a tensor's values, and checks that they are complete."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
         dtype, member = np.dtype(_STORAGES[_text(storage)]), members[f"data/{_text(key)}"]
@@ -295,7 +291,7 @@ def _locate(name, description, path, members):
     except (KeyError, TypeError, ValueError):
         raise Refusal(f"{path} holds something under {checks.shown(name)} that is not a tensor; only dictionaries "
                       "of tensors (model.state_dict()) are read.") from None
-    # Values follow the member's local header. Only the file has that header's length.
+    # Values follow the member's local header. Only the file has its length.
     start = max(member.header_offset, 0) + _ZIP_HEADER_BYTES
     header = bytes_at(path, start - _ZIP_HEADER_BYTES, _ZIP_HEADER_BYTES)
     if len(header) == _ZIP_HEADER_BYTES:
@@ -321,7 +317,7 @@ def _text(value):
 
 
 class _Tuple(tuple):
-    """A tuple with its depth, to refuse deep nesting before any recursion."""
+    """A tuple with its depth, to refuse deep nesting before a recursion."""
 
     def __init__(self, items):
         self.depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
@@ -330,7 +326,7 @@ class _Tuple(tuple):
 
 
 def _interpret(program, path):
-    """Returns the dictionary of tensors that a pickle describes.
+    """Returns the dictionary of tensors in a pickle.
 
     Names stay text. Storages stay PyTorch's tuples ("storage", type, key, device, number of elements).
     """
@@ -383,7 +379,7 @@ def _interpret(program, path):
                     if not isinstance(stack[-2], dict):
                         raise TypeError("State for something that is no dictionary.")
                     pop(1)  # the version numbers that a state_dict carries as an attribute
-                # BINPERSID would replace a storage's description by the storage. Only the description is needed.
+                # Only a storage's description is needed, so BINPERSID leaves it.
                 case "PROTO" | "BINPERSID" | "STOP":
                     pass
                 case name:

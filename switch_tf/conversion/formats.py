@@ -1,7 +1,4 @@
-"""Formats of weights, conversion between them, and weights of any format that a run starts from.
-
-Choosing a format needs no TensorFlow.
-"""
+"""Formats of weights, and conversion between them. Choosing a format needs no TensorFlow."""
 
 import dataclasses
 import hashlib
@@ -31,7 +28,7 @@ from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
-with epy.lazy_imports():  # they import Keras, and recognising a folder does not need them
+with epy.lazy_imports():  # imports Keras
     from switch_tf.conversion import huggingface, mesh_tensorflow, own, t5x, weight_source
 
 _BYTES_PER_PARAMETER = 12  # of a model that is read and run
@@ -43,16 +40,14 @@ class Format(NamedTuple):
     """A format of weights.
 
     Args:
-        name: str. Value of `--to`.
-        description: str. The folders that hold it, for messages.
+        description: str. Its folders, for messages.
         recognises: function(folder) -> bool. This and the functions below also take a folder in a bucket.
         module: Its functions. `open_weights(folder, SwitchConfig or None)` returns a WeightSource.
-            `write_weights(WeightSource, new or empty folder, vocabulary, identity)` writes one in a WRITABLE format.
+            `write_weights(WeightSource, new or empty folder, vocabulary, identity)` writes a WRITABLE format.
             `read_optimizer(folder, SwitchTransformer with its weights)` returns the Adafactor, except for
             HUGGING_FACE.
-        config_of: function(folder, or a checkpoint in our own format) -> SwitchConfig, without reading weights; None
-            if the folder has none.
-        describes_model: bool. Whether a folder holds the model's configuration. `open_weights` needs one otherwise.
+        config_of: function(folder, or a checkpoint in our own format) -> SwitchConfig or None, without reading weights.
+        describes_model: bool. Whether a folder holds the model's configuration. Otherwise `open_weights` needs one.
         resolve: function(folder) -> the folder within it that is read.
     """
 
@@ -85,15 +80,15 @@ WRITABLE = {one.name: one for one in (HUGGING_FACE, SWITCH_TF)}
 
 
 def find(folder: str | pathlib.Path) -> Format | None:
-    """Returns the format of a folder, or None if no format recognises it."""
+    """Returns the format of a folder, or None."""
     folder = places.at(folder)
     return next((one for one in FORMATS if one.recognises(folder)), None)
 
 
 def locate(folder: str | pathlib.Path, argument: str | None = None) -> tuple[Any, Format | None]:
-    """Returns the path and the format of weights. The path is `folder`, or the newest checkpoint of a T5X run folder.
+    """Returns the path and the format of weights, for a T5X run folder the path of its newest checkpoint.
 
-    Refuses a folder of unknown format if it was given as an `argument` of this name.
+    Refuses an unknown format if the folder was given as an `argument` of this name.
     """
     folder, found = places.at(folder), find(folder)
     if found is None and (newest := t5x_file.newest_in(folder)) is not None:
@@ -113,7 +108,7 @@ def default_target(source_format: Format) -> Format:
 def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capacity: int | None = None,
             config: SwitchConfig | None = None, dtype: str = "float32", is_verified: bool = False,
             with_optimizer: bool = False) -> tuple[dict, str]:
-    """Converts the weights of a folder, a portion at a time. After a kill, the same call continues.
+    """Converts weights a portion at a time. After a kill, the same call continues.
 
     Args:
         source: Folder of weights.
@@ -122,9 +117,9 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         expert_capacity: Slots of each expert for each sequence, in Hugging Face's configuration.
         config: Configuration of the model, for a format that does not describe it.
         dtype: "float32", or "bfloat16" in Hugging Face's format.
-        is_verified: Whether to read the output and compare it with the source.
-        with_optimizer: Whether to convert the optimizer's slots and its step too. This takes the memory of the model,
-            and starts anew after a kill.
+        is_verified: Whether to compare the output with the source.
+        with_optimizer: Whether to convert the optimizer's slots and step too. This takes the memory of the model, and
+            starts anew after a kill.
 
     Returns:
         (JSON object, text for people).
@@ -184,12 +179,12 @@ def check_optimizer(source: pathlib.Path, source_format: Format, to: Format) -> 
 
 def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
                step: int | None = None) -> tuple[str | None, list[str]]:
-    """Returns the VOCABULARY of written weights or None, and lines for people on how to train them.
+    """Returns the VOCABULARY of written weights or None, and lines on how to train them.
 
     Args:
         output: Folder of the weights.
         vocabulary: Vocabulary. Its content was written with the weights.
-        step: Step of the optimizer that was written with them, or None.
+        step: Step of the written optimizer, or None.
     """
     name, lines = vocabulary.name, []
     if vocabulary.content is not None:
@@ -213,9 +208,9 @@ def identity_of(source: pathlib.Path, source_format: Format, to: Format, output:
         source: Folder of the weights.
         source_format: Its format.
         to: Format of the output.
-        output: Folder of the output. If it is in the source, its hidden neighbours are not part of the source.
+        output: Folder of the output. Its hidden neighbours are not part of the source.
         config: Configuration of the model.
-        vocabulary: SentencePiece model that is written, or None.
+        vocabulary: SentencePiece model to write, or None.
         expert_capacity, dtype: See `convert`.
     """
     place, output = places.at(source_format.resolve(source)).resolve(), output.resolve()
@@ -242,14 +237,13 @@ def state(place: Any) -> Iterator[tuple[str, int, float]]:
 def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, Any], str]:
     """Compares a written folder with its source, rounded to `dtype`, and refuses a difference.
 
-    Compares all values a portion at a time. Then a model of each side computes logits of a fixed batch, if both route
-    tokens alike and this machine has the memory.
+    Also compares logits of a fixed batch, if both models route tokens alike and this machine has the memory.
 
     Args:
         source: WeightSource of the input.
         output: Folder that was written.
         to: Its format.
-        dtype: Name of the dtype of its tensors.
+        dtype: Name of its dtype.
 
     Returns:
         (JSON object, sentence for people).
@@ -296,10 +290,10 @@ class Opened:
 
     Args:
         source: WeightSource.
-        path: Path of the weights, for messages.
+        path: Path, for messages.
 
     Attributes:
-        description: Step, configuration and variables as `folders.describe` returns them.
+        description: Step, configuration and variables as in `folders.describe`.
     """
 
     def __init__(self, source: "weight_source.WeightSource", path: Any):
@@ -308,7 +302,7 @@ class Opened:
             f"{folders.MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
 
     def fill(self, variables: dict[str, Any]) -> None:
-        """Reads Keras variables, given by their paths, see `weight_source.fill`."""
+        """Reads Keras variables by their paths, see `weight_source.fill`."""
         weight_source.fill(self.source, {
             path.removeprefix(folders.MODEL): variable for path, variable in variables.items()})
 
@@ -318,7 +312,7 @@ def opened(run: Run, config: SwitchConfig) -> Opened | None:
 
     Args:
         run: Run.
-        config: Configuration of the run's model, for a format that does not describe it.
+        config: Configuration of its model, for a format that does not describe it.
     """
     folder, found = run.initial_checkpoint, None
     if folder is not None and not folders.steps(folders.checkpoints_of(run.model_dir)):

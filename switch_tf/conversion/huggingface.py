@@ -32,7 +32,6 @@ def _attention_rules(ours, theirs):
 
 
 def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
-    """Returns the rules of one stack. Hugging Face numbers sublayers, with the feed-forward layer last."""
     ours, theirs = f"{stack}/layers_<i>", f"{stack}.block.<i>.layer"
     mlp = f"{theirs}.{mlp_index}.{mlp_name}"
     return [
@@ -48,7 +47,7 @@ def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
 
 
 def rules_of(config: SwitchConfig) -> Rules:
-    """Returns the rules for models of a configuration."""
+    """Returns the rules for a configuration."""
     mlp_name = "mlp" if config.num_experts else "DenseReluDense"
     has_layer_biases = config.relative_attention_per_layer and not config.num_experts
     bias = ("layers_<i>/", "<i>") if has_layer_biases else ("", "0")
@@ -61,13 +60,13 @@ def rules_of(config: SwitchConfig) -> Rules:
             *_stack_rules("decoder", "self_attention", 2, mlp_name, bias),
             *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
-            # Only in old files, and unused by every version of transformers.
+            # Only in old files, and never used by transformers.
             Rule("", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         ])
 
 
 def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
-    """Reads a model from a folder in Hugging Face's format, one tensor at a time.
+    """Reads a model in Hugging Face's format, one tensor at a time.
 
     Args:
         folder: Path of a folder with config.json and model.safetensors or pytorch_model.bin, in one file or shards.
@@ -93,14 +92,14 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
                     vocabulary: bytes | None = None) -> None:
     """Writes a model as config.json and model.safetensors, for transformers 5.23.
 
-    The folder appears complete or not at all. Tensors are float32, in shards if they have more than 5 GB. Models that
-    Hugging Face's classes cannot represent are refused.
+    The folder appears complete or not at all. Tensors are float32, in shards above 5 GB. Refuses models that Hugging
+    Face's classes cannot represent.
 
     Args:
         model: SwitchTransformer.
-        folder: Path of a folder that does not exist yet, or is empty.
-        expert_capacity: int or None. Slots of each expert for each sequence in the written model. None takes the
-            value of a model with semantics="hf"; other models with experts need a number.
+        folder: Path of a new or empty folder.
+        expert_capacity: int or None. Slots of each expert for each sequence. None takes the value of a model with
+            semantics="hf"; other models with experts need a number.
         vocabulary: bytes or None. A SentencePiece model to write as spiece.model. transformers reads it as a
             T5Tokenizer with 100 sentinels.
     """

@@ -1,8 +1,8 @@
 """Reads the configuration and opens the tensors of a Hugging Face folder, without building the model.
 
 Only copies of the embedding are read, to compare them. Converts config.json of T5 and Switch Transformers to a
-SwitchConfig and back. Released config.json files sometimes contradict their tensors. For the number of layers, the
-sparse layers and gated feed-forward layers the tensors take precedence, with a warning. Without an import of Keras
+SwitchConfig and back. Released config.json files sometimes contradict their tensors: for the number of layers, sparse
+layers and gated feed-forward layers the tensors take precedence, with a warning. Nothing here imports Keras, so
 `switch-tf inspect` takes one second.
 """
 
@@ -25,7 +25,7 @@ from switch_tf.refusals import Refusal
 T5, MT5, UMT5, SWITCH = "t5", "mt5", "umt5", "switch_transformers"
 EMBEDDING, LOGITS = "shared.weight", "lm_head.weight"
 STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# Name of the logits in checkpoints converted from T5X without a rule for them (switch-xxl-128, switch-c-2048).
+# Logits in checkpoints converted from T5X without a rule for them (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"
 
 # Our name -> theirs.
@@ -38,7 +38,7 @@ _SPARSE = {
     "router_z_loss_weight": "router_z_loss_coef"}
 _NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 
-# Their function -> our activation without and with a gate. The first of several equivalent names is written.
+# Their function -> our activation without and with a gate. Of equivalent names the first one is written.
 _FUNCTIONS = {
     "relu": ("relu", "reglu"), "gelu": ("gelu", "geglu_exact"), "gelu_python": ("gelu", "geglu_exact"),
     "gelu_new": ("gelu_tanh", "geglu"), "gelu_pytorch_tanh": ("gelu_tanh", "geglu"), "silu": ("silu", "swiglu"),
@@ -68,7 +68,7 @@ _DEFAULTS = {
 
 _PAD, _END, _START, _BEGIN = "pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id"
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
-_DEFAULT_END = 1  # transformers' for a config.json without the key
+_DEFAULT_END = 1  # in transformers, without the key
 
 _MAX_LAYERS = 512  # of a stack; published T5s have 24
 _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|DenseReluDense)\.(router|experts)?)?")
@@ -100,7 +100,7 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     if is_encoder := _says_encoder(stated):
         num_layers["decoder"] = 0
     activation = stated["dense_act_fn" if stated["model_type"] == SWITCH else "feed_forward_proj"]
-    # transformers 5 writes the former meaning of tie_word_embeddings under a new name, see `from_hugging_face`.
+    # transformers 5 has a new name for the former meaning of tie_word_embeddings, see `from_hugging_face`.
     is_tied = stated.get("scale_decoder_outputs", stated.get("tie_word_embeddings", True))
     unknown = dict.fromkeys(num_layers, set())  # `_found_step` takes them from config.json
     return _config(folder, values, Structure(
@@ -127,8 +127,7 @@ def _unify_embeddings(tensors, ties_logits):
     """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
     Versions of transformers store a tied weight as `shared`, as `embed_tokens` of a stack, or as `lm_head`. Files of
-    PyTorch have all of them. Names with equal tensors are one weight. A missing embedding is left for the rules to
-    report.
+    PyTorch have all of them. The rules report a missing embedding later.
 
     Args:
         tensors: Name -> Tensor, changed in place.
@@ -156,7 +155,7 @@ def _are_equal(first, second):
 
 
 class Structure(NamedTuple):
-    """Structure of a model, from the names of its tensors. Dictionaries have the keys "encoder" and "decoder".
+    """Structure of a model, from its tensors' names. Dictionaries have the keys "encoder" and "decoder".
 
     `num_layers`: highest layer index plus one.
     `sparse_layers`, `dense_layers`: indices of layers with experts, and with a plain feed-forward layer.
@@ -210,7 +209,7 @@ def step_for(layers: tuple[int, ...], num_layers: int, preferred: int) -> int | 
 
 
 def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
-    """Returns the configuration for the `values` of a config.json and the `structure` of the tensors.
+    """Returns the configuration for a config.json's `values` and the tensors' `structure`.
 
     Refuses models that switch_tf cannot represent, and values that contradict the tensors.
     """
@@ -263,7 +262,6 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
 
 
 def _family(values):
-    """Returns the model_type in config.json's `values`."""
     model_type = values.get("model_type")
     if model_type not in [*_DEFAULTS]:
         reason = _OTHER_FAMILIES.get(model_type, "other architectures have weights that switch_tf does not have") if (
@@ -280,7 +278,6 @@ def _with_defaults(values):
 
 
 def _says_encoder(values):
-    """Returns whether config.json describes an encoder without a decoder."""
     architectures = values.get("architectures", [])
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise Refusal("architectures in config.json must be a list of names, not "
@@ -294,8 +291,8 @@ def _integer(values, key):
 
 
 def _found_step(stated, num_layers, stack, structure):
-    """Returns the sparse step of a stack. Tensors take precedence over config.json."""
-    # For a layer without tensors config.json decides, so that the rules report the missing tensors.
+    """Returns a stack's sparse step. Tensors take precedence over config.json."""
+    # For a layer without tensors config.json decides, so that they are reported as missing.
     layers = tuple(sorted(structure.sparse_layers[stack] | (
         {*sparse_layers(num_layers, stated)} - structure.dense_layers[stack])))
     step = step_for(layers, num_layers, stated)
@@ -340,16 +337,16 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
     """Returns `SwitchConfig.end_id`, after a check of the other special ids.
 
     The end of a sequence may be any id, several, or null for none, from generation_config.json if it exists, else from
-    config.json. In both files padding and the decoder's first token must be 0, as in T5: models here mask token 0, and
-    data are padded and shifted with it.
+    config.json. Padding and the decoder's first token must be 0 in both, as in T5: models here mask token 0, and data
+    are padded and shifted with it.
 
     Args:
         values: dict. Content of config.json.
-        generation: dict or None. Content of generation_config.json, None if there is no such file.
+        generation: dict or None. Content of generation_config.json, if it exists.
     """
     for file, content in (("config.json", values), ("generation_config.json", generation or {})):
         for key in (_PAD, _START):
-            # null in generation_config.json, or a missing key, leaves the choice to the caller of generate.
+            # null in generation_config.json, or a missing key, leaves the choice to generate's caller.
             if key in content and (content[key] is not None or (file, key) == ("config.json", _PAD)):
                 _check_zero(file, key, content[key])
         for key in _FORCED:

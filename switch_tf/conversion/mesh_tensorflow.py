@@ -52,9 +52,8 @@ def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None
     """Reads a model from a checkpoint of Mesh TensorFlow, one variable at a time.
 
     Args:
-        folder: Path of a folder with the file `checkpoint`, or of a checkpoint in it, such as
-            `folder/model.ckpt-1000000`.
-        config: SwitchConfig of the model. The checkpoint has no description of it.
+        folder: Path of a folder with the file `checkpoint`, or of a checkpoint such as `folder/model.ckpt-1000000`.
+        config: SwitchConfig of the model. The checkpoint does not describe it.
 
     Returns:
         SwitchTransformer with float32 weights.
@@ -108,7 +107,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
 
 
 def _sublayers_of(stack, names):
-    """Returns scope and kind of a stack's sublayers in order, from the names of variables."""
+    """Returns scope and kind of a stack's sublayers in order, from variables' names."""
     kinds = {}  # (block, layer) -> names
     for match in filter(None, map(_SUBLAYER.fullmatch, names)):
         if match[1] == stack:
@@ -140,7 +139,7 @@ def _sublayers_of(stack, names):
 
 
 def _rules_of(config, names):
-    """Returns the rules of a checkpoint, after comparing its layers with a configuration's."""
+    """Returns the rules of a checkpoint, and compares its layers with a configuration's."""
     if config.extra_mlp or config.has_attention_experts:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
         raise Refusal(f"No checkpoint of Mesh TensorFlow is read into a model with {field}; give the configuration of "
@@ -182,7 +181,7 @@ def _rules_of(config, names):
 
 
 def _check_layers(stack, last_kinds, config):
-    """Compares the number and the sparse indices of layers, given the kinds of their last sublayers."""
+    """Compares the number of layers and the sparse ones, given the kinds of their last sublayers."""
     count = getattr(config, f"num_{stack}_layers")
     if len(last_kinds) != count:
         raise Refusal(f"The checkpoint's {stack} has {len(last_kinds)} layers, but its configuration asks for {count}; "
@@ -201,7 +200,6 @@ def _check_layers(stack, last_kinds, config):
 
 
 def _gating_of(scope, names, stack, config):
-    """Returns the name of the router in a sparse layer."""
     policy = config.routing(stack == "decoder")[0]
     found = [gating for gating in GATINGS if f"{scope}/{_EXPERTS}/{gating}/kernel" in names]
     for gating in found:

@@ -1,7 +1,7 @@
 """Reads the files of a TensorFlow 1 checkpoint, the format of Mesh TensorFlow.
 
-`model.ckpt-N.index` has names and shapes, and the shards `model.ckpt-N.data-00000-of-00016` and so on have the values.
-The text file `checkpoint` names the newest checkpoint of the folder. `model.ckpt-N` is the checkpoint's path.
+The path of a checkpoint is `model.ckpt-N`. `model.ckpt-N.index` has names and shapes, and the shards
+`model.ckpt-N.data-00000-of-00016` and so on have the values. The file `checkpoint` names the newest one, as text.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from switch_tf.conversion.untrusted_files import Tensor, bytes_at, check_regular
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
-with epy.lazy_imports():  # slow to import, and not needed to recognise a folder
+with epy.lazy_imports():  # slow, and not needed to recognise a folder
     import tensorflow as tf
 
     from switch_tf.checkpoints import bundles
@@ -42,7 +42,7 @@ def is_tensorflow(path: Any) -> bool:
 
 
 def prefix_of(path: Any) -> Any:
-    """Returns the path of a checkpoint: `path` itself, or the newest checkpoint of the folder `path`."""
+    """Returns the path of a checkpoint: `path` itself, or the newest one in the folder `path`."""
     if _has_index(path):
         return path
     newest, found = _newest(path), _prefixes(path)
@@ -90,7 +90,7 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
 
 @contextlib.contextmanager
 def _refusing(prefix, what, files):
-    """Refuses damaged files, for which TensorFlow's reader raises one of several errors."""
+    """Refuses damaged files. TensorFlow's reader raises one of several errors for them."""
     try:
         yield
     # IndexError is OUT_OF_RANGE, ValueError is INVALID_ARGUMENT.
@@ -104,7 +104,7 @@ def _has_index(path):
 
 
 def _newest(folder):
-    """Returns the newest checkpoint's name, or None if no file `checkpoint` has it."""
+    """Returns the checkpoint's name in the file `checkpoint`, or None."""
     path = folder / STATE
     if not path.is_file():
         return None

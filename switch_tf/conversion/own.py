@@ -68,13 +68,13 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
                  optimizer: Adafactor | None = None) -> None:
     """Writes the weights of a model as a checkpoint, and `model.gin`. The folder appears complete or not at all.
 
-    To start a run from them, use the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
+    A run starts from them with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
 
     Args:
         model: SwitchTransformer.
-        folder: Path of a folder that does not exist yet, or is empty.
+        folder: Path of a new or empty folder.
         vocabulary: bytes or None. A SentencePiece model to write as spiece.model.
-        optimizer: Adafactor, built for the model, or None. Its slots and its step are also written, for a run with
+        optimizer: Adafactor, built for the model, or None. Its slots and step are also written, for a run with
             `Run.initial_variables = "with_optimizer"`.
     """
     if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
@@ -92,8 +92,8 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     Args:
         source: Weights.
         folder, vocabulary, optimizer: See `to_switch_tf`.
-        identity: JSON-able. Everything that determines the files. A killed call continues if it has the same identity.
-            With None it always starts anew.
+        identity: JSON-able. Everything that determines the files. After a kill a call with the same identity continues.
+            None always starts anew.
     """
     groups = weight_source.groups_of(source)
     slots = {} if optimizer is None else tensors.optimizer_variables(optimizer)

@@ -1,8 +1,8 @@
-"""Finds the vocabulary of a model in its run folder, or in the folder of converted or foreign weights.
+"""Finds the vocabulary of a model in the folder of its run or of its weights.
 
-The only vocabulary file that transformers 5 writes for a T5 is tokenizer.json. It is turned into a SentencePiece
-model, which has the same pieces, scores and table of characters for the normaliser. The other settings come from the
-normaliser and the pre-tokeniser; settings that SentencePiece lacks are refused.
+The only vocabulary file that transformers 5 writes for a T5 is tokenizer.json. It becomes a SentencePiece model with
+the same pieces, scores and table of characters. Settings of the normaliser and pre-tokeniser that SentencePiece lacks
+are refused.
 """
 
 import base64
@@ -41,7 +41,7 @@ class Vocabulary(NamedTuple):
 
 
 def find(source: str | pathlib.Path) -> Vocabulary:
-    """Finds the vocabulary of a run, of a checkpoint of a run, or of weights in any other format.
+    """Finds the vocabulary of a run, a checkpoint of a run, or weights in another format.
 
     An unreadable vocabulary gives a `reason` instead of an error, because the weights are useful without it.
 
@@ -80,7 +80,7 @@ def find(source: str | pathlib.Path) -> Vocabulary:
 def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Returns the serialised SentencePiece model of a tokenizer.json, without the 100 sentinels at its end.
 
-    Refuses a damaged file, a model other than Unigram, and steps that SentencePiece lacks.
+    Refuses models other than Unigram, and steps that SentencePiece lacks.
     """
     content = untrusted_files.read_object(path)
     model = content.get("model")
@@ -136,7 +136,6 @@ def _pieces(model, path):
 
 
 def _kinds(content, model, pieces, path):
-    """Returns the type of each special piece, piece -> number."""
     kind = sentencepiece_model_pb2.ModelProto.SentencePiece
     unk_id, added = model.get("unk_id"), content.get("added_tokens") or []
     if type(unk_id) is not int or not 0 <= unk_id < len(pieces):
@@ -175,7 +174,7 @@ def _set_normalizer(spec, content, path):
 
 
 def _steps(described, key):
-    """Returns the steps of a normaliser or pre-tokeniser as one flat list."""
+    """Returns a normaliser's or pre-tokeniser's steps as a flat list."""
     if described is None:
         return []
     if isinstance(described, dict) and described.get("type") == "Sequence" and isinstance(described.get(key), list):

@@ -5,9 +5,9 @@ the layers on axis 1. If dense and sparse layers alternate, n blocks are scanned
 are the layers of a block. Each such array is read as n arrays "encoder/layers_<i>/mlp/wi/kernel" of shape [d, f].
 
 T5X's Adafactor has for each weight the arrays v_row and v_col, or v, and m. Unused arrays have shape (1,).
-`MultiOptimizer` keeps the same tree, with None for weights that it does not train. `t5x/adafactor.py` defines the
-factoring: a matrix with two dimensions of at least 128 is factored over them, the smaller one as rows. Arrays with more
-dimensions, such as experts and scanned layers, are factored by logical axes.
+`MultiOptimizer` has None for weights that it does not train. As in `t5x/adafactor.py`, a matrix with two dimensions of
+at least 128 is factored over them, the smaller one as rows. Arrays with more dimensions, such as experts and scanned
+layers, are factored by logical axes.
 """
 
 import importlib
@@ -71,7 +71,7 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     Args:
         folder: Path of a folder such as `checkpoint_1000000`, with the msgpack file `checkpoint` and its zarr folders,
             or written by Orbax.
-        config: SwitchConfig of the model. The checkpoint has no description of it.
+        config: SwitchConfig of the model. The checkpoint does not describe it.
 
     Returns:
         SwitchTransformer with float32 weights.
@@ -106,7 +106,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
 
 
 def _merge_heads(name, tensor, config):
-    """Reshapes an attention kernel with an axis for heads, as in T5X's scalable T5, to a matrix."""
+    """Reshapes an attention kernel with an axis for heads (T5X's scalable T5) to a matrix."""
     match, heads = _HEADS.fullmatch(name), (config.num_heads, config.d_kv)
     if match is None or len(tensor.shape) != 3 or heads != (tensor.shape[1:] if match[1] else tensor.shape[:2]):
         return tensor
@@ -117,8 +117,8 @@ def _merge_heads(name, tensor, config):
 def _unscan(tensors, config):
     """Splits the tensors of scanned layers into single layers.
 
-    A scanned tensor stays in memory until the next one is read. A tensor of more than KEPT_SIZE elements is instead
-    read layer by layer if it can be read in parts.
+    A scanned tensor stays in memory until the next one is read. One with more than KEPT_SIZE elements is instead read
+    layer by layer, if it can be read in parts.
     """
     matches = {name: _SCANNED.fullmatch(name) for name in tensors}
     block_sizes = {}
@@ -163,7 +163,7 @@ def _layer(load, name, tensor, block):
 
 
 def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns the Adafactor of a T5X checkpoint, with its slots and its step.
+    """Returns the Adafactor of a T5X checkpoint.
 
     Args:
         folder: Path of the checkpoint.

@@ -1,8 +1,8 @@
 """Reads the configuration of a T5X checkpoint from the gin file in its run folder.
 
-T5X's `config.gin` has all values, resolved: of `network.T5Config` for T5X's own T5, of the layers for Flaxformer's T5
-and mixtures of experts. `gin_syntax.py` reads the file as data and executes nothing. Values without effect on weights
-or numbers are ignored. Any other unknown value is refused by name.
+T5X's `config.gin` has all values, resolved: of `network.T5Config` for T5X's own T5, of the layers for Flaxformer. It is
+read as data and never executed. Values without effect on weights or numbers are ignored. Any other unknown value is
+refused by name.
 """
 
 from typing import Any
@@ -43,9 +43,9 @@ _EXPERTS = {f"{_MOE}.num_experts": "num_experts", f"{_MOE}.max_group_size": "gro
             f"{_MOE}.train_capacity_factor": "train_capacity_factor",
             f"{_MOE}.eval_capacity_factor": "eval_capacity_factor"}
 _COPIED = {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
-# The heads of a bias and the width of logits repeat values of the attention and the vocabulary.
+# Values of a bias and of logits that repeat values of attention and vocabulary.
 _REPEATED = {f"{_BIAS}.num_heads", "dense.DenseGeneral.features", f"{_ATTENTION}.dropout_rate"}
-# Parameters of any class that functions here read, or that have a single value in this package's models.
+# Parameters of any class that functions here read, or that have only one value in this package's models.
 _READ = {"encoder_factory", "decoder_factory", "num_layers", "num_sparse_layers", "sparse_layout", "router",
          "num_selected_experts", "batch_prioritized_routing", "jitter_noise", "output_logits_factory", "extra_mlp",
          "min_expert_capacity", "shared_relative_position_bias_factory"}
@@ -69,13 +69,13 @@ _MODULES = {"t5_architecture", "moe_architecture", "moe_layers", "routing", "den
 
 
 def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
-    """Finds the configuration of a checkpoint in one of FILES, beside the checkpoint or above it.
+    """Finds the configuration of a checkpoint in one of FILES, in its folder or above.
 
     Args:
         folder: Path of the checkpoint, which may be in a bucket, or of `state` within it.
 
     Returns:
-        `(configuration, path of its file)`, or None without such a file.
+        `(configuration, path of its file)`, or None.
     """
     for place in (folder, folder.parent, *([folder.parent.parent] if folder.name == "state" else [])):
         for path in (place / name for name in FILES):
@@ -85,7 +85,7 @@ def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
 
 
 def read(path: Any) -> SwitchConfig | None:
-    """Returns the configuration in a gin file of T5X, or None if it describes no model of T5X."""
+    """Returns the configuration in a gin file of T5X, or None."""
     try:
         assigned, includes = gin_syntax.assignments(path)
         values = {}  # "scope/module.Class.parameter" -> value, without the package of the module
@@ -177,7 +177,7 @@ def _fields_of_flaxformer(values):
 
 
 def _has(values, kinds, parameter, choice):
-    """Returns whether a parameter names the class `choice` in both stacks. None in both means no."""
+    """Returns whether a parameter names the class `choice` in both stacks."""
     found = [_class(values.get(f"{kind}.{parameter}")) for kind in kinds]
     if found not in ([None, None], [choice, choice]):
         raise _unknown(f"{parameter} of encoder and decoder", found)

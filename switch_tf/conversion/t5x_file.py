@@ -85,12 +85,12 @@ def _has_msgpack(folder):
 
 
 def _orbax_root(folder):
-    """Returns the folder with Orbax' description, the checkpoint itself or an item in it, or None."""
+    """Returns the folder of Orbax' description, the checkpoint or an item in it, or None."""
     return next((root for root in (folder, *(folder / item for item in _ITEMS)) if (root / ORBAX_FILE).is_file()), None)
 
 
 def newest_in(folder: Any) -> Any | None:
-    """Returns the newest checkpoint in a run folder of T5X or Orbax, or None for any other folder."""
+    """Returns the newest checkpoint in a run folder of T5X or Orbax, or None."""
     steps = {int(found[1]): entry for entry in (folder.iterdir() if folder.is_dir() else ())
              if (found := _CHECKPOINT.fullmatch(entry.name))}
     return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
@@ -100,7 +100,7 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
     """Opens "target" or "state".
 
     Returns:
-        Name -> Tensor, or int. Names are like "target/encoder/encoder_norm/scale" and
+        Name -> Tensor, or int. Names are such as "target/encoder/encoder_norm/scale" and
         "state/param_states/encoder/encoder_norm/scale/v".
     """
     if _has_msgpack(folder):
@@ -127,7 +127,7 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
 
 
 def _largest_file(folder):
-    """Returns the largest file size. Refuses special files, because tensorstore follows links and waits for pipes."""
+    """Returns the largest file size. Refuses special files: tensorstore follows links and waits for pipes."""
     largest = 0
     for file in files_in(folder):
         check_regular(file)
@@ -167,7 +167,7 @@ def _open_zarr(folder, place, name, driver, is_database):
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}; download it "
                       "again.")
-    # Even compressed, a chunk is hardly larger than its values. If memory is short, tensorstore ends the process.
+    # Even compressed, a chunk is hardly larger than its values. Out of memory, tensorstore ends the process.
     if largest > 2 * math.prod(chunk) * array.dtype.numpy_dtype.itemsize + MAX_BYTES:
         raise Refusal(f"{where} is damaged: a file has {largest} bytes, and a chunk of {name!r} has {math.prod(chunk)} "
                       "numbers; download it again.")
@@ -181,7 +181,7 @@ def _check_dtype(name, dtype):
 
 
 def _read_orbax(path, part):
-    """Returns the leaves of a part, name -> Reference, and the tensorstore driver that reads them."""
+    """Returns the leaves of a part, name -> Reference, and their tensorstore driver."""
     content = read_object(path)
     entries = content.get("tree_metadata")
     leaves = {}
@@ -207,7 +207,7 @@ def _read_orbax(path, part):
 
 
 def read_leaves(folder: Any, part: str) -> dict[str, Tensor | Reference | int]:
-    """Returns the leaves of a part, such as "target/encoder/encoder_norm/scale": arrays, or References to them.
+    """Returns the leaves of a part: "target/encoder/encoder_norm/scale" -> array in the file, Reference or int.
 
     Args:
         folder: Path of the checkpoint, with the msgpack file.
@@ -255,7 +255,7 @@ def _flattened(tree, name):
 def _read_node(path, unpacker, data, depth, skipped):
     """Returns a dict of nodes, an array, a Reference, or any other value.
 
-    The message of a Refusal is half a sentence for the caller to complete.
+    A Refusal's message is half a sentence for the caller to complete.
     """
     start = unpacker.tell()
     if data[start] not in _MAPS:

@@ -24,9 +24,8 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 class Tensor(NamedTuple):
     """A tensor in a file, read on demand.
 
-    `load()` returns all values. Values of a mapped file take memory only when they are used. If the tensor
-    `has_parts`, `load(index)` reads only a part. `dtype` is the dtype's name in the file. Formats that check it
-    elsewhere keep the default.
+    `load()` returns all values. Values of a mapped file take memory only in use. If it `has_parts`, `load(index)` reads
+    only a part. `dtype` is the dtype's name in the file. Formats that check it elsewhere keep the default.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +38,7 @@ class Tensor(NamedTuple):
         return math.prod(self.shape)
 
     def read(self) -> np.ndarray:
-        """Returns all values as <float32>, exact for every accepted dtype."""
+        """Returns all values as <float32>, exactly."""
         return np.asarray(self.load(), np.float32)
 
     def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
@@ -48,7 +47,7 @@ class Tensor(NamedTuple):
 
 
 def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
-    """Returns a function that keeps the last tensor it read, because its next part is needed soon."""
+    """Returns a function that keeps the last tensor it read, for its next part."""
     kept = {}
 
     def read(name):
@@ -78,7 +77,7 @@ def values_at(path: Any, dtype: np.dtype, start: int, shape: tuple[int, ...]) ->
 
 
 def files_in(folder: Any) -> Iterator[Any]:
-    """Yields all files and links in a folder and its subfolders. Follows no links."""
+    """Yields all files and links in a folder and its subfolders."""
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             yield from files_in(entry)
@@ -87,7 +86,7 @@ def files_in(folder: Any) -> Iterator[Any]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Returns whether a name is a single path component, so that it cannot lead out of a folder."""
+    """Returns whether a name is a single path component, and so cannot lead out of a folder."""
     return (0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name)
             and name not in (".", ".."))
 
@@ -116,7 +115,7 @@ def content(path: pathlib.Path) -> bytes:
 
 
 def read_object(path: pathlib.Path) -> dict:
-    """Returns the JSON object in a file of at most MAX_BYTES."""
+    """Returns the JSON object in a regular file of at most MAX_BYTES."""
     return parse_object(content(path), path)
 
 
@@ -132,7 +131,7 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
         raise Refusal(f"{path} is not JSON ({error}); download it again.") from None
     if not isinstance(content, dict):
         raise Refusal(f"{path} must hold a JSON object, not {type(content).__name__}; download it again.")
-    # Python can parse deeper nesting than it can show or compare without a stack overflow.
+    # Python can parse nesting that is too deep to show or compare.
     level = [content]
     for _ in range(_MAX_DEPTH):
         level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)

@@ -2,8 +2,8 @@
 
 Rules map names and shapes of weights between switch_tf and another format. A rule is a pair of templates,
 `encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`, that match whole names. Exactly one rule must
-match each name on either side, and a tensor that is missing, left over or of another shape is an error. Only names and
-shapes are compared, so errors come before any values move.
+match each name on either side, and a tensor that is missing, left over or of another shape is an error, raised before
+any values move.
 
 A slot of Adafactor is a mean of squared gradients, kept whole ("v") or as its means over columns and over rows
 ("v_row", "v_col"). The two sides may choose differently. The means of a whole slot equal the factored slots, because
@@ -41,7 +41,7 @@ _FIELDS = {"i": _INDEX, "e": _INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|ex
 
 
 class Rule(NamedTuple):
-    """A kind of weight in both formats. Our weight becomes theirs when it is unstacked, merged, then transposed.
+    """A kind of weight in both formats. Ours becomes theirs when it is unstacked, merged, then transposed.
 
     Args:
         ours, theirs: str. Templates in which `<field>`, one of _FIELDS, stands for the same text on both sides. `ours`
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
 
 
 class Link(NamedTuple):
-    """One of our weights and the names of their tensors. Stacked experts have several."""
+    """One of our weights and the names of their tensors, several for stacked experts."""
 
     ours: str
     shape: tuple[int, ...]
@@ -105,10 +105,7 @@ class Link(NamedTuple):
         return weight
 
     def to_theirs(self, weight: np.ndarray, rows: slice = slice(None)) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields names and values of their tensors from our weight, as views where possible.
-
-        Rows of a divisible weight yield the tensors of their experts, or the rows of a tensor.
-        """
+        """Yields names and values of their tensors from our weight, or from its `rows`, as views where possible."""
         names, parts, whole = (self.theirs[rows], weight, self.shape) if self.rule.stack else (
             self.theirs, [weight], (len(weight), *self.shape[1:]))
         shape = self.rule.their_shape(whole)
@@ -131,10 +128,9 @@ class Rules:
         self._theirs = [(pattern(rule.theirs), rule) for rule in rules]
 
     def link(self, weights: Mapping[str, Any]) -> list[Link]:
-        """Links each of our weights to the names of its tensors in the other format, in order.
+        """Links each of our weights to the names of their tensors, in order.
 
-        The values of `weights` need only a shape. Refuses a weight that no rule or several rules match, and two weights
-        that need the same tensor.
+        Refuses a weight that no rule or several rules match, and two weights that need the same tensor.
         """
         links, owners = [], {}
         for name, weight in weights.items():
@@ -156,7 +152,7 @@ class Rules:
         Args:
             links: From `link`.
             tensors: Name -> tensor, or any object with a shape.
-            way_out: End of the messages, the user's choices if checkpoint and configuration differ.
+            way_out: End of the messages: what to do if checkpoint and configuration differ.
         """
         wanted = {name: link for link in links for name in link.theirs}
         for name in tensors:
@@ -175,7 +171,7 @@ class Rules:
 
 
 def _only_match(patterns, name, what):
-    """Returns the only rule that matches `name`, and the values of its fields."""
+    """Returns the only rule that matches `name`, and its fields."""
     matches = [(rule, match.groupdict()) for pattern, rule in patterns if (match := pattern.fullmatch(name))]
     if len(matches) != 1:
         known = " and ".join(repr(rule.theirs) for rule, _ in matches)
@@ -185,7 +181,7 @@ def _only_match(patterns, name, what):
 
 
 class Weight(NamedTuple):
-    """A weight without its values, but with the attributes of a Keras variable that a checkpoint describes."""
+    """A weight without its values, with the attributes of a variable that a checkpoint describes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -208,12 +204,12 @@ class WeightSource(NamedTuple):
 
 
 def variables_of(model: SwitchTransformer) -> dict[str, keras.Variable]:
-    """Returns the weights of a model by their paths within it, such as `encoder/layers_0/attention/query`."""
+    """Returns a model's weights by their paths within it, such as `encoder/layers_0/attention/query`."""
     return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
 
 
 def of_model(model: SwitchTransformer) -> WeightSource:
-    """Returns the weights of a model. Builds the model if necessary."""
+    """Returns the weights of a model, built if necessary."""
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
     if not model.built:
@@ -225,7 +221,7 @@ def of_model(model: SwitchTransformer) -> WeightSource:
 
 
 def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
-    """Returns the weights of a configuration's model without creating their values."""
+    """Returns the weights of a configuration's model, without values."""
     with keras.StatelessScope(initialize_variables=False):
         return of_model(SwitchTransformer(config)).weights
 
@@ -233,21 +229,21 @@ def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
 def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor], folder: pathlib.Path,
                 way_out: str = "give the --gin_file of its model, or download it again if it is incomplete"
                 ) -> WeightSource:
-    """Links a model to `tensors` and compares all names and shapes before any weight is read.
+    """Links a model to `tensors`, and compares all names and shapes before any weight is read.
 
     Args:
         config: SwitchConfig of the model.
         rules: Rules of the format.
-        tensors: Name -> tensor of the checkpoint. Weights are read in this order.
+        tensors: Name -> tensor of the checkpoint, in the order of reading.
         folder: Path of the checkpoint, for messages.
-        way_out: The user's choices if checkpoint and configuration differ, for messages.
+        way_out: See `Rules.check`.
     """
     weights = weights_of(config)
     links = rules.link(weights)
     rules.check(links, tensors, way_out)
     places = {name: place for place, name in enumerate(tensors)}
     load = keeping_last(lambda name: tensors[name].load())
-    # In the order of the files, so that an array of scanned layers is read only once.
+    # In the files' order, so that an array of scanned layers is read only once.
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
     def read_part(name, index):
@@ -285,7 +281,7 @@ def require_config(config: Any, kind: str, folder: pathlib.Path, tensors: Mappin
 
 
 def read_model(source: WeightSource) -> SwitchTransformer:
-    """Builds a model and reads its weights, with a progress bar if that takes several seconds."""
+    """Builds a model and reads its weights, with a progress bar after several seconds."""
     num_bytes, memory = 4 * source.config.num_parameters, host.memory("MemTotal") + host.memory("SwapTotal")
     if num_bytes > memory:
         raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
@@ -297,7 +293,7 @@ def read_model(source: WeightSource) -> SwitchTransformer:
 
 
 def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
-    """Reads variables in any layout, given by the names of their weights, one at a time in the order of reading."""
+    """Reads variables in any layout by the names of their weights, one at a time in the order of reading."""
     sizes = {name: 4 * math.prod(variables[name].shape) for name in source.weights if name in variables}
     with progress.bar(sum(sizes.values()), "reading weights") as bar:
         for name, num_bytes in sizes.items():
@@ -313,7 +309,7 @@ def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
 def _reading_pieces(source, name, array):
     """Returns a function from a piece's slices to its values. It also reads rows of the process's next pieces.
 
-    Reading each piece separately would read a chunk of a T5X checkpoint again, and all columns for each piece of a row.
+    Separate reads would read a chunk of a T5X checkpoint again, and all columns for each piece of a row.
     """
     num_rows, row_size = array.shape[0], 4 * math.prod(array.shape[1:])
     rows = sorted({index[0].indices(num_rows)[:2]
@@ -391,12 +387,12 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
     """Returns an Adafactor with the slots of a checkpoint, read one at a time.
 
     Args:
-        model: SwitchTransformer, built, with the weights of the checkpoint.
+        model: SwitchTransformer, built, with the checkpoint's weights.
         rules: Rules of the format.
         theirs: Their name of a weight -> {"v": slot} or {"v_row": slot, "v_col": slot}. In factored slots, averaged
             dimensions have size 1.
-        step_name: Their name of the number of steps.
-        step: Number of steps, as a Tensor or int. Any other value is refused.
+        step_name: Their name of the step.
+        step: Number of steps, Tensor or int. Any other value is refused.
         folder: Path of the checkpoint, for messages.
     """
     if isinstance(step, Tensor) and step.size == 1:
@@ -431,13 +427,13 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
 
 def used_slots(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mapping[str, tuple[str, Collection[int]]],
                software: str) -> dict[str, Tensor]:
-    """Returns the slots of a weight in the form that `read_adafactor` takes.
+    """Returns the slots of a weight in `read_adafactor`'s form.
 
     Args:
         name, shape: Name and shape of the weight.
-        slots: Means of its squared gradients, by their names. An array of shape (1,) is unused.
-        averaged: "v_row" and "v_col" -> (name of the slot in their checkpoint, dimensions that the slot averages over).
-        software: Name of the software that wrote the slots, for messages.
+        slots: Means of its squared gradients, by name. An array of shape (1,) is unused.
+        averaged: "v_row" and "v_col" -> (their name of the slot, dimensions that it averages over).
+        software: Name of their software, for messages.
     """
     if "m" in slots and slots["m"].shape != (1,):
         raise Refusal(f"The checkpoint's optimizer keeps momentum of {name!r}, and this package's Adafactor has none; "

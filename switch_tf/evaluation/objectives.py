@@ -23,7 +23,7 @@ class LossWeights(NamedTuple):
     """Divisors of the loss: token counts of the whole batch, known before the forward pass. <float> scalars.
 
     `targets`: tokens with a loss weight, or all with `Rules.averages_over_padding`.
-    `load_balancing_loss`, `router_z_loss`: stack ("encoder", "decoder") -> tokens that count in its router losses.
+    `load_balancing_loss`, `router_z_loss`: stack ("encoder", "decoder") -> tokens in its router losses.
     `tokens`: real tokens, inputs and targets. No term is divided by it.
     """
 
@@ -33,7 +33,7 @@ class LossWeights(NamedTuple):
     tokens: Any
 
     def apply_to(self, measured: Measurements) -> Measurements:
-        """Returns the measurements of a part of a batch with these weights, so that parts add up to the whole loss."""
+        """Returns a part of a batch's measurements with these weights, so that the parts' losses add up."""
         routers = {}
         for layer, stats in measured.routers.items():
             stack = layer.partition("/")[0]
@@ -48,15 +48,14 @@ class Objective:
     """Cross-entropy of the targets with its z-loss, plus the router losses of the model.
 
     A subclass adds or replaces terms in `measure`, but keeps "cross_entropy": evaluations report it as the loss.
-    `coefficients` weighs terms in the total, 1 by default. An objective that runs a second model creates it in `build`,
-    loads its weights in `restore` and lists them in `variables`. An objective that needs more of each row than its
-    tokens returns it from `added_features`.
+    `coefficients` weighs terms in the total, 1 by default. To run a second model, create it in `build`, load its
+    weights in `restore` and list them in `variables`. `added_features` returns data of a row besides its tokens.
     """
 
     coefficients: Mapping[str, float] = {}
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
-        """Refuses a run that this objective does not suit, before anything is built or written.
+        """Refuses an unsuitable run, before anything is built or written.
 
         Args:
             config: SwitchConfig of the trained model.
@@ -64,14 +63,14 @@ class Objective:
         """
 
     def build(self, partitioner: Partitioner) -> None:
-        """Creates the variables that `measure` reads in addition to the trained model's. This objective has none."""
+        """Creates the variables that `measure` reads in addition to the trained model's, here none."""
 
     def restore(self) -> None:
-        """Loads the values of these variables. Not called if only shapes matter."""
+        """Loads their values. Not called if only shapes matter."""
 
     @property
     def variables(self) -> list:
-        """Keras variables that `measure` reads in addition to the trained model's."""
+        """Keras variables from `build`."""
         return []
 
     def added_features(self) -> AddedFeatures | None:
@@ -79,11 +78,11 @@ class Objective:
         return None
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the objective's arguments, JSON-able, for the record in checkpoints."""
+        """Returns the objective's arguments, JSON-able, for checkpoints."""
         return {}
 
     def for_evaluation(self) -> "Objective":
-        """Returns the objective for evaluations: itself, or one that needs no additional variables."""
+        """Returns the objective for evaluations: itself, or one without additional variables."""
         return self
 
     def weights(self, config: SwitchConfig, features: dict[str, Any], dtype: str = "float32") -> LossWeights:
@@ -108,7 +107,7 @@ class Objective:
 
     def measure(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
                 router_stats: tuple[RouterStats, ...], settings: StepSettings) -> Measurements:
-        """Measures a batch, or a part of one, after its forward pass.
+        """Measures a batch, or a part of it, after its forward pass.
 
         Args:
             config: SwitchConfig.
@@ -127,7 +126,7 @@ class Objective:
                             dict(zip(config.sparse_layer_names, router_stats, strict=True)))
 
     def total(self, config: SwitchConfig, measured: Measurements) -> Any:
-        """Returns the loss, <float> scalar: the terms and the router losses of all sparse layers, weighted."""
+        """Returns the loss, <float> scalar: the weighted terms and router losses of all sparse layers."""
         terms = [_weighted(term, self.coefficients.get(name)) for name, term in measured.loss_terms.items()]
         for stats in measured.routers.values():
             terms.append(_weighted(stats.load_balancing_loss, config.load_balancing_loss_weight))
@@ -136,7 +135,7 @@ class Objective:
 
 
 def target_features(config: SwitchConfig) -> tuple[str, str]:
-    """Returns the names of the features with targets and loss weights: the decoder's, or an encoder-only model's."""
+    """Returns the names of the features with targets and loss weights: the decoder's, or a lone encoder's."""
     stack = "encoder" if config.is_encoder_only else "decoder"
     return f"{stack}_target_tokens", f"{stack}_loss_weights"
 

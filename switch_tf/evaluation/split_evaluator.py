@@ -1,4 +1,4 @@
-"""Evaluates the weights of a run in training, or its checkpoints, on one split of a task or mixture."""
+"""Evaluates a run in training, or its checkpoints, on a split of a task or mixture."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ def evaluate(step: Callable, batches: Iterable[dict], description: data.DatasetD
              advance: Callable[[int], None] = lambda count: None) -> Measurements:
     """Merges an evaluation step's measurements over batches, in float64.
 
-    Calls `advance` with the number of examples of each batch.
+    Calls `advance` with each batch's number of examples.
     """
     sums = None
     with data.refusing_bad_rows(description):
@@ -70,7 +70,7 @@ def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, t
     Args:
         config: SwitchConfig.
         description: data.DatasetDescription of the held-out batches.
-        training_batches: Batches with the targets to count. Every token of the vocabulary counts once more.
+        training_batches: Batches to count targets in. Every token of the vocabulary counts once more.
         held_out: Name -> batches with the targets for the loss.
 
     Returns:
@@ -91,7 +91,7 @@ def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, t
 
 
 class TaskResult(NamedTuple):
-    """Evaluation results of one task or mixture.
+    """Evaluation results of a task or mixture.
 
     `measured`: Measurements of its batches, on the host; None if no loss was computed.
     `scores`: data.TaskScores of its metrics; None for a mixture and for a task without metrics.
@@ -104,8 +104,8 @@ class TaskResult(NamedTuple):
     def values(self) -> dict[str, float]:
         """Values by name: "loss" and "accuracy" over target tokens, and the task's metrics.
 
-        The loss is only the cross-entropy, because the other terms steer training and do not measure quality. For a
-        task with metrics, the accuracy over tokens is "token_accuracy", because a metric may be called accuracy.
+        The loss is only the cross-entropy, because the other terms do not measure quality. For a task with metrics, the
+        accuracy over tokens is "token_accuracy", because a metric may be called accuracy.
         """
         values = {}
         if self.measured is not None:
@@ -116,7 +116,7 @@ class TaskResult(NamedTuple):
 
 
 class SplitEvaluator:
-    """Evaluates a model on one split, each time with its current weights.
+    """Evaluates a model on a split, each time with its current weights.
 
     Tasks with metrics are scored on greedy predictions up to the length of the description's targets, and on
     likelihoods. Experts drop no token there (`context.Context.no_drop`), so scores depend neither on the batch size nor
@@ -130,9 +130,8 @@ class SplitEvaluator:
         settings: StepSettings.
         partitioner: Partitioner.
         objective: Objective, built.
-        losses_of: Names of the tasks and mixtures to compute a loss for. Defaults to the tasks without metrics.
-        num_batches: int or None. Number of batches for each loss. They stay in memory. None reads the whole split each
-            time.
+        losses_of: Names of tasks and mixtures to compute a loss for. Defaults to the tasks without metrics.
+        num_batches: int or None. Number of batches for each loss, kept in memory. None reads the whole split each time.
         num_examples: int or None. Largest number of examples of each task with metrics.
     """
 
@@ -180,7 +179,7 @@ class SplitEvaluator:
 
 
 def average(results: dict[str, TaskResult]) -> float | None:
-    """Returns the average over tasks with metrics, see `data.average`, or None for fewer than two tasks."""
+    """Returns the average over tasks with metrics, see `data.average`, or None for fewer than two."""
     scores = {name: result.scores for name, result in results.items() if result.scores is not None}
     return data.average(scores) if len(scores) > 1 else None
 
@@ -197,7 +196,7 @@ def named(values: dict[str, dict[str, float]], average: float | None) -> dict[st
 
 
 def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
-    """Returns logged name -> whether a lower value is better, for metrics with names that do not show it."""
+    """Returns logged name -> whether lower is better, for metrics with names that do not show it."""
     lower = {f"eval/{task}/{name}": is_lower for task, result in results.items() if result.scores is not None
              for name, is_lower in result.scores.lower_is_better.items() if is_lower is not None}
     if lower and all(lower.values()):
@@ -206,7 +205,7 @@ def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
 
 
 class CheckpointEvaluator:
-    """Evaluates checkpoints of one model on a split.
+    """Evaluates checkpoints of a model on a split.
 
     Each checkpoint adds a line to `output/scores.jsonl`. `output/<split>/step_<step>/<task>.jsonl` has its predictions,
     and `output/<split>` the scores for TensorBoard.
@@ -247,11 +246,11 @@ class CheckpointEvaluator:
             self._closing = closing.pop_all()
 
     def close(self) -> None:
-        """Closes the TensorBoard file and lets another process write."""
+        """Closes the TensorBoard file and unlocks the folder."""
         self._closing.close()
 
     def evaluate(self, checkpoint: pathlib.Path) -> dict:
-        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for one checkpoint folder."""
+        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for a checkpoint folder."""
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
         # The number of examples of a loss is unknown.
         total = None if self._evaluator.batches else sum(self._evaluator.num_examples.values())
@@ -275,13 +274,13 @@ class CheckpointEvaluator:
 
 
 def with_perplexity(result: TaskResult) -> dict[str, float]:
-    """Returns the values of a result, with the perplexity if it has no metrics."""
+    """Returns a result's values, with the perplexity if it has no metrics."""
     values = result.values
     return {**values, "perplexity": math.exp(min(values["loss"], 700.0))} if result.scores is None else values
 
 
 def describe(result: dict) -> str:
-    """Returns a table of a result of `CheckpointEvaluator.evaluate`, a row for each task."""
+    """Returns a table of `CheckpointEvaluator.evaluate`'s result, a row for each task."""
     width = max(len("average"), *map(len, result["tasks"]))
     lines = [f"Step {result['step']}:"]
     for task, scores in result["tasks"].items():

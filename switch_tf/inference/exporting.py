@@ -37,14 +37,13 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
            about: dict[str, Any] | None = None) -> None:
     """Writes a SavedModel with decoding and a `MODEL_CARD.md`. `model.export` writes only the forward pass.
 
-    With a vocabulary it has the signatures of `switch-tf export`: `serving_default` from texts to texts, and `ids`.
-    Without one both names have the signature of ids: `inputs`, <int32>[batch, length], padding 0, to `outputs`,
-    <int32>[batch, max_length], and `scores`, <float32>[batch]. Batch and length may be any size. The folder appears
-    complete or not at all.
+    With a vocabulary it has the signatures of `export_texts`. Without one, `serving_default` and `ids` both map
+    `inputs`, <int32>[batch, length], padding 0, to `outputs`, <int32>[batch, max_length], and `scores`,
+    <float32>[batch]. Batch and length may be any size. The folder appears complete or not at all.
 
     Args:
         model: SwitchTransformer with a decoder.
-        folder: Path of a folder that does not exist yet, or is empty.
+        folder: Path of a new or empty folder.
         vocabulary: Name of a registered vocabulary, path of a SentencePiece model, a seqio vocabulary, or None.
         max_length: int. Largest number of tokens to decode, the end of sequence included.
         sampler: See `SwitchTransformer.generate`. A beam returns only its best result.
@@ -76,7 +75,7 @@ def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict)
 
     Args:
         text_model: TextModel. Its batch size is unused.
-        folder: Path of a folder that does not exist yet, or is empty.
+        folder: Path of a new or empty folder.
         about: dict, JSON-able. Origin of the model, for the card.
     """
     module, model, reading = _Answerer(text_model), text_model.model, text_model.features

@@ -1,4 +1,4 @@
-"""Answers every line, row or element of a file in order, and continues after a restart."""
+"""Answers the lines, rows or elements of a file in order, and continues after a restart."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """Yields all lines of a file, rows of a table or elements of an array in order.
+    """Yields the lines of a file, rows of a table or elements of an array in order.
 
     Args:
         examples: From `data.TextFile.examples` or `data.examples_of_lines`. The first field is the input.
@@ -35,11 +35,11 @@ def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Ite
     Args:
         lines: From `read`.
         model: TextModel. Without a `batch_size` it answers one line at a time.
-        has_targets: bool. Whether to score the second text of each line as its target, instead of predicting.
+        has_targets: bool. Whether to score the second text of each line, instead of predicting.
 
     Yields:
-        list of dict, one for each line, with `input` and `error`, or `target` and `score`, or `output`, `score` and the
-        further results of a beam, `others`. `cut` and `target_cut` count the tokens beyond the model's length.
+        list of dict, one for each line, with `input` and `error`, or `target` and `score`, or `output`, `score` and
+        `others`, the further results of a beam. `cut` and `target_cut` count tokens beyond the model's length.
     """
     batch_size = model.batch_size or 1
     records, asked = [], []
@@ -83,10 +83,10 @@ def _answer(asked, model):
 
 
 class Output:
-    """A file of records. A later start continues where it ends.
+    """A file of records. A later start with the same settings continues where it ends.
 
-    The settings are in `<file>.settings.json`, and a later start must have the same.
-    `num_known`: int. Number of records in the file when `after_what_is_there` returned.
+    The settings are in `<file>.settings.json`. `num_known`: int. Number of records in the file when
+    `after_what_is_there` returned.
 
     Args:
         path: Path of the file.
@@ -125,7 +125,7 @@ class Output:
             self._file = open(self._local, "ab")  # noqa: SIM115  closed by `close`
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Returns the lines without a record, after comparing the records with the other lines."""
+        """Returns the lines without a record, after checking the records against the rest."""
         lines = iter(lines)
         for number, record in enumerate(json_lines.lines(self._local, self._path), 1):
             try:
@@ -142,7 +142,7 @@ class Output:
         return lines
 
     def write(self, records: list[dict]) -> None:
-        """Appends and flushes records, so that a kill does not lose them. In a bucket they are safe after a minute."""
+        """Appends and flushes records. A kill does not lose them, in a bucket after a minute."""
         with writing(self._path):
             self._file.write(as_lines(records).encode())
             self._file.flush()
@@ -156,6 +156,6 @@ class Output:
 
 
 def as_lines(records: list[dict]) -> str:
-    """Returns records as JSON lines. Escapes lone surrogates, because UTF-8 cannot encode them."""
+    """Returns records as JSON lines. Escapes lone surrogates for UTF-8."""
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return lines.encode(errors="backslashreplace").decode()

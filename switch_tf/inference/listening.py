@@ -73,8 +73,8 @@ class HttpServer(uvicorn.Server):
 
     Args:
         app: ASGI app that answers `/health`.
-        most: int. Largest number of simultaneous connections, see `_Connection`.
-        on_ready: Function that is called when the server accepts requests.
+        most: int. Largest number of connections, see `_Connection`.
+        on_ready: Function called when the server accepts requests.
     """
 
     should_exit: bool
@@ -116,9 +116,8 @@ class HttpServer(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection of uvicorn with deadlines.
 
-    A connection above the limit drops one that waits for its client: the oldest without a request, else the oldest with
-    its answer, else the oldest with an incomplete request. If all are busy, the new connection gets status 503,
-    except for `/health`.
+    A connection above the limit drops one that waits for its client: the oldest without a request, else with its
+    answer, else with an incomplete request. If all are busy, the new connection gets status 503, except for `/health`.
     """
 
     def __init__(self, most, **arguments):
@@ -176,7 +175,6 @@ class _Connection(H11Protocol):
 
 
 async def _only_health(app, scope, receive, send):
-    """Answers a request on a connection above the limit."""
     if scope["type"] == "http" and scope["path"] != "/health":
         app = JSONResponse({"error": "Too many requests are being answered; try again later."}, 503,
                            {"Retry-After": "1", "Connection": "close"})

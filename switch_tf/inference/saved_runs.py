@@ -1,4 +1,4 @@
-"""Restores trained runs from their `config.json` and vocabulary copies, without their gin files."""
+"""Restores trained runs from `config.json` and vocabulary copies, without their gin files."""
 
 import dataclasses
 import pathlib
@@ -17,8 +17,8 @@ from switch_tf.refusals import Refusal
 def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.SimpleNamespace | None:
     """Returns the run of a `config.json` on one device, or None if only code can create its vocabulary.
 
-    Needs neither the task nor its data, and executes nothing in the folder. The result has the fields of a run from gin
-    files that answering needs, `config`, `partitioner`, `run` and `make_model`, and `reading`, a data.Reading.
+    Needs neither the task nor its data, and executes nothing in the folder. The result has the fields of a run that
+    answering needs, `config`, `partitioner`, `run` and `make_model`, and `reading`, a data.Reading.
 
     Args:
         saved: Content of the `config.json`.

@@ -32,9 +32,9 @@ READ_SECONDS = 30  # from the headers of a request to its end
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_BYTES_HELD = 2**28  # of incomplete requests
 _CHARACTERS_PER_TOKEN = 64  # of the longest accepted text; most tokens of a longer one would be cut
-_FEWEST_CHARACTERS = 2**14  # length that is always accepted
+_FEWEST_CHARACTERS = 2**14  # always accepted
 _SMALL = 2**16  # bytes up to which a request is parsed without a thread and always admitted
-_MOST_LONG = 4  # requests of the largest size, or as many bytes of smaller ones, parsed and tokenised at a time
+_MOST_LONG = 4  # requests of the largest size, or as many bytes, parsed and tokenised at a time
 _CHARACTERS_PER_TURN = 2**14  # to tokenise of a request before the next request's turn
 _MAX_LOOKING = 16  # waiting requests of the page, computed one at a time
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -45,13 +45,13 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
 class Batcher:
     """Answers requests in a thread. The requests that wait when a batch ends are the next batch.
 
-    A request never waits for a batch to fill. Requests that are cancelled before their batch begins are skipped.
+    A request never waits for a batch to fill. Requests cancelled before their batch begins are skipped.
     `is_working`: bool, whether requests are accepted.
 
     Args:
         answer: Function from a list of requests to a list of results. All requests of the batch get its exception.
         batch_size: int. Largest number of requests in a batch.
-        max_waiting: int. Largest number of waiting requests, see `has_room`.
+        max_waiting: int. Largest number of waiting requests.
     """
 
     def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int):
@@ -74,7 +74,7 @@ class Batcher:
             return len(self._waiting) + count <= self.max_waiting
 
     def submit(self, requests: list) -> list[concurrent.futures.Future]:
-        """Queues requests after `has_room` and before `stop`. Returns the futures of their results."""
+        """Queues requests, after `has_room` and before `stop`. Returns their futures."""
         futures = [concurrent.futures.Future() for _ in requests]
         with self._lock:
             self._waiting.extend(zip(requests, futures, strict=True))
@@ -115,8 +115,7 @@ class Hosts:
     cannot change them. Other clients send no `Origin`, so they may post with any content type.
 
     Args:
-        address: str. Address of the server. 0.0.0.0 and :: stand for every address of the machine, so a request may
-            name any IP address.
+        address: str. Address of the server. For 0.0.0.0 and :: a request may name any IP address.
         allowed: Additional names or addresses. Pages of these hosts may also post.
     """
 
@@ -229,7 +228,7 @@ class Server:
         self.app.router.redirect_slashes = False  # a redirect's address would come from the request
 
     def warm_up(self) -> None:
-        """Compiles the programs by answering texts and computing the routes of a text."""
+        """Compiles the programs that answer and that compute routes."""
         self._text_model.warm_up()
         ids = [self._text_model.features.inputs.eos_id]
         self._text_model.routes(ids, ids)
@@ -307,7 +306,6 @@ class Server:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
     async def _read(self, request, key):
-        """Returns the tokenised texts under a key of the request's JSON object."""
         body = await self._body(request)
         size = len(body) if len(body) > _SMALL else 0
         if size and self._num_bytes_prepared + size > _MOST_LONG * self._max_request_bytes:
@@ -363,8 +361,8 @@ class Server:
     async def _tokenised(self, request, texts):
         """Tokenises texts, given by their names in the request.
 
-        Requests take turns, so that a long one does not hold up the next. Refuses texts that have no room to wait, and
-        ends when the client disconnects.
+        Requests take turns, so that a long one does not hold up the next. Refuses texts without room to wait, and ends
+        when the client disconnects.
         """
         for name, text in texts.items():
             if not isinstance(text, str):
@@ -396,7 +394,7 @@ class Server:
             raise HTTPException(400, f"There is no text in {name}.") from None
 
     async def _wait(self, request, batcher, asked):
-        """Returns the results of a batcher. Cancels requests that have not begun when the client disconnects."""
+        """Returns a batcher's results. When the client disconnects, cancels requests that have not begun."""
         if not batcher.is_working:
             raise HTTPException(503, "The server is stopping.")
         _check_room(batcher, len(asked))

@@ -1,4 +1,4 @@
-"""Answers and scores texts with a model and its vocabularies, and compiles prediction for any layout."""
+"""Answers and scores texts with a model, and compiles prediction for any layout."""
 
 import functools
 import threading
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from switch_tf.decoding import Sampler
     from switch_tf.partitioning.partitioner import Partitioner
 
-_FEW_ROWS = (1, 4)  # numbers of inputs with compiled programs of static shape
+_FEW_ROWS = (1, 4)  # numbers of inputs in programs of static shape
 
 
 class Inputs(NamedTuple):
@@ -58,8 +58,8 @@ class TextModel:
         batch_size: int or None. Every batch is padded to this size. With None, one program takes batches of any shape,
             and programs for few inputs are compiled in the background (`FewRows`).
         partitioner: Partitioner that built the model, or None for one device of TensorFlow or another library. With
-            `has_fixed_shapes`, `batch_size` is rounded up to a multiple of the pieces of a batch, and every batch is
-            also padded to the largest lengths, so that one program takes them all. `warm_up` adds one for few inputs.
+            `has_fixed_shapes`, `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to
+            the largest lengths, for a single program. `warm_up` adds one for few inputs.
     """
 
     def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
@@ -85,7 +85,7 @@ class TextModel:
         self._likelihoods = self._compiled(self._likelihood)
 
     def _compiled(self, function, ranks=None):
-        """Compiles a function of two <int32>[batch, length] arrays that reads the model's weights."""
+        """Compiles a function of the model's weights and two <int32>[batch, length] arrays."""
         if self._partitioner:
             program = compile_features(
                 lambda features: function(features["first"], features["second"]), self._partitioner)
@@ -115,7 +115,7 @@ class TextModel:
 
         Args:
             inputs: list of ids, from `read`.
-            rows: list of int. Number of each input among all answered ones. Samplers draw from it.
+            rows: list of int. Number of each input among all answered ones, for samplers.
         """
         shape = self._shape(inputs, self.inputs_length)
         shape, decode = (self._few_rows and self._few_rows.program(*shape)) or (shape, self._decode)
@@ -131,7 +131,7 @@ class TextModel:
         return np.asarray(self._likelihoods(inputs_to_score, targets))[:len(inputs)].tolist()
 
     def routes(self, inputs: list[int], outputs: list[int]) -> dict:
-        """Returns the experts of the tokens of a text and its answer, as they were chosen during decoding.
+        """Returns the experts of the tokens of a text and its answer, as chosen during decoding.
 
         Args:
             inputs: list of int, `ids` of `read`.
@@ -203,8 +203,8 @@ class FewRows:
     """Compiled programs for one to four inputs.
 
     A program of static shape takes half the time of the one for any shape, but seconds to compile. A thread compiles it
-    when its shape is first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded
-    to 32, 64, 128 and so on to limit the number of programs, because each takes some 50 MiB.
+    when it is first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32,
+    64, 128 and so on to limit the number of programs, of some 50 MiB each.
 
     Args:
         decode: Function to trace, from <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
@@ -265,7 +265,7 @@ def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Pa
 
     Args:
         function: Function from a dict of <int32>[batch, length] to a nest of tensors, equal on every device.
-        partitioner: Partitioner that built the variables of the function.
+        partitioner: Partitioner that built the function's variables.
         join: Function that joins the results of all parts of the batch. Defaults to `partitioner.gather_rows`.
         use_xla: bool. Whether XLA compiles the program.
 
@@ -288,7 +288,6 @@ def _not_empty(inputs):
 
 
 def _filled(texts, shape):
-    """Returns lists of ids as <int32>[shape], padded with 0."""
     batch = np.zeros(shape, "int32")
     for row, ids in zip(batch, texts, strict=False):
         row[:len(ids)] = ids

@@ -32,7 +32,7 @@ SAME_FILES = (
 )
 # Distributions with CUDA's assembler, for CUDA 12 and 13.
 _ASSEMBLERS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
-# t5 requires them, but no module that switch_tf uses imports them.
+# Required by t5, but unused by switch_tf.
 NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
 # libtpu keeps this file while a process has the chips.
@@ -64,7 +64,7 @@ print(len(tensorflow.io.gfile.listdir(os.environ["TFDS_DATA_DIR"])))
 """
 
 
-# A bucket has no folders, so it can take a file of any name.
+# A bucket has no folders, so a file may have any name.
 _WRITING = """
 import secrets
 from switch_tf.storage import lock, places, whole_file
@@ -80,7 +80,7 @@ file.unlink()
 
 
 class Finding(NamedTuple):
-    """A line of the report. `cure` is a command or a change, empty if all is well."""
+    """A line of the report. `cure` is a command or a change, or empty."""
 
     check: str
     found: str
@@ -97,7 +97,7 @@ Findings: TypeAlias = Iterator[Finding]
 
 
 def check_all(model_dir: str | None) -> Findings:
-    """Does all checks in order. With `model_dir` it also checks that runs can be kept there."""
+    """Does all checks in order, the last one for `model_dir`, if any."""
     for check in (check_python, check_versions, check_double_distributions, check_requirements, check_variables,
                   check_tensorboard, check_accelerators, check_pjrt, check_tpu, check_data, check_folders,
                   check_machine):
@@ -116,7 +116,7 @@ def check_python() -> Findings:
 
 
 def check_versions() -> Findings:
-    """Compares the versions of packages that only work together with the versions that the tests run with."""
+    """Compares versions of packages that only work together with the versions in the tests."""
     flavour = tensorflow_distribution()
     for name, wanted in (*environment.KNOWN_GOOD[flavour].items(), environment.T5.split("==")):
         version = environment.installed_version(name)
@@ -219,7 +219,7 @@ def check_tensorboard() -> Findings:
 
 
 def check_accelerators() -> Findings:
-    """Checks that TensorFlow imports and sees the accelerators. A wrong libtpu aborts, so this is a new process."""
+    """Checks, in a new process because a wrong libtpu aborts it, that TensorFlow sees the accelerators."""
     host.skip_tpu_metadata_query()
     output, error = run_python(_DEVICES)
     counts = collections.Counter(json.loads(output or "[]"))
@@ -317,7 +317,7 @@ def check_tpu() -> Findings:
 
 
 def check_data() -> Findings:
-    """Checks that TensorFlow reads TFDS_DATA_DIR, such as gs://BUCKET/FOLDER, if the variable is set."""
+    """Checks that TensorFlow reads TFDS_DATA_DIR, such as gs://BUCKET/FOLDER, if it is set."""
     folder = os.environ.get("TFDS_DATA_DIR")
     if not folder:
         return
@@ -330,7 +330,7 @@ def check_data() -> Findings:
 
 
 def check_model_dir(folder: str) -> Findings:
-    """Checks that a file can be written, read and removed in a run's folder, such as gs://BUCKET/FOLDER."""
+    """Checks that files can be written, read and removed in a run's folder, such as gs://BUCKET/FOLDER."""
     output, error = run_python(_WRITING.format(folder), DATA_TIMEOUT)
     if output is None:
         yield Finding("MODEL_DIR", f"{folder} cannot be written and read: {error}",
@@ -340,7 +340,7 @@ def check_model_dir(folder: str) -> Findings:
 
 
 def check_folders() -> Findings:
-    """Checks that the current folder, the place of runs, and the cache folder are writable and have room."""
+    """Checks that the current folder, for runs, and the cache folder are writable and have room."""
     for check, folder in (("current folder", pathlib.Path.cwd()), ("cache folder", environment.cache_folder())):
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         try:
@@ -375,12 +375,12 @@ def run_python(code: str, timeout: float = IMPORT_TIMEOUT) -> tuple[str | None, 
 
 
 def tensorflow_distribution() -> str:
-    """Returns the name of the installed distribution of TensorFlow."""
+    """Returns the name of TensorFlow's installed distribution."""
     return next(filter(environment.installed_version, ("tensorflow-tpu", "tensorflow", "tensorflow-cpu")), "tensorflow")
 
 
 def requirements_file() -> str:
-    """Returns the name of the pinned list for this machine."""
+    """Returns the name of this machine's pinned list."""
     if tensorflow_distribution() == "tensorflow-tpu":
         return "requirements-tensorflow-tpu.txt"
     return "requirements-tpu.txt" if host.has_tpu() else "requirements.txt"

@@ -1,8 +1,8 @@
 """Registers this package's classes with Keras without importing their modules.
 
-`keras.models.load_model` looks classes up by registered name. Importing a module normally registers its classes, but
-`import switch_tf` imports no layers, to stay fast. This module registers placeholders instead. They import a class's
-module when a saved model contains the class.
+`keras.models.load_model` looks classes up by registered name. Importing a module registers its classes, but
+`import switch_tf` imports no layers, to stay fast. The placeholders here import a class's module when a saved model
+contains the class.
 """
 
 import importlib
@@ -24,7 +24,7 @@ CLASSES = {
 
 
 class _Placeholder:
-    """Placeholder of a class. When a saved model contains the class, importing its module registers the class."""
+    """Placeholder of a class. Imports the class's module when a saved model contains the class."""
 
     def __init__(self, name):
         self._name = name
@@ -39,7 +39,7 @@ class ImportHook:
 
     Args:
         name: Name of the module, not imported yet.
-        execute: Function of the module and of the function that executes it.
+        execute: Function of the module and of its usual execution function.
     """
 
     def __init__(self, name: str, execute: Callable[[ModuleType, Callable], None]):

@@ -40,7 +40,7 @@ def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool
                 _prepare(module, num_cpu_devices)
 
     def format_once(message, category, filename, lineno, line=None):
-        """Formats a warning as one sentence without a source line, and each sentence only once."""
+        """Formats a warning as one sentence, without source line, and only once."""
         text = f"Warning: {' '.join(str(message).split())}\n"
         is_new = text not in shown
         shown.add(text)
