@@ -24,7 +24,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 from switch_tf.storage import lock, outputs, places
 
-with epy.lazy_imports():  # imports TensorFlow, after the arguments are checked
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import data, decoding, inference
     from switch_tf.checkpoints import tensors
     from switch_tf.data import task_catalog
@@ -133,11 +133,7 @@ def run_infer(arguments: Namespace) -> dict:
 def _choose_fields(field, target_field, has_targets, defaults, form):
     """Returns the keys or columns of inputs and, with `has_targets`, of targets.
 
-    Args:
-        field, target_field: Values of the options, or None.
-        has_targets: Whether targets are read.
-        defaults: Keys or column numbers in the run's training data.
-        form: Form of the input, one of `data.rows.KINDS`.
+    `defaults` are keys or column numbers in the run's training data, and `form` is one of `data.rows.KINDS`.
     """
     is_table = form in ("tsv", "csv")
     fields = []
@@ -293,12 +289,7 @@ def run_serve(arguments: Namespace) -> dict:
 
 
 def _add_decoding_arguments(parser, answers=True):
-    """Declares the arguments that choose the run, the reading of texts, and decoding.
-
-    Args:
-        parser: Parser of the command.
-        answers: Whether the command answers texts of a run, and has `--backend` and `--devices`.
-    """
+    """Declares the arguments that choose the run and decoding, and with `answers` the back end and devices."""
     options.add_run_arguments(parser, is_required=answers)
     parser.add("--step",
                "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last")
@@ -337,12 +328,7 @@ def _sampler_of(arguments):
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
     """Returns the name of a run's task, its TextModel, and the identity from `_restore`.
 
-    Args:
-        arguments: What `_add_decoding_arguments` declares.
-        folder: From `folder_of`.
-        checkpoint: One of its checkpoints.
-        batch_size: See `TextModel`.
-        any_batch: Whether to use `batch_size=None` unless programs have fixed shapes.
+    `any_batch` replaces `batch_size` by None unless programs have fixed shapes.
     """
     described = _load_to_answer(arguments, folder)
     if any_batch and not described.partitioner.has_fixed_shapes:

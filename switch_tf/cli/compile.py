@@ -18,7 +18,7 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, outputs
 
-with epy.lazy_imports():  # imports TensorFlow, after the arguments are checked
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.aot import compiler, estimate
     from switch_tf.training import verification

@@ -21,7 +21,7 @@ from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
-with epy.lazy_imports():  # imports TensorFlow, after the arguments are checked
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
@@ -84,7 +84,7 @@ def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: in
 
     Args:
         arguments, defaults: As for `look`.
-        num_cpu_devices: Number of devices to make of the CPU. None leaves it as it is.
+        num_cpu_devices: See `quiet.import_tensorflow`.
         check: Function that refuses an unusable experiment.
     """
     quiet.expect_tensorflow(num_cpu_devices)  # the user's own gin file may import it
@@ -136,7 +136,7 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
     Args:
         arguments: What `add_run_arguments` declares. Without `trust` the gin file may name only what the package ships.
         folder: From `folder_of`.
-        num_cpu_devices: Number of devices to make of the CPU. None leaves it as it is.
+        num_cpu_devices: See `quiet.import_tensorflow`.
         on_one_device: Whether to compute on one device instead of under the run's layout. On a TPU VM it is the host's
             CPU.
     """

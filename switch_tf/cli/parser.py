@@ -10,7 +10,7 @@ from switch_tf.statuses import REFUSED
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors that suggest the flag or macro for an unknown flag."""
+    """A parser that suggests a flag or macro for an unknown flag."""
 
     def add(self, name: str, help: str, metavar: str | None = None, at_least: int | None = None, **rest: Any) -> None:
         """Declares an argument. With only a name and a help it is a flag.

@@ -26,7 +26,7 @@ from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import lock, outputs, places
 from switch_tf.training import processes, stopping
 
-with epy.lazy_imports():  # imports TensorFlow, after the arguments are checked
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.comparison import driver
     from switch_tf.evaluation import split_evaluator

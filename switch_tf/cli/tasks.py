@@ -18,7 +18,7 @@ from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, outputs, places
 
-with epy.lazy_imports():  # imports TensorFlow, after the arguments are checked
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
     from switch_tf.data import cache_writing, example_files, task_catalog

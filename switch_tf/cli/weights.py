@@ -26,7 +26,7 @@ from switch_tf.storage import places
 from switch_tf.surgery import sources
 from switch_tf.surgery.kernels import Changes
 
-with epy.lazy_imports():  # imports TensorFlow, after the arguments are checked
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf.surgery import shrinking, upcycling
 
 CONVERT_EXAMPLES = r"""

@@ -184,7 +184,7 @@ class _OfVariant(summaries.Progress):
 class SameBatches:
     """Hashes of a seed's batches. The first variant at a step records the hash, and later ones must have the same.
 
-    A run that continues after a kill is also compared with its earlier batches.
+    After a kill, earlier hashes still apply.
 
     Args:
         path: Path of a file of JSON lines, perhaps with earlier hashes.

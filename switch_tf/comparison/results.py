@@ -44,7 +44,7 @@ class Curves:
     `checkpoint`: `folders.identity` of the newest checkpoint.
     `record`: Configuration, from `continuation.record`.
     `config`: SwitchConfig.
-    `loss_name`: Name of the mixture's loss in metrics.jsonl.
+    `loss_name`: Name in metrics.jsonl of the mixture's loss.
     `steps`: Steps of evaluations after the start.
     `losses`: Smoothed losses of the mixture.
     `values`: Name of any other evaluated value -> (steps, values), not smoothed.
@@ -73,10 +73,7 @@ Pairs = list[tuple[Curves, Curves]]  # (run of a variant, baseline's run to comp
 
 
 def read(folder: pathlib.Path, name: str) -> Curves:
-    """Reads a run folder, finished or not.
-
-    Refuses a run without a checkpoint, loss or logged speed, and a loss that is not finite.
-    """
+    """Reads a run folder. Refuses one without a checkpoint, loss or logged speed, and a loss that is not finite."""
     path, description = next(folders.described(folder / "checkpoints"), (None, {}))
     if path is None:
         raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
@@ -277,9 +274,6 @@ def _tests(paired):
     multiplied by m, the next one by m - 1. `smallest_effect` is the mean that would be significant at the variant's
     place in that order. A variant is tested only if it has several seeds and the baseline has all of them: a single run
     of the baseline would hide its own chance.
-
-    Args:
-        paired: Name of each variant, without the baseline -> Pairs.
     """
     differences = {name: np.array([run.losses[-1] - reference.losses[-1] for run, reference in runs])
                    for name, runs in paired.items()

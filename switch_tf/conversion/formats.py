@@ -312,7 +312,7 @@ def opened(run: Run, config: SwitchConfig) -> Opened | None:
 
     Args:
         run: Run.
-        config: Configuration of its model, for a format that does not describe it.
+        config: Configuration of its model, see `convert`.
     """
     folder, found = run.initial_checkpoint, None
     if folder is not None and not folders.steps(folders.checkpoints_of(run.model_dir)):

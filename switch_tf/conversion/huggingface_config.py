@@ -1,8 +1,8 @@
 """Reads the configuration and opens the tensors of a Hugging Face folder, without building the model.
 
 Only copies of the embedding are read, to compare them. Converts config.json of T5 and Switch Transformers to a
-SwitchConfig and back. Released config.json files sometimes contradict their tensors: for the number of layers, sparse
-layers and gated feed-forward layers the tensors take precedence, with a warning. Nothing here imports Keras, so
+SwitchConfig and back. If the two contradict each other in the number of layers, sparse layers or gated
+feed-forward layers, the tensors take precedence, with a warning. Nothing here imports Keras, so
 `switch-tf inspect` takes one second.
 """
 
@@ -127,11 +127,8 @@ def _unify_embeddings(tensors, ties_logits):
     """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
     Versions of transformers store a tied weight as `shared`, as `embed_tokens` of a stack, or as `lm_head`. Files of
-    PyTorch have all of them. The rules report a missing embedding later.
-
-    Args:
-        tensors: Name -> Tensor, changed in place.
-        ties_logits: bool. Whether transformers uses `lm_head` as the embedding if no other name stores one.
+    PyTorch have all of them. The rules report a missing embedding later. `ties_logits` is whether transformers uses
+    `lm_head` as the embedding if no other name stores one.
     """
     names = [name for name in (EMBEDDING, *STACK_EMBEDDINGS) if name in tensors]
     if not names and LOGITS in tensors and ties_logits:

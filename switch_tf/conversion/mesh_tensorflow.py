@@ -3,8 +3,8 @@
 Mesh TensorFlow repeats a block of sublayers. With two layers in a block, variables of the third layer's attention are
 in `encoder/block_001/layer_000/SelfAttention`, and their norm is in `encoder/block_001/layer_000/rms_norm`.
 
-Its Adafactor has for each variable x_slot_vr and x_slot_vc, or x_slot_v. `mesh_tensorflow/optimize.py` defines the
-factoring, over the two largest dimensions if both are large enough. "vr" is the mean over the largest dimension, the
+Its Adafactor has for each variable x_slot_vr and x_slot_vc, or x_slot_v. As in `mesh_tensorflow/optimize.py`, the two
+largest dimensions are factored if both are large enough. "vr" is the mean over the largest dimension, the
 first one of equals, and "vc" the mean over the second largest.
 """
 

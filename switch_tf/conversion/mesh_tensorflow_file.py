@@ -34,10 +34,7 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of TensorFlow 2
 
 
 def is_tensorflow(path: Any) -> bool:
-    """Returns whether a path is a checkpoint such as model.ckpt-1000, or a folder of them.
-
-    T5X also writes a file `checkpoint`, but not as text.
-    """
+    """Returns whether a path is a checkpoint such as model.ckpt-1000, or a folder of them."""
     return _has_index(path) or _newest(path) is not None or bool(_prefixes(path))
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes weights in switch_tf's format: a checkpoint that needs no run."""
+"""Reads and writes weights in switch_tf's format, a checkpoint."""
 
 import math
 import pathlib

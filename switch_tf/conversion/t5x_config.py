@@ -72,7 +72,7 @@ def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
     """Finds the configuration of a checkpoint in one of FILES, in its folder or above.
 
     Args:
-        folder: Path of the checkpoint, which may be in a bucket, or of `state` within it.
+        folder: Path of the checkpoint, perhaps in a bucket, or of `state` within it.
 
     Returns:
         `(configuration, path of its file)`, or None.

@@ -12,7 +12,7 @@ In Orbax' own format the JSON file `_METADATA`, in T5X's `checkpoint_<step>/stat
 `tree_metadata`, such as "target", "encoder", "encoder_norm", "scale". The array is in zarr format under the keys joined
 by dots, in a folder or in the checkpoint's OCDBT database.
 
-Only the requested part is parsed. Files may come from anywhere, so lengths and names are checked.
+Only the requested part is parsed.
 """
 
 import concurrent.futures
@@ -71,12 +71,12 @@ class Reference(str):
 
 
 def is_t5x(folder: Any) -> bool:
-    """Returns whether a folder, which may be in a bucket, is a checkpoint in T5X's or Orbax' format."""
+    """Returns whether a folder is a checkpoint in T5X's or Orbax' format."""
     return _has_msgpack(folder) or _orbax_root(folder) is not None
 
 
 def _has_msgpack(folder):
-    """Returns whether the folder's file `checkpoint` is msgpack. TensorFlow writes a text file of the same name."""
+    """Returns whether the folder's file `checkpoint` is msgpack, and not TensorFlow's text file."""
     path = folder / FILE
     if not path.is_file():
         return False

@@ -243,7 +243,7 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     rules.check(links, tensors, way_out)
     places = {name: place for place, name in enumerate(tensors)}
     load = keeping_last(lambda name: tensors[name].load())
-    # In the files' order, so that an array of scanned layers is read only once.
+    # In the files' order, to read an array of scanned layers only once.
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
     def read_part(name, index):

@@ -122,7 +122,7 @@ class SplitEvaluator:
     likelihoods. Experts drop no token there (`context.Context.no_drop`), so scores depend neither on the batch size nor
     on the layout. For a loss, the configuration's evaluation capacity factor applies, so tokens may be dropped. Four
     attributes describe the split: `description`; `num_examples`, by task with metrics; `batches`, by task or mixture
-    with a loss; and `warnings`, a sentence for each task with targets that no prediction can match.
+    with a loss; `warnings`, for tasks with targets that no prediction can match.
 
     Args:
         model: SwitchTransformer, built.
@@ -130,7 +130,7 @@ class SplitEvaluator:
         settings: StepSettings.
         partitioner: Partitioner.
         objective: Objective, built.
-        losses_of: Names of tasks and mixtures to compute a loss for. Defaults to the tasks without metrics.
+        losses_of: Names of tasks and mixtures with a loss. Defaults to the tasks without metrics.
         num_batches: int or None. Number of batches for each loss, kept in memory. None reads the whole split each time.
         num_examples: int or None. Largest number of examples of each task with metrics.
     """
@@ -213,7 +213,7 @@ class CheckpointEvaluator:
     Args:
         described: Experiment on this machine's devices.
         split: str. Split of the tasks.
-        num_examples: int or None. Largest number of examples of each task with metrics.
+        num_examples: See `SplitEvaluator`.
         output: pathlib.Path of a folder.
     """
 

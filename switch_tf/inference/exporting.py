@@ -44,7 +44,7 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
     Args:
         model: SwitchTransformer with a decoder.
         folder: Path of a new or empty folder.
-        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, a seqio vocabulary, or None.
+        vocabulary: See `inference.generate`, or None.
         max_length: int. Largest number of tokens to decode, the end of sequence included.
         sampler: See `SwitchTransformer.generate`. A beam returns only its best result.
         inputs_length: int. Largest number of tokens of a text. The rest is cut. Ids are never cut.
@@ -68,15 +68,14 @@ def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict)
     """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`.
 
     Its signatures take any number of rows and return each row's best result. An empty text has an empty output and
-    score 0. The folder appears complete or not at all.
+    score 0.
 
     * `serving_default`: `inputs`, <string>[batch], to `outputs`, <string>[batch], and `scores`, <float32>[batch].
     * `ids`: `inputs`, <int32>[batch, length], padding 0, to `outputs`, <int32>[batch, max_length], and `scores`.
 
     Args:
         text_model: TextModel. Its batch size is unused.
-        folder: Path of a new or empty folder.
-        about: dict, JSON-able. Origin of the model, for the card.
+        folder, about: See `export`.
     """
     module, model, reading = _Answerer(text_model), text_model.model, text_model.features
     _write(folder, module, module.answer, model, text_model.sampler, _CARD_OF_TEXTS,

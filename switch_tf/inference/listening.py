@@ -1,7 +1,7 @@
 """A server at a socket, with limits and deadlines for connections, and signals that end it.
 
 uvicorn closes an idle connection after an answer, but waits without limit for a request's first byte and the end of its
-headers. It accepts connections until the process has no file descriptor left. Then XLA's compiler aborts the process,
+headers. It accepts connections until the process has no file descriptor left. XLA's compiler then aborts the process,
 because it cannot open its source of random numbers.
 """
 

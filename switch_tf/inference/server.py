@@ -161,7 +161,6 @@ class Server:
     """Answers requests to a model in batches.
 
     `app`: Starlette app for an ASGI server such as uvicorn. Its shutdown answers waiting requests first.
-    `name`: str.
 
     * `POST /v1/models/<name>:predict`, `{"instances": ["a text", ...]}` to `{"predictions": [{"outputs", "scores"},
       ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export_texts`. `others` are the further

@@ -53,11 +53,11 @@ class TextModel:
     Args:
         model: SwitchTransformer, built.
         features: data.Reading.
-        inputs_length, max_length: int. Largest numbers of tokens to read and to decode, ends of sequences included.
+        inputs_length, max_length: int. Largest numbers of tokens to read and to decode, ends included.
         sampler: See `SwitchTransformer.generate`.
         batch_size: int or None. Every batch is padded to this size. With None, one program takes batches of any shape,
             and programs for few inputs are compiled in the background (`FewRows`).
-        partitioner: Partitioner that built the model, or None for one device of TensorFlow or another library. With
+        partitioner: Partitioner that built the model, or None for one device of any library. With
             `has_fixed_shapes`, `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to
             the largest lengths, for a single program. `warm_up` adds one for few inputs.
     """
@@ -298,7 +298,7 @@ def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
     """Returns a seqio vocabulary, or refuses one with more ids than the model's embedding.
 
     Args:
-        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
+        vocabulary: See `inference.generate`.
         model: SwitchTransformer.
     """
     vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary

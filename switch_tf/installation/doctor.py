@@ -24,7 +24,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 IMPORT_TIMEOUT = 300  # seconds
 DATA_TIMEOUT = 60
 
-# Distributions that write the same files. `import switch_tf` already refuses the nightlies of seqio and tfds.
+# Distributions that write the same files. `import switch_tf` refuses seqio's and tfds' nightlies.
 SAME_FILES = (
     ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tf-nightly"),
     ("keras", "keras-nightly"),
@@ -269,7 +269,7 @@ def check_tpu() -> Findings:
     files = host.tpu_files()
     if not files or tensorflow_distribution() == "tensorflow-tpu":
         return
-    # Only one process of a host can have the chips open. Other users' processes cannot be inspected.
+    # Only one process of a host can open the chips. Other users' processes cannot be inspected.
     holders = {}
     for process in map(pathlib.Path, glob.glob("/proc/[0-9]*")):
         try:
