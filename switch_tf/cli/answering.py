@@ -364,8 +364,8 @@ def _restore(arguments, described, checkpoint, sampler, batch_size):
 def _load_to_answer(arguments, folder):
     """Returns the run for a command on texts: on one device, or under its layout with the pjrt back end.
 
-    On a TPU VM the one device is the host's CPU. With a `config.json`, and without gin arguments or --trust, the run
-    needs neither its task nor its data, and executes nothing in the folder, unless only code can create the vocabulary.
+    With a `config.json`, and without gin arguments or --trust, the run needs neither its task nor its data, and
+    executes no code in the folder, unless only code can create the vocabulary.
     """
     if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
         if (count := len(cluster.members().addresses)) > 1:

@@ -100,7 +100,7 @@ def _on_topology(described, topology):
     chips.of_topology(topology)  # refuses unknown chips before the compiler starts
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = len(compiler.devices_of(topology))
-    # Not checked, because a search looks for what fits, and `estimate.answer` checks.
+    # Not checked, because a search looks for what fits; `estimate` checks.
     return experiments.on_devices(described, num_devices, chips.kind(topology), is_checked=False)
 
 

@@ -45,7 +45,7 @@ _MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "
             "train": "runs", "compare": "runs", "eval": "runs", "verify_layout": "compile"}
 # Metavars of paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
-# Printed below the traceback of any other exception than a Refusal.
+# Printed below a bug's traceback.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
 
 

@@ -43,4 +43,4 @@ class Parser(argparse.ArgumentParser):
         elif macro:
             message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
                         "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
-        self.exit(REFUSED, f"{self.prog}: {message}\n")  # without argparse's usage, which hides the sentence
+        self.exit(REFUSED, f"{self.prog}: {message}\n")  # argparse's usage would hide the sentence

@@ -1,7 +1,4 @@
-"""Trains a comparison one seed after another. A seed's variants take turns of a few steps on the same batches.
-
-So a busy machine slows all alike.
-"""
+"""Trains a comparison one seed after another. A seed's variants take turns of a few steps on the same batches."""
 
 import contextlib
 import hashlib

@@ -57,7 +57,7 @@ def check_run(run: Run) -> None:
 def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:
     """Returns the baseline's name, FLOPs per token without the router by variant, and their excess by variant.
 
-    The excess is a share of the baseline's FLOPs. The baseline is the first variant without experts, else the first.
+    The excess is a share of the baseline's FLOPs.
     """
     flops = {}
     for name, config in configs.items():
@@ -68,7 +68,7 @@ def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> 
 
 
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work: Sequence[str] = ()) -> None:
-    """Refuses a variant whose work per token, without the router, differs from the baseline's.
+    """Refuses a variant that differs from the baseline in work per token, without the router.
 
     Args:
         configs: dict, name of a variant -> SwitchConfig.

@@ -74,7 +74,7 @@ SWITCH_TF = Format(
     lambda folder: (folder / folders.DESCRIPTION).is_file() or (folder / "checkpoints").is_dir(), own,
     config_of=model_gin.recorded, resolve=folders.resolve)
 
-# The first format that recognises a folder is used.
+# In the order of recognition.
 FORMATS = (HUGGING_FACE, T5X, MESH_TENSORFLOW, SWITCH_TF)
 WRITABLE = {one.name: one for one in (HUGGING_FACE, SWITCH_TF)}
 

@@ -2,7 +2,7 @@
 
 Only copies of the embedding are read, to compare them. Converts config.json of T5 and Switch Transformers to a
 SwitchConfig and back. If the two contradict each other in the number of layers, sparse layers or gated
-feed-forward layers, the tensors take precedence, with a warning. Nothing here imports Keras, so
+feed-forward layers, the tensors take precedence, with a warning. Keras is not imported, so
 `switch-tf inspect` takes one second.
 """
 

@@ -125,7 +125,7 @@ class Output:
             self._file = open(self._local, "ab")  # noqa: SIM115  closed by `close`
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Returns the lines without a record, after checking the records against the rest."""
+        """Returns the lines without a record, after comparing the records with their lines."""
         lines = iter(lines)
         for number, record in enumerate(json_lines.lines(self._local, self._path), 1):
             try:

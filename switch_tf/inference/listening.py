@@ -91,7 +91,7 @@ class HttpServer(uvicorn.Server):
         try:
             await super().startup(sockets)
             for listener in sockets or ():
-                # asyncio also uses `backlog` for the system's queue, which should be longer.
+                # asyncio also uses `backlog` for the system's queue. That should be longer.
                 listener.listen(socket.SOMAXCONN)
         except OSError as error:
             raise Refusal(f"The server could not listen: {first_line(error)}.") from error

@@ -17,7 +17,7 @@ from switch_tf.refusals import Refusal
 def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.SimpleNamespace | None:
     """Returns the run of a `config.json` on one device, or None if only code can create its vocabulary.
 
-    Needs neither the task nor its data, and executes nothing in the folder. The result has the fields of a run that
+    Needs neither the task nor its data, and executes no code in the folder. The result has the fields of a run that
     answering needs, `config`, `partitioner`, `run` and `make_model`, and `reading`, a data.Reading.
 
     Args:

@@ -219,7 +219,7 @@ def check_tensorboard() -> Findings:
 
 
 def check_accelerators() -> Findings:
-    """Checks, in a new process because a wrong libtpu aborts it, that TensorFlow sees the accelerators."""
+    """Checks that TensorFlow sees the accelerators, in a new process because a wrong libtpu aborts it."""
     host.skip_tpu_metadata_query()
     output, error = run_python(_DEVICES)
     counts = collections.Counter(json.loads(output or "[]"))

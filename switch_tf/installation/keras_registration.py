@@ -24,8 +24,6 @@ CLASSES = {
 
 
 class _Placeholder:
-    """Placeholder of a class. Imports the class's module when a saved model contains the class."""
-
     def __init__(self, name):
         self._name = name
 
