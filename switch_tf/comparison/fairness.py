@@ -68,7 +68,7 @@ def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> 
 
 
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work: Sequence[str] = ()) -> None:
-    """Refuses a variant that differs from the baseline in work per token, without the router.
+    """Refuses a variant with over 2 % more or less work per token than the baseline, without the router.
 
     Args:
         configs: dict, name of a variant -> SwitchConfig.

@@ -127,7 +127,7 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
         ranges.append((begin, end, name))
         load = functools.partial(values_at, path, known, start + begin, shape)
         tensors[name] = Tensor(shape, load, dtype=_CODES.get(dtype, dtype))
-    # Tensors must follow without gaps or overlaps.
+    # Gaps and overlaps are damage.
     last = 0
     for begin, end, name in sorted(ranges):
         if begin != last:
@@ -365,7 +365,7 @@ def _interpret(program, path):
                     stack.append({})
                 case "SETITEM" | "SETITEMS" as name:
                     items = pop(2 if name == "SETITEM" else len(stack) - marks.pop())
-                    # AttributeError unless a dictionary.
+                    # AttributeError if it is no dictionary.
                     stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
                 case "GLOBAL":
                     if argument not in _STORAGES and argument not in _FUNCTIONS:

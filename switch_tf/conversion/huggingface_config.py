@@ -1,9 +1,8 @@
 """Reads the configuration and opens the tensors of a Hugging Face folder, without building the model.
 
-Only copies of the embedding are read, to compare them. Converts config.json of T5 and Switch Transformers to a
-SwitchConfig and back. If the two contradict each other in the number of layers, sparse layers or gated
-feed-forward layers, the tensors take precedence, with a warning. Keras is not imported, so
-`switch-tf inspect` takes one second.
+Only the embedding and its copies are read, to compare them. Converts config.json of T5 and Switch Transformers to a
+SwitchConfig and back. If config.json has too few layers, other sparse layers, or no gate in a Switch Transformer, the
+tensors take precedence, with a warning. Keras is not imported, so `switch-tf inspect` takes one second.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Exports a model with its decoding as a SavedModel that needs only TensorFlow, for texts or for ids."""
+"""Exports a model with its decoding as a SavedModel, from texts to texts or from ids to ids."""
 
 import dataclasses
 import json

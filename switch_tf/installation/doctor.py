@@ -89,7 +89,7 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """"ok", "warning" or "problem"."""
+        """The status: "ok", "warning" or "problem"."""
         return WARNING if self.is_warning and self.cure else PROBLEM if self.cure else OK
 
 
