@@ -1,4 +1,4 @@
-"""`switch-tf infer`, `serve` and `export`: the answers of a trained run to texts."""
+"""`switch-tf infer`, `serve` and `export`: answers of a trained run to texts."""
 
 import contextlib
 import gc
@@ -24,13 +24,13 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 from switch_tf.storage import lock, outputs, places
 
-with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import data, decoding, inference
     from switch_tf.checkpoints import tensors
     from switch_tf.data import task_catalog
     from switch_tf.inference import exporting, lines, listening, saved_runs, server
 
-# Back ends of commands that answer texts.
+# Back ends that answer texts.
 _ANSWERING = ("auto", "pjrt")
 # Sampler -> (name, type, help) of its settings.
 _SAMPLERS = {
@@ -51,7 +51,7 @@ switch-tf infer --run runs/first --interactive
 
 
 def add_infer_arguments(parser: Parser) -> None:
-    """Declares the run, its checkpoint, the files, the sampler and the gin arguments."""
+    """Declares the arguments of `infer`."""
     _add_decoding_arguments(parser)
     parser.add("--input",
                "a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as .gz), or lines "
@@ -68,7 +68,7 @@ def add_infer_arguments(parser: Parser) -> None:
 
 
 def run_infer(arguments: Namespace) -> dict:
-    """Answers the input; returns the numbers of lines and errors."""
+    """Answers the input. Returns the numbers of lines and errors."""
     has_file, has_output = arguments.input not in (None, "-"), arguments.output != "-"
     if arguments.interactive and (arguments.input or has_output or arguments.field or arguments.score):
         raise Refusal("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
@@ -98,7 +98,7 @@ def run_infer(arguments: Namespace) -> dict:
         if arguments.interactive:
             return {"lines": _converse(model)}
         form = data.kind_of(arguments.input) if has_file else None
-        if form in (None, "lines"):  # without an ending, chosen fields are those of JSON objects
+        if form in (None, "lines"):  # without a file ending, chosen fields are keys of JSON objects
             form = "json" if arguments.field or arguments.score else "lines"
         fields = _choose_fields(arguments.field, arguments.target_field, arguments.score, model.features.fields, form)
         if has_file:
@@ -131,13 +131,9 @@ def run_infer(arguments: Namespace) -> dict:
 
 
 def _choose_fields(field, target_field, has_targets, defaults, form):
-    """Returns the keys or columns of inputs and, if wanted, of targets.
+    """Returns the keys or columns of inputs and, with `has_targets`, of targets.
 
-    Args:
-        field, target_field: Values of the options, or None.
-        has_targets: Whether targets are read.
-        defaults: Keys or numbers of columns of inputs and targets that the run was trained on.
-        form: Form of the input, one of `data.rows.KINDS`.
+    `defaults` are keys or column numbers in the run's training data, and `form` is one of `data.rows.KINDS`.
     """
     is_table = form in ("tsv", "csv")
     fields = []
@@ -147,7 +143,7 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
             fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
         elif is_table or isinstance(default, str):
             fields.append(default)
-        elif form == "lines":  # the whole line, whatever its name
+        elif form == "lines":  # the whole line; any name will do
             fields.append("inputs")
         else:
             raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
@@ -156,7 +152,7 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
 
 
 def _converse(model):
-    """Prints the answer to each line of standard input, as it comes; returns the number of answers."""
+    """Answers each line of standard input as it comes. Returns the number of answers."""
     gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
     outputs.say(f"Type a text{gap}; Ctrl-D ends.")
     count = 0
@@ -178,7 +174,7 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 
 def add_export_arguments(parser: Parser) -> None:
-    """Declares the run and its checkpoint or the model, the output, the sampler and the gin arguments."""
+    """Declares the arguments of `export`."""
     _add_decoding_arguments(parser, answers=False)
     parser.add("--model", "in place of --run: a model that Keras saved, model.keras", "FILE")
     parser.add("--vocabulary",
@@ -189,7 +185,7 @@ def add_export_arguments(parser: Parser) -> None:
 
 
 def run_export(arguments: Namespace) -> tuple[dict, str]:
-    """Writes the folder; returns what was exported."""
+    """Writes the SavedModel. Returns its origin, path and size."""
     _check_decoding(arguments)
     if (arguments.run is None) == (arguments.model is None):
         raise Refusal("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
@@ -240,7 +236,7 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 
 
 def add_serve_arguments(parser: Parser) -> None:
-    """Declares the run, its checkpoint, the address, the limits, the sampler and the gin arguments."""
+    """Declares the arguments of `serve`."""
     _add_decoding_arguments(parser)
     parser.add("--host", "to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)",
                "ADDRESS", default="127.0.0.1")
@@ -256,10 +252,10 @@ def add_serve_arguments(parser: Parser) -> None:
 
 
 def run_serve(arguments: Namespace) -> dict:
-    """Serves until a signal comes; returns the address."""
+    """Serves until a signal. Returns the address."""
     _check_decoding(arguments)
     try:
-        import starlette  # noqa: F401  the extra `serve`, which no other command needs
+        import starlette  # noqa: F401  of the extra `serve`
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise Refusal(f"Serving needs the package {error.name}, which is not installed; run: pip install --no-deps "
@@ -282,7 +278,7 @@ def run_serve(arguments: Namespace) -> dict:
         outputs.say("Compiling.")
         served.warm_up()
         gc.collect()
-        gc.freeze()  # or a large request would have all of TensorFlow's objects looked at, again and again
+        gc.freeze()  # or large requests would make the collector visit TensorFlow's objects again and again
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         listening.HttpServer(served.app, listening.make_room(), lambda: outputs.say(
@@ -293,12 +289,7 @@ def run_serve(arguments: Namespace) -> dict:
 
 
 def _add_decoding_arguments(parser, answers=True):
-    """Declares the run with the gin arguments, its checkpoint, how texts are read, the sampler and the length.
-
-    Args:
-        parser: Parser of the command.
-        answers: Whether the command answers texts of a run, and has `--backend` and `--devices`.
-    """
+    """Declares the arguments that choose the run and decoding, and with `answers` the back end and devices."""
     options.add_run_arguments(parser, is_required=answers)
     parser.add("--step",
                "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last")
@@ -317,7 +308,7 @@ def _add_decoding_arguments(parser, answers=True):
 
 
 def _check_decoding(arguments):
-    """Refuses back ends that answer no texts, devices without a layout, and settings of samplers not chosen."""
+    """Refuses back ends that answer no texts, devices without a layout, and settings of other samplers."""
     if getattr(arguments, "backend", None) is not None:
         check_choice("--backend", arguments.backend, _ANSWERING)
     if getattr(arguments, "devices", None) is not None and arguments.backend != "pjrt":
@@ -335,14 +326,9 @@ def _sampler_of(arguments):
 
 
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
-    """Returns the name of a run's task, the model that answers texts, and its identity, see `_restore`.
+    """Returns the name of a run's task, its TextModel, and the identity from `_restore`.
 
-    Args:
-        arguments: What `_add_decoding_arguments` declares.
-        folder: From `folder_of`.
-        checkpoint: One of its checkpoints.
-        batch_size: See `TextModel`.
-        any_batch: Whether batches may have any size where programs have no fixed shapes.
+    `any_batch` replaces `batch_size` by None unless programs have fixed shapes.
     """
     described = _load_to_answer(arguments, folder)
     if any_batch and not described.partitioner.has_fixed_shapes:
@@ -352,7 +338,7 @@ def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False)
 
 
 def _restore(arguments, described, checkpoint, sampler, batch_size):
-    """Returns the text model with the weights of a checkpoint, and all besides the sampler that answers depend on."""
+    """Returns a TextModel with a checkpoint's weights, and everything but the sampler that answers depend on."""
     run, config = described.run, described.config
     folders.check_size(config, checkpoint)
     reading = getattr(described, "reading", None)
@@ -376,10 +362,10 @@ def _restore(arguments, described, checkpoint, sampler, batch_size):
 
 
 def _load_to_answer(arguments, folder):
-    """Returns the run for a command that works on texts: on one device, or under its layout on the pjrt back end.
+    """Returns the run for a command on texts: on one device, or under its layout with the pjrt back end.
 
-    On a TPU VM the one device is the host's CPU. With a `config.json`, and without gin arguments or --trust, the run
-    needs neither its task nor its data and executes nothing in the folder, unless only code can make the vocabulary.
+    With a `config.json`, and without gin arguments or --trust, the run needs neither its task nor its data, and
+    executes no code in the folder, unless only code can create the vocabulary.
     """
     if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
         if (count := len(cluster.members().addresses)) > 1:
@@ -400,12 +386,12 @@ def _load_to_answer(arguments, folder):
 
 
 def _is_for_pjrt(arguments, folder):
-    """Returns whether PJRT answers: if asked to, and on a TPU or GPU of JAX for runs that trained with it."""
+    """Returns whether PJRT answers: on request, or on JAX's TPU or GPU for runs trained with it."""
     configuration = folder / CONFIGURATION
     has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
     if arguments.backend is None and has_accelerator and configuration.is_file():
         try:
             return gin_syntax.read([str(configuration)]).bound.get(("", parts.LAYOUT), {}).get("backend") == "pjrt"
-        except Refusal:  # damaged, and answers from config.json do not need it
+        except Refusal:  # damaged, but config.json may suffice
             return False
     return arguments.backend == "pjrt"

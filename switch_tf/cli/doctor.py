@@ -12,13 +12,13 @@ switch-tf doctor --model_dir gs://my-bucket/runs
 
 
 def add_doctor_arguments(parser: Parser) -> None:
-    """Describes the command and declares the folder to check."""
+    """Declares the arguments of `doctor`."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
     parser.add("--model_dir", "also check that runs can be kept there", "FOLDER")
 
 
 def run_doctor(arguments: Namespace) -> dict:
-    """Runs every check and prints each finding at once; returns all, with `exit_status` 1 if any is a problem."""
+    """Prints each finding of the checks at once. Returns all, with `exit_status` 1 if any is a problem."""
     findings = []
     for finding in check_all(arguments.model_dir):
         check, found, cure, _ = finding

@@ -23,7 +23,7 @@ switch-tf inspect runs/x --verify
 
 
 def add_inspect_arguments(parser: Parser) -> None:
-    """Declares the model to inspect and the lengths of a sequence."""
+    """Declares the arguments of `inspect`."""
     parser.add("what",
                "a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or a folder of "
                "Hugging Face", "PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER", nargs="?")
@@ -37,7 +37,7 @@ def add_inspect_arguments(parser: Parser) -> None:
 
 
 def run_inspect(arguments: Namespace) -> dict:
-    """Prints and returns the presets, the sizes of one model, which is not built, or the state of checkpoints."""
+    """Prints and returns the presets, the sizes of a model without building it, or the state of checkpoints."""
     if arguments.verify:
         return _verify(arguments)
     if arguments.list:
@@ -75,7 +75,7 @@ def _verify(arguments):
     with progress.bar(sum(map(folders.num_bytes_of, checkpoints)), "verifying") as bar:
         for checkpoint in checkpoints:
             findings.append(folders.verify(checkpoint, bar.update))
-            bar.clear()  # `bar.write` would draw it before its time, and leave it there
+            bar.clear()  # `bar.write` would draw the bar too early, and leave it there
             print(findings[-1], flush=True)
     return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
                              "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}
@@ -84,7 +84,6 @@ def _verify(arguments):
 
 
 def _config_and_layout(arguments):
-    """Returns the configuration, and the layout that the gin files bind or None."""
     name, files = arguments.what, arguments.gin_file
     if not name and not files:
         raise Refusal("Name what to inspect: a preset (`switch-tf inspect --list` names them all), a model's gin file, "

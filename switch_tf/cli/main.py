@@ -1,4 +1,4 @@
-"""The command line `switch-tf COMMAND`: one sentence for a mistake of the user, a traceback for a bug."""
+"""The command line `switch-tf COMMAND`: a sentence for a mistake of the user, a traceback for a bug."""
 
 import argparse
 import contextlib
@@ -43,29 +43,29 @@ COMMANDS = {
 _MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "convert": "weights",
             "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks",
             "train": "runs", "compare": "runs", "eval": "runs", "verify_layout": "compile"}
-# Metavars of arguments that are paths.
+# Metavars of paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
-# Stands below the traceback of an exception that is no Refusal.
+# Printed below a bug's traceback.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, two command lines that end its
-    `--help`. `run_NAME` returns the JSON object of `--json`, perhaps in a tuple with a text to print. `exit_status` in
-    the object, if any, is the status of the process.
+    A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, two command lines at the end of
+    its `--help`. `run_NAME` returns the JSON object of `--json`, or a tuple of it and a text to print. `exit_status` in
+    the object sets the status of the process.
 
     Returns:
         0 for success, 1 if the command found a fault, and else one of `statuses`.
 
     Raises:
-        Exception: there is a bug in switch_tf. A note asks to report it, and the status of the process is 1.
+        Exception: A bug in switch_tf, with a note that asks to report it. The status of the process is 1.
     """
     environment.compute_with_tensorflow()
     try:
         return _main(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:  # again, while the first is handled
+    except KeyboardInterrupt:  # a second one, while the first is handled
         outputs.say("switch-tf: interrupted.")
         return INTERRUPTED
 
@@ -82,7 +82,7 @@ def _main(argv):
     try:
         arguments = _parse(argv)
         host.skip_tpu_metadata_query()
-        quiet.expect_tensorflow(prepares_devices=False)  # a path of a bucket imports it before the command does
+        quiet.expect_tensorflow(prepares_devices=False)  # a bucket's path imports it before the command does
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             result = arguments.run_command(arguments)
             if isinstance(result, tuple):
@@ -118,7 +118,7 @@ def _parse(argv):
         if argv and not argv[0].startswith("-"):
             parser.error(f"there is no command {argv[0]!r}.{nearest(argv[0], COMMANDS)} The commands are "
                          f"{', '.join(COMMANDS)}.")
-        parser.parse_known_args(argv)  # prints the help, or that there is no command
+        parser.parse_known_args(argv)  # prints the help, or that the command is missing
         parser.error("the command comes first")
     name, *words = argv
     parser = Parser(prog=f"switch-tf {name}", description=COMMANDS[name],
@@ -128,7 +128,7 @@ def _parse(argv):
     add_arguments(parser)
     notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
     parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
-    # argparse cannot know the names in `--gin.NAME=VALUE`, nor the flags of Apache Beam behind `--`.
+    # argparse cannot know the names in `--gin.NAME=VALUE`, nor Apache Beam's flags after `--`.
     end = [*words, "--"].index("--")
     words, behind = words[:end], words[end + 1:]
     bindings = [word for word in words if word.startswith("--gin.")]
@@ -149,12 +149,12 @@ def _parse(argv):
         if (at_least := getattr(action, "at_least", None)) is not None:
             checks.optional(flag, given, checks.integer, at_least)
         is_path = any(word.removesuffix("S") in _PATHS for word in str(action.metavar).split("|"))
-        if is_path and (name, action.dest) != ("vocabulary", "input"):  # TensorFlow reads that one and knows buckets
+        if is_path and (name, action.dest) != ("vocabulary", "input"):  # TensorFlow reads that one, also from buckets
             for path in given if isinstance(given, list) else [given]:
-                if path:  # a URL would become a local folder of that name
+                if path:  # pathlib would take a URL for a local folder
                     checks.place(flag, path)
     arguments.command, arguments.run_command, arguments.words = name, run, argv
-    arguments.stdout = sys.stdout  # also with --json, which sends what is printed to standard error
+    arguments.stdout = sys.stdout  # kept, because --json redirects prints to standard error
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     if getattr(arguments, "backend", None) is not None:
         arguments.gin_bindings.append(f"Layout.backend={arguments.backend!r}")

@@ -21,14 +21,14 @@ from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
-with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
 
 
 def add_gin_arguments(parser: Parser) -> None:
-    """Declares `--gin_file` and `--gin_search_paths`; `--gin.NAME=VALUE` is taken by main."""
+    """Declares `--gin_file` and `--gin_search_paths`. `main` takes `--gin.NAME=VALUE`."""
     parser.add("--gin_file",
                "gin file, repeatable; the one given last wins. Shipped files such as gin/models/switch_tiny.gin are "
                "found from any folder", "FILE", action="append", default=[])
@@ -39,7 +39,7 @@ def add_gin_arguments(parser: Parser) -> None:
 
 
 def add_device_arguments(parser: Parser, num_devices: int | None = None) -> None:
-    """Declares `--devices`, with a default, and `--backend`, which main makes a binding."""
+    """Declares `--devices`, with a default, and `--backend`. `main` turns `--backend` into a binding."""
     parser.add("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
                at_least=1, default=num_devices)
     parser.add("--backend",
@@ -54,7 +54,7 @@ def add_output(parser: Parser) -> None:
 
 @contextlib.contextmanager
 def new_output(arguments: Namespace) -> Iterator[Any]:
-    """Checks that `--output` is empty or does not exist, locks it within this scope, and yields its path."""
+    """Yields the path of `--output`, locked in this scope. Refuses a folder that is not empty."""
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
     with lock.held(output):
@@ -69,7 +69,7 @@ def add_trust(parser: Parser) -> None:
 
 
 def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
-    """Returns the experiment of a command line, with nothing built and without TensorFlow; see `Experiment.from_gin`.
+    """Returns a command line's experiment without building it or importing TensorFlow.
 
     Args:
         arguments: What `add_gin_arguments` declares.
@@ -80,14 +80,14 @@ def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
 
 def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
          check: Callable[[Experiment], Any] = lambda described: None) -> Experiment:
-    """Returns the experiment of a command line, and imports TensorFlow if nothing is wrong with it.
+    """Returns a command line's experiment, and imports TensorFlow if it is valid.
 
     Args:
         arguments, defaults: As for `look`.
-        num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
-        check: Function that raises Refusal for an experiment that the command cannot use.
+        num_cpu_devices: See `quiet.import_tensorflow`.
+        check: Function that refuses an unusable experiment.
     """
-    quiet.expect_tensorflow(num_cpu_devices)  # a gin file of the user's own may import it
+    quiet.expect_tensorflow(num_cpu_devices)  # the user's own gin file may import it
     described = look(arguments, defaults)
     described.gin.check_read(arguments.gin_bindings)
     check(described)
@@ -96,7 +96,7 @@ def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: in
 
 
 def read_model(arguments: Namespace) -> tuple[SwitchConfig, Any]:
-    """Returns the model that gin files describe, and their Layout or None."""
+    """Returns the model of the gin files, and their Layout or None."""
     files = arguments.gin_file
     found = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check()
     bound = {name for _, name in found.bound}
@@ -107,14 +107,14 @@ def read_model(arguments: Namespace) -> tuple[SwitchConfig, Any]:
 
 
 def add_run_arguments(parser: Parser, is_required: bool = True) -> None:
-    """Declares the run and the gin arguments that change its configuration."""
+    """Declares the run, and the gin arguments that change its configuration."""
     add_gin_arguments(parser)
     parser.add("--run", "a run folder, whose own configuration is used", "FOLDER", required=is_required)
     add_trust(parser)
 
 
 def folder_of(arguments: Namespace) -> pathlib.Path:
-    """Returns the run folder; refuses any other folder."""
+    """Returns the run folder, or refuses any other folder."""
     folder = places.at(arguments.run)
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
         if (folder / folders.DESCRIPTION).is_file():
@@ -131,13 +131,14 @@ def folder_of(arguments: Namespace) -> pathlib.Path:
 
 def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | None = None,
              on_one_device: bool = False) -> Experiment:
-    """Returns the run of its gin file and the command line, on this machine's devices; see `load`.
+    """Returns a run, from its gin file and the command line, on this machine's devices; see `load`.
 
     Args:
         arguments: What `add_run_arguments` declares. Without `trust` the gin file may name only what the package ships.
         folder: From `folder_of`.
-        num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
-        on_one_device: Whether one device computes, whatever layout the run trained under; on a TPU VM the host's CPU.
+        num_cpu_devices: See `quiet.import_tensorflow`.
+        on_one_device: Whether to compute on one device instead of under the run's layout. On a TPU VM it is the host's
+            CPU.
     """
     file = folder / CONFIGURATION
     if not file.is_file():
@@ -147,7 +148,7 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
         experiment.check_trust(found, str(file))
     defaults = []
     if on_one_device:
-        mesh = "MESH_SHAPE" if "MESH_SHAPE" in found.macros else "Layout.mesh_shape"  # in a layout of the user's own
+        mesh = "MESH_SHAPE" if "MESH_SHAPE" in found.macros else "Layout.mesh_shape"  # the user's own layout
         defaults = [f"{mesh}='data=1'", "Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
     arguments.gin_file = [str(file), *arguments.gin_file]
     described = load(arguments, defaults, num_cpu_devices)
@@ -162,5 +163,5 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
 
 
 def use_host(arguments: Namespace) -> None:
-    """Makes this process run on the host's CPU of a TPU VM."""
+    """Makes this process run on a TPU VM's host CPU."""
     devices.use_host(arguments.command, ", which --backend=pjrt does" if hasattr(arguments, "backend") else "")

@@ -1,4 +1,4 @@
-"""The parser of a command's arguments."""
+"""The parser of command-line arguments."""
 
 import argparse
 import re
@@ -10,10 +10,10 @@ from switch_tf.statuses import REFUSED
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the flag or macro that an unknown flag is probably meant to be."""
+    """A parser that suggests a flag or macro for an unknown flag."""
 
     def add(self, name: str, help: str, metavar: str | None = None, at_least: int | None = None, **rest: Any) -> None:
-        """Declares an argument. One without a metavar, a smallest value and the rest is a flag.
+        """Declares an argument. With only a name and a help it is a flag.
 
         Args:
             name: str. With its dashes, if it is an option.
@@ -43,4 +43,4 @@ class Parser(argparse.ArgumentParser):
         elif macro:
             message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
                         "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
-        self.exit(REFUSED, f"{self.prog}: {message}\n")  # without argparse's usage, which hides the sentence
+        self.exit(REFUSED, f"{self.prog}: {message}\n")  # argparse's usage would hide the sentence

@@ -1,4 +1,4 @@
-"""`switch-tf train`, `compare` and `eval`: runs of gin files, several in turns, and scores of their checkpoints."""
+"""`switch-tf train`, `compare` and `eval`: train and compare runs, and score their checkpoints."""
 
 import atexit
 import contextlib
@@ -26,7 +26,7 @@ from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import lock, outputs, places
 from switch_tf.training import processes, stopping
 
-with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import experiments
     from switch_tf.comparison import driver
     from switch_tf.evaluation import split_evaluator
@@ -40,7 +40,7 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 
 
 def add_train_arguments(parser: Parser) -> None:
-    """Declares the gin arguments, the devices and `--processes`."""
+    """Declares the arguments of `train`."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser)
     parser.add("--processes",
@@ -51,7 +51,7 @@ def add_train_arguments(parser: Parser) -> None:
 
 @outputs.outlived()
 def run_train(arguments: Namespace) -> dict:
-    """Trains to the last step or until interrupted; returns the summary of the run."""
+    """Trains to the last step or until interrupted. Returns the summary of the run."""
     if arguments.processes != 1:
         options.look(arguments)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
@@ -87,7 +87,7 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 
 
 def add_compare_arguments(parser: Parser) -> None:
-    """Declares the gin arguments and, as an alternative, the runs to report on."""
+    """Declares the arguments of `compare`."""
     options.add_gin_arguments(parser)
     parser.add("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
                "FOLDER", nargs="+", default=[])
@@ -96,7 +96,7 @@ def add_compare_arguments(parser: Parser) -> None:
 
 
 def run_compare(arguments: Namespace) -> dict:
-    """Trains the remaining steps, writes the report and prints its table; returns the content of comparison.json."""
+    """Trains the remaining steps, writes the report and prints its table. Returns comparison.json's content."""
     if arguments.runs:
         if arguments.gin_file or arguments.gin_bindings:
             raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
@@ -136,10 +136,9 @@ def _report(output, runs, is_complete=True):
 
 
 def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
-    """Returns the Comparison and the bindings of the command line that apply to every variant.
+    """Returns the Comparison, and the command line's bindings for every variant.
 
-    Raises:
-        Refusal: The comparison or a variant has a mistake that is found without TensorFlow.
+    Refuses mistakes that can be found without TensorFlow.
     """
     files, paths = arguments.gin_file, arguments.gin_search_paths
     if not files:
@@ -182,7 +181,7 @@ switch-tf eval --run runs/first --follow
 
 
 def add_eval_arguments(parser: Parser) -> None:
-    """Declares the run, its checkpoints, the split, and the gin arguments that change its task or layout."""
+    """Declares the arguments of `eval`."""
     options.add_run_arguments(parser)
     parser.add("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
                "N|best|last|all", default="last")
@@ -195,7 +194,7 @@ def add_eval_arguments(parser: Parser) -> None:
 
 @processes.one_of_several("eval")
 def run_eval(arguments: Namespace) -> dict:
-    """Evaluates the checkpoints, prints a table for each and writes scores and predictions; returns the scores."""
+    """Evaluates checkpoints, prints tables, and writes scores and predictions. Returns the scores."""
     folder = options.folder_of(arguments)
     waits_for_first = arguments.follow and arguments.step == "last"
     checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")

@@ -1,4 +1,4 @@
-"""`switch-tf tasks`, `vocabulary` and `cache`: the data of tasks."""
+"""`switch-tf tasks`, `vocabulary` and `cache`: data of tasks."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, outputs, places
 
-with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
     from switch_tf.data import cache_writing, example_files, task_catalog
@@ -26,7 +26,7 @@ with epy.lazy_imports():  # which import TensorFlow, so arguments are checked fi
 
 _NUM_EXAMPLES = 3
 _TOP_K = 32
-# The rows of an embedding are a multiple of it, which fills the tiles of an accelerator and is easy to split.
+# Embeddings have a multiple of this number of rows, to fill an accelerator's tiles and to be easy to split.
 _ROWS = 128
 
 TASKS_EXAMPLES = r"""
@@ -36,7 +36,7 @@ switch-tf tasks docs_corpus_span_corruption
 
 
 def add_tasks_arguments(parser: Parser) -> None:
-    """Declares the task to show, its split, and gin files of the user's own tasks."""
+    """Declares the arguments of `tasks`."""
     parser.add("name", "a task or mixture to show three examples of", "NAME", nargs="?")
     parser.add("--split", "split of the examples (default: train, or the task's first)", "SPLIT")
     parser.add("--vocabulary", "instead of the task's own: a name, or the path of a SentencePiece model", "VOCABULARY")
@@ -44,7 +44,7 @@ def add_tasks_arguments(parser: Parser) -> None:
 
 
 def run_tasks(arguments: Namespace) -> tuple[dict, str]:
-    """Returns the list or the examples."""
+    """Returns the list of tasks, or the examples of a task."""
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
             raise Refusal("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
@@ -62,13 +62,13 @@ def run_tasks(arguments: Namespace) -> tuple[dict, str]:
     size = data.vocabulary_size(name, arguments.vocabulary)
     examples = data.examples(description, _NUM_EXAMPLES)
     result = {"name": name, "split": split, "lengths": dict(lengths), "vocabulary_size": size, "examples": examples}
-    from switch_tf.data.pipeline import describe_examples  # not lazily: `examples` of the package is the function
+    from switch_tf.data.pipeline import describe_examples  # not lazily: `data.examples` is a function
 
     return result, describe_examples(result)
 
 
 def _list(arguments):
-    """Returns `tasks`; `to_be_given`: shipped file -> macros that a user has to set; `left_out`: file -> the reason."""
+    """Returns `tasks`; `to_be_given`: shipped file -> macros that a user must set; `left_out`: file -> the reason."""
     own, shipped = _read_files(arguments.gin_file, arguments.gin_search_paths), _shipped_files()
     left_out = {}
     if own:
@@ -89,7 +89,7 @@ def _list(arguments):
 
 
 def _read_files(files, search_paths=""):
-    """Returns gin file -> the name of its task, None if a function makes it, and the macros that a user has to set."""
+    """Returns gin file -> the name of its task, None if a function makes it, and the macros that a user must set."""
     found = {}
     for file in files:
         said = gin_syntax.read([file], search_paths=search_paths).check_names()
@@ -99,13 +99,12 @@ def _read_files(files, search_paths=""):
 
 
 def _shipped_files():
-    """Returns the shipped task files, by the names that users know them under."""
     folder = shipped_gin.folder()
     return _read_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
 def _file_of(name, files):
-    """Returns the file that names a task, else the first whose task is registered together with it."""
+    """Returns the file that names a task, else the first with a task registered together with it."""
     together = names.registers(name)
     tasks = {file: task for file, (task, _) in files.items() if task}
     having = ([file for file in tasks if tasks[file] == name]
@@ -114,9 +113,9 @@ def _file_of(name, files):
 
 
 def _apply_files(arguments):
-    """Returns the gin files that a user gave, or the shipped file of the task `name`, and what they say.
+    """Registers the task of the gin files, or of the shipped file for the task `name`. Imports TensorFlow.
 
-    Imports TensorFlow, and makes the task that they name.
+    Returns the files and their content.
     """
     files, name = arguments.gin_file, arguments.name
     if not files:
@@ -142,7 +141,7 @@ switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --ou
 
 
 def add_vocabulary_arguments(parser: Parser) -> None:
-    """Declares the files to read, the size and the output."""
+    """Declares the arguments of `vocabulary`."""
     parser.add("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
                "FILE", nargs="+", required=True)
     parser.add("--size", "pieces, without the 100 sentinels that every task adds", at_least=1, required=True)
@@ -152,7 +151,7 @@ def add_vocabulary_arguments(parser: Parser) -> None:
 
 
 def run_vocabulary(arguments: Namespace) -> tuple[dict, str]:
-    """Trains a vocabulary; returns its sizes and the `vocab_size` that a model needs."""
+    """Trains a vocabulary. Returns its sizes and the `vocab_size` that a model needs."""
     sentencepiece_training.check_output(arguments.output)
     with lock.held(arguments.output):
         quiet.import_tensorflow()
@@ -176,7 +175,7 @@ switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_fi
 
 
 def add_cache_arguments(parser: Parser) -> None:
-    """Declares the task, the output and the workers."""
+    """Declares the arguments of `cache`."""
     parser.add("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?")
     parser.add("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER")
     parser.add("--vocabulary", "the run's VOCABULARY, if it has one (default: the task's own)", "VOCABULARY")
@@ -198,7 +197,7 @@ def add_cache_arguments(parser: Parser) -> None:
 
 
 def run_cache(arguments: Namespace) -> dict:
-    """Writes the incomplete shards; returns the sizes of the cache."""
+    """Writes the incomplete shards. Returns the sizes of the cache."""
     if arguments.teacher is not None:
         return _store_predictions(arguments)
     if not arguments.name and not arguments.gin_file:
@@ -239,7 +238,6 @@ def run_cache(arguments: Namespace) -> dict:
 
 
 def _register_task(said):
-    """Declares in a worker the task that gin files name."""
     quiet.import_tensorflow()
     said.check_names()
     said.bind_others()
@@ -247,11 +245,10 @@ def _register_task(said):
 
 
 def _store_predictions(arguments):
-    """Stores the predictions of a teacher that are not there yet; returns the sizes of the folder."""
     if not arguments.gin_file:
         raise Refusal("--teacher needs the gin files of its student: a model, a task and gin/runs/distill.gin or "
                       "gin/runs/finetune_distill.gin, each with --gin_file.")
-    for name in ("name", "vocabulary", "split", "num_processes", "num_shards"):  # of tokenisation alone
+    for name in ("name", "vocabulary", "split", "num_processes", "num_shards"):  # only for tokenisation
         if getattr(arguments, name) is not None:
             raise Refusal(f"{'TASK' if name == 'name' else f'--{name}'} does not go with --teacher, whose gin files "
                           "describe the batches; leave it out.")
@@ -266,7 +263,7 @@ def _store_predictions(arguments):
     top_k = arguments.top_k or _TOP_K
     bindings = ["MODEL_DIR='unused'"]
     if "TEACHER" in gin_syntax.read(arguments.gin_file, search_paths=arguments.gin_search_paths).macros:
-        bindings.append(f"TEACHER={arguments.teacher!r}")  # because INITIAL_CHECKPOINT may refer to it
+        bindings.append(f"TEACHER={arguments.teacher!r}")  # INITIAL_CHECKPOINT may refer to it
     described = options.load(arguments, bindings, arguments.devices)
     described = experiments.on_this_machine(described)
     objective = described.make_objective()

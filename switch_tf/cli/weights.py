@@ -1,4 +1,4 @@
-"""`switch-tf convert`, `upcycle`, `average` and `shrink`: write weights that are made from a checkpoint."""
+"""`switch-tf convert`, `upcycle`, `average` and `shrink`: write weights made from checkpoints."""
 
 from argparse import ArgumentTypeError, Namespace
 
@@ -26,7 +26,7 @@ from switch_tf.storage import places
 from switch_tf.surgery import sources
 from switch_tf.surgery.kernels import Changes
 
-with epy.lazy_imports():  # which import TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
     from switch_tf.surgery import shrinking, upcycling
 
 CONVERT_EXAMPLES = r"""
@@ -36,7 +36,7 @@ switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/model
 
 
 def add_convert_arguments(parser: Parser) -> None:
-    """Declares the two folders and the gin arguments."""
+    """Declares the arguments of `convert`."""
     parser.add("--input",
                "a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow (with the "
                "--gin_file of its model), a run folder or a checkpoint", "FOLDER", required=True)
@@ -55,7 +55,7 @@ def add_convert_arguments(parser: Parser) -> None:
 
 
 def run_convert(arguments: Namespace) -> tuple[dict, str]:
-    """Writes the output folder; returns what was converted."""
+    """Writes the output folder. Returns a description of the conversion."""
     source, source_format = locate(arguments.input, "--input")
     name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
@@ -81,7 +81,7 @@ switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --outpu
 
 
 def add_upcycle_arguments(parser: Parser) -> None:
-    """Declares the two folders, the differences between experts, and the gin arguments of the sparse model."""
+    """Declares the arguments of `upcycle`."""
     parser.add("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",
                "CHECKPOINT", dest="source", required=True)
     options.add_output(parser)
@@ -99,7 +99,7 @@ def add_upcycle_arguments(parser: Parser) -> None:
 
 
 def _factor(text):
-    """Returns "auto" or a number. argparse shows the error."""
+    """Returns "auto" or a number. argparse prints the error."""
     try:
         return text if text == "auto" else float(text)
     except ValueError:
@@ -107,7 +107,7 @@ def _factor(text):
 
 
 def run_upcycle(arguments: Namespace) -> tuple[dict, str]:
-    """Writes the sparse model; returns what it is made of."""
+    """Writes the sparse model. Returns a description of it."""
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
     source, source_format = locate(arguments.source, "--from")
     if arguments.with_optimizer:
@@ -128,14 +128,14 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 
 
 def add_average_arguments(parser: Parser) -> None:
-    """Declares the run, the number of its checkpoints, and the output."""
+    """Declares the arguments of `average`."""
     parser.add("--run", "a run folder", "FOLDER", required=True)
     parser.add("--last", "number of its newest checkpoints", required=True, at_least=2)
     options.add_output(parser)
 
 
 def run_average(arguments: Namespace) -> tuple[dict, str]:
-    """Writes the mean; returns the steps that it is of."""
+    """Writes the mean. Returns the averaged steps."""
     folder = places.at(arguments.run)
     checkpoints = sources.newest(folder, arguments.last)
     sources.check_same(checkpoints)
@@ -151,7 +151,7 @@ switch-tf shrink --from runs/first/checkpoints/step_00000300 --num_experts=4 --o
 
 
 def add_shrink_arguments(parser: Parser) -> None:
-    """Declares the checkpoint, the output, how experts become fewer, and the gin arguments of the run."""
+    """Declares the arguments of `shrink`."""
     parser.add("--from", "a run folder, for its newest checkpoint, or one of its checkpoints",
                "CHECKPOINT", dest="source", required=True)
     parser.add("--num_experts", "experts that each layer keeps", "K", required=True, type=int)
@@ -162,7 +162,7 @@ def add_shrink_arguments(parser: Parser) -> None:
 
 
 def run_shrink(arguments: Namespace) -> tuple[dict, str]:
-    """Writes the smaller model; returns the losses and which experts are left."""
+    """Writes the smaller model. Returns the losses and the remaining experts."""
     source = places.at(arguments.source)
     folder = folders.run_folder_of(source)
     if not (folder / CONFIGURATION).is_file() or not (folder / "checkpoints").is_dir():

@@ -1,4 +1,4 @@
-"""Comparison of dense and sparse models: variants trained in turns on the same batches, and finished runs."""
+"""Compares dense and sparse models: variants trained in turns on the same batches, or finished runs."""
 
 from switch_tf.comparison.description import Comparison
 

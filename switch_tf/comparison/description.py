@@ -21,24 +21,23 @@ _OWN = ("MODEL_DIR", "SEED")
 class Comparison:
     """Runs that differ in their model, trained on the same batches.
 
-    Each variant is an ordinary run for every seed, in `<model_dir>/<variant>/seed_<seed>`, described by the variant's
-    gin files, then those of `common`, then the bindings of `common`, then the variant's own.
+    For every seed a variant is an ordinary run in `<model_dir>/<variant>/seed_<seed>`, described by the variant's gin
+    files, then the gin files and the bindings of `common`, then the variant's bindings.
 
     Args:
         model_dir: str. Folder of all runs and of the report.
         variants: dict, name -> list of gin files and bindings "NAME=VALUE". At least two. The baseline is the first one
             without experts, else the first one.
         common: list of gin files and bindings of all variants: task, run, layout.
-        seeds: list of int. All variants are trained with each seed, one seed after the other.
+        seeds: list of int. All variants are trained with each seed in turn.
         turn: int. Steps that a variant trains before the next one's turn, so that a busy machine slows all alike. The
-            first two steps of a turn are not timed.
-        may_differ: list of str. Fields of `Run` and `StepSettings` that may differ between variants, by their names in
-            the sentence that refuses them.
-        unequal_work: list of str. Variants whose FLOPs per token, without the router, may differ from the baseline's by
-            more than 2 %.
-        trained_first: list of str. Variants that are trained to their last step before the others begin, which may
-            start from them or learn from them: "{name}" in a binding of another variant is the run folder of the
-            variant `name` with the same seed, as in "TEACHER='{teacher}'".
+            first two are not timed.
+        may_differ: list of str. Fields of `Run` and `StepSettings` that may differ, named as in the error message.
+        unequal_work: list of str. Variants that may differ from the baseline by more than 2 % in FLOPs per token,
+            without the router.
+        trained_first: list of str. Variants that are trained to their last step before the rest begins. The rest may
+            start from them or learn from them: "{name}" in a binding is the run folder of the variant `name` with the
+            same seed, as in "TEACHER='{teacher}'".
     """
 
     model_dir: str
@@ -77,7 +76,7 @@ class Comparison:
                                   f"{', '.join(self.variants)}.")
         if len(set(self.trained_first)) >= len(self.variants):
             raise Refusal("Comparison.trained_first names every variant; leave out those that are trained afterwards.")
-        for variant, words in self.variants.items():  # "{name}" needs a variant of that name that is trained before
+        for variant, words in self.variants.items():  # "{name}" needs such a variant, trained earlier
             for name in {name for word in words for name in _FOLDER.findall(word)} & self.variants.keys():
                 if name not in self.trained_first or variant in self.trained_first:
                     raise Refusal(f"Comparison.variants[{variant!r}] needs the run folder of {name!r}, so {name!r} has "
@@ -88,7 +87,7 @@ class Comparison:
         return places.at(self.model_dir) / variant / f"seed_{seed}"
 
     def words(self, variant: str, seed: int, bindings: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-        """Returns the gin files and bindings of a run. The `bindings` of the command line come last."""
+        """Returns the gin files and bindings of a run, the command line's `bindings` last."""
         own = list(self.variants[variant])
         for name in self.trained_first:
             folder = str(self.folder(name, seed))
@@ -99,7 +98,7 @@ class Comparison:
 
 
 def check_words(name: str, words: Any) -> None:
-    """Raises a Refusal, under `name`, unless words are a list of gin files and bindings of a variant."""
+    """Refuses words other than a list of gin files and bindings of a variant. Errors begin with `name`."""
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise Refusal(f"{name} must be a list of gin files and bindings, not {checks.shown(words)}.")
     for word in words:
@@ -114,7 +113,7 @@ def check_words(name: str, words: Any) -> None:
 
 @contextlib.contextmanager
 def naming(variant: str) -> Iterator[None]:
-    """Adds the name of a variant to an exception in this scope: before the sentence of a Refusal, else as a note."""
+    """Adds a variant's name to an exception: before a Refusal's message, else as a note."""
     try:
         yield
     except Refusal as error:

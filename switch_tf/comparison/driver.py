@@ -1,7 +1,4 @@
-"""The training of a comparison: one seed after another, the variants of a seed a few steps each in turn.
-
-So a busy machine slows all alike, and all variants train on the same batches.
-"""
+"""Trains a comparison one seed after another. A seed's variants take turns of a few steps on the same batches."""
 
 import contextlib
 import hashlib
@@ -17,18 +14,16 @@ from switch_tf.reporting import summaries
 from switch_tf.storage import json_lines, places
 from switch_tf.training.stopping import Stopping
 
-# Steps at the beginning of a turn that are not timed.
+# Untimed steps at the beginning of a turn.
 _UNTIMED = 2
 
 
 def train(comparison: Comparison, make_trainer: Callable) -> bool:
     """Trains every variant and seed to its last step, or until a signal or a notice asks to stop.
 
-    The variants of `trained_first` are trained before the others of a seed.
-
     Args:
         comparison: Variants and seeds.
-        make_trainer: Function of (variant, seed) to (Trainer, text of its configuration).
+        make_trainer: Function from (variant, seed) to (Trainer, text of its configuration).
 
     Returns:
         Whether all variants reached their last step.
@@ -38,7 +33,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     with contextlib.ExitStack() as whole:
         progress = None
         for seed in comparison.seeds:
-            records, configs = {}, {}  # of all variants, without the variables that their trainers hold
+            records, configs = {}, {}  # of all variants; trainers, with their variables, are dropped
             for names in filter(None, stages):
                 trainers, configurations = {}, {}
                 for name in names:
@@ -49,7 +44,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
                 fairness.check_records(records, comparison.may_differ)
                 fairness.check_work(configs, runs[0].task_feature_lengths, comparison.unequal_work)
                 num_steps = sum(run.train_steps for run in runs)
-                # The steps of variants that are made later are taken for as many.
+                # Assumes as many steps for the variants that are made later.
                 progress = progress or whole.enter_context(contextlib.closing(Progress(
                     num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))))
                 saved = [folders.steps(folders.checkpoints_of(run.model_dir)) for run in runs]
@@ -70,7 +65,7 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
     """Trains variants of a seed from their newest checkpoints to the last step.
 
     Args:
-        trainers: dict, variant -> Trainer that was not started.
+        trainers: dict, variant -> Trainer, not started.
         configurations: dict, variant -> text of its operative configuration.
         progress: Progress of the comparison.
         batches_file: Path of the hashes of all batches, see `SameBatches`.
@@ -78,8 +73,8 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
         stopping: Stopping.
 
     Returns:
-        Whether all variants reached their last step. Otherwise all are saved at their current steps. If a mistake of
-        the user, such as a Divergence, ends a variant, the others are saved, and the Refusal names it.
+        Whether all variants reached their last step. Otherwise all are saved. If an error such as a Divergence ends a
+        variant, the rest is saved, and the error names the variant.
     """
     with contextlib.ExitStack() as stack:
         train_steps = {name: trainer.run.train_steps for name, trainer in trainers.items()}
@@ -105,7 +100,7 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
             batches.write()
             if training.state.step < end:
                 break
-        if due:  # before any of them writes its report
+        if due:  # all are saved before any writes its report
             for training in trainings.values():
                 training.save()
         for training in trainings.values():
@@ -114,14 +109,14 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
 
 
 def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> tuple[str, int] | None:
-    """Returns the next variant and the step to train it to, None when all are done.
+    """Returns the next variant and the step to train it to, or None when all are done.
 
     Variants that are behind come first. Otherwise the order rotates.
 
     Args:
         steps: dict, variant -> its current step.
         train_steps: dict, variant -> its last step.
-        turn: int. Number of steps of a turn, which ends at a multiple of it.
+        turn: int. Number of steps of a turn. Turns end at its multiples.
     """
     behind = [name for name in steps if steps[name] < train_steps[name]]
     if not behind:
@@ -134,7 +129,7 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
 
 
 class Progress(summaries.Progress):
-    """A progress bar of all runs on standard error.
+    """A progress bar of all runs.
 
     Args:
         num_steps: int. Number of steps of all runs.
@@ -147,19 +142,19 @@ class Progress(summaries.Progress):
         self._started = time.perf_counter()
 
     def advance(self, steps: int, is_trained: bool = True) -> None:
-        """Counts steps, of which other processes may have trained some before."""
+        """Counts steps. `is_trained`: whether this process trained them."""
         super().advance(steps)
         self._done += steps
         self._trained += steps * is_trained
 
     def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
-        """Estimates the time until all runs are done, with evaluations and compilations."""
+        """Estimates the time until all runs are done, evaluations and compilations included."""
         elapsed = time.perf_counter() - self._started
         return (self._last_step - self._done) * elapsed / max(1, self._trained)
 
 
 class _OfVariant(summaries.Progress):
-    """Progress of a run within a comparison: lines with the name of its variant, and the bar of all runs."""
+    """A run's progress within a comparison: lines with its variant's name, and the bar of all runs."""
 
     def __init__(self, whole, name, last_step):
         self._whole, self._name, self._last_step = whole, name, last_step
@@ -184,12 +179,12 @@ class _OfVariant(summaries.Progress):
 
 
 class SameBatches:
-    """Hashes of the batches of a seed. The first variant at a step records the hash, and the others are compared.
+    """Hashes of a seed's batches. The first variant at a step records the hash, and later ones must have the same.
 
-    A run that continues after a kill is compared with its earlier batches, too.
+    After a kill, earlier hashes still apply.
 
     Args:
-        path: Path of a file of JSON lines, which may have hashes already.
+        path: Path of a file of JSON lines, perhaps with earlier hashes.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -198,7 +193,7 @@ class SameBatches:
             self._path, lambda record: json_lines.is_step(record.get("step")) and {"variant", "hash"} <= record.keys())}
 
     def look(self, variant: str, step: int, batches: dict) -> None:
-        """Compares or records the batches after `step` of a variant, and refuses one that another was not given.
+        """Records a variant's batches after `step`, or refuses one that differs from another variant's.
 
         Args:
             variant: str. Name of the variant.

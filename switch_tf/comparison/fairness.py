@@ -1,4 +1,4 @@
-"""Whether runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
+"""Checks that runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
 _TOLERANCE = 0.02
-# Names of `continuation.record` in which variants may differ: model, optimizer and seed.
+# Names in `continuation.record` that may differ between variants: model, optimizer and seed.
 _FREE = ("SwitchConfig.", "SwitchTransformer.", "SEED")
-# Names that must agree for two losses to be comparable.
+# Names that must agree for losses to be comparable.
 _OF_LOSSES = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "Run.eval_batches", "held-out data", "vocabulary")
-# Names ordered by how much they can explain of a difference between two losses.
+# Names, the likeliest reasons for a difference between losses first.
 _ORDER = ("SwitchConfig.", "SwitchTransformer.", "INITIAL_CHECKPOINT", "MIXTURE_OR_TASK_NAME", "training data",
           "held-out data", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack", "Run.cache_parts", "optimizer",
           "learning rate", "BATCH_SIZE", "TRAIN_STEPS", "StepSettings.", "Run.eval_batches", "Run.", "EVAL_PERIOD")
@@ -21,8 +21,8 @@ _ORDER = ("SwitchConfig.", "SwitchTransformer.", "INITIAL_CHECKPOINT", "MIXTURE_
 _WITHOUT_EFFECT = frozenset((
     "SEED", "LOG_PERIOD", "CHECKPOINT_PERIOD", "Run.keep_checkpoints", "Run.keep_every", "Run.unigram_batches",
     "Run.shown_examples", "Run.best_metric", "Run.eval_each_task", "StepSettings.steps_per_call",
-    "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # the table has a column for the last
-# Fields of SwitchConfig without effect in a model without experts.
+    "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # num_experts has a column in the table
+# Fields of SwitchConfig without effect if there are no experts.
 _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
     "expert_d_ff", "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices",
     "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor", "min_expert_capacity",
@@ -33,11 +33,11 @@ _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
 
 
 def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:
-    """Returns the work of a configuration's forward pass, averaged over a sequence of "inputs" and "targets".
+    """Returns the work of a forward pass, averaged over a sequence of "inputs" and "targets".
 
-    `flops_per_token` are FLOPs of products with weights, router included, see `SwitchConfig.flops_per_sequence`;
-    `router_flops_share` is the share of the router in them, and `capacity_padding_share` stands for additional FLOPs of
-    experts for empty slots, divided by `flops_per_token`.
+    `flops_per_token` are FLOPs of products with weights, router included, see `SwitchConfig.flops_per_sequence`.
+    `router_flops_share` is the router's share of them. `capacity_padding_share` is the ratio to them of the experts'
+    additional FLOPs for empty slots.
     """
     inputs = task_feature_lengths["inputs"]
     targets = 0 if config.is_encoder_only else task_feature_lengths["targets"]
@@ -55,10 +55,9 @@ def check_run(run: Run) -> None:
 
 
 def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:
-    """Returns the baseline's name, and two dicts by name: FLOPs per token without the router, and their excess.
+    """Returns the baseline's name, FLOPs per token without the router by variant, and their excess by variant.
 
-    The excess is over the baseline's FLOPs, as a share. The baseline is the first variant without experts, or else the
-    first one.
+    The excess is a share of the baseline's FLOPs.
     """
     flops = {}
     for name, config in configs.items():
@@ -69,7 +68,7 @@ def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> 
 
 
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work: Sequence[str] = ()) -> None:
-    """Refuses a variant with other work per token, without the router, than the baseline's.
+    """Refuses a variant with over 2 % more or less work per token than the baseline, without the router.
 
     Args:
         configs: dict, name of a variant -> SwitchConfig.
@@ -85,11 +84,11 @@ def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work
 
 
 def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> None:
-    """Refuses the first entry, other than of model, optimizer and seed, that differs between variants.
+    """Refuses the first difference between variants, except in model, optimizer and seed.
 
     Args:
         records: dict, name of a variant -> `continuation.record` of its run.
-        may_differ: Names of a record that may differ.
+        may_differ: Names in a record that may differ.
     """
     compared = _compared(records)
     names = next(iter(compared.values()))
@@ -104,7 +103,7 @@ def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> N
 
 
 def check_losses(records: dict[str, dict]) -> None:
-    """Refuses runs whose held-out losses are not of the same tokens."""
+    """Refuses runs with held-out losses over different tokens."""
     for key, first, value, name, other in _differences(_compared(records)):
         if key in _OF_LOSSES:
             raise Refusal(f"{key} is {value!r} in {first} and {other!r} in {name}, so their losses are not of the same "
@@ -112,16 +111,12 @@ def check_losses(records: dict[str, dict]) -> None:
 
 
 def _compared(records):
-    """Returns the entries of records that variants share."""
     return {name: {key: value for key, value in record.items() if key != "optimizer"
                    and not key.startswith((*_FREE, f"{record['optimizer']}."))} for name, record in records.items()}
 
 
 def _differences(records):
-    """Yields (key, first run, its value, other run, its value) for each difference, the most important first.
-
-    The model's keys come first, periods last.
-    """
+    """Yields (key, first run, its value, other run, its value) for each difference, ordered by _ORDER."""
     (first, wanted), *others = records.items()
     keys = sorted(wanted, key=lambda key: next(
         (place for place, start in enumerate(_ORDER) if key.startswith(start)), len(_ORDER)))
@@ -132,9 +127,7 @@ def _differences(records):
 
 
 def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) -> list[str]:
-    """Returns a sentence for each difference to the baseline that may matter, the most important first.
-
-    The order is work, model, data, learning rate, batch, steps.
+    """Returns sentences about differences to the baseline that may matter, work first, then ordered by _ORDER.
 
     Args:
         records: dict, name of a variant -> `continuation.record` of its run.
@@ -143,7 +136,7 @@ def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) 
     """
     lines = [f"{name} does {_amount(share)} work for a token than {reference}, without the router."
              for name, share in shares.items() if abs(share) > _TOLERANCE]
-    # Leaves out entries that have no effect, and gives the learning rates of all optimizers one name.
+    # Leaves out entries without effect, and renames the learning rates of all optimizers alike.
     with_effect = {name: {
         key.replace(f"{record['optimizer']}.learning_rate", "learning rate"): value for key, value in record.items()
         if key not in _WITHOUT_EFFECT and (record.get("SwitchConfig.num_experts") or key not in _OF_EXPERTS)}
@@ -163,7 +156,7 @@ def _amount(share):
 
 
 def sentence_about_work(shares: dict[str, float], reference: str) -> str:
-    """Returns a sentence about the work of variants, from `work_without_router`."""
+    """Returns a sentence about variants' work, from `work_without_router`."""
     unequal = [f"{name} does {_amount(share)}" for name, share in shares.items() if abs(share) > _TOLERANCE]
     if not unequal:
         return f"All variants do the same work for a token, within {_TOLERANCE:.0%} and without the router."
@@ -174,6 +167,6 @@ def sentence_about_work(shares: dict[str, float], reference: str) -> str:
 
 
 def without_seed(record: dict) -> dict:
-    """Returns a record without the seed and the runs of that seed it builds on: the same for all runs of a variant."""
+    """Returns a record without the seed and the seed's initial runs, so that it is equal for a variant's runs."""
     return {name: value for name, value in record.items()
             if name not in ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")}

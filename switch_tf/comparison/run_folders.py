@@ -1,4 +1,4 @@
-"""Reports on run folders: comparison.json, a page with a picture of the curves, and a table for the terminal."""
+"""Reports on run folders: comparison.json, a page with plots, and a table for the terminal."""
 
 import html
 import pathlib
@@ -28,11 +28,10 @@ _STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:righ
 
 
 def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
-    """Returns (name of the variant, run folder) of each run.
+    """Returns (name of the variant, run folder) of at least two different runs.
 
     Args:
-        folders: Run folders, and folders of comparisons, which stand for all of their runs: at least two runs, each
-            once.
+        folders: Run folders, and folders of comparisons, for all of their runs.
     """
     runs = []
     for folder in map(places.at, folders):
@@ -58,7 +57,7 @@ def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
         is_complete: Whether every run must have an evaluation. Otherwise runs without one are left out.
 
     Returns:
-        (content of comparison.json, text for people). Without any evaluation the first is {}.
+        (content of comparison.json, {} without evaluations; text for people).
     """
     evaluated = []
     for name, folder in runs:
@@ -76,7 +75,7 @@ def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
 
 
 def write(folder: pathlib.Path, runs: list[Curves]) -> dict:
-    """Writes the three files into a folder and returns the content of comparison.json."""
+    """Writes the three files into a folder, and returns the content of comparison.json."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     outcome = results.compare(runs)
@@ -88,7 +87,6 @@ def write(folder: pathlib.Path, runs: list[Curves]) -> dict:
 
 
 def _rows(outcome):
-    """Returns the rows of the table, the head first."""
     return [("variant", "experts", "parameters", "FLOPs/token", "router", "padding", "s/step", "final loss",
              "speed-up in steps", "speed-up in time"), *(
         (variant["name"], str(variant["num_experts"]), f"{variant['num_parameters']:,}",
@@ -105,7 +103,7 @@ def table(outcome: dict) -> str:
 
 
 def words(outcome: dict) -> list[str]:
-    """Returns sentences: the target loss, the differences between runs, and the result of each variant."""
+    """Returns sentences: the target loss, differences between runs, and each variant's result."""
     baseline, period = outcome["baseline"], outcome["evaluation_period"]
     lines = [f"Target loss: {outcome['target_loss']:.4f}, the last loss of {baseline} ({outcome['smoothing']}); "
              f"evaluated every {period} steps, so no speed-up is finer than that."]
@@ -140,7 +138,6 @@ def words(outcome: dict) -> list[str]:
 
 
 def _difference(variant, baseline, num_tests):
-    """Returns a sentence about the difference of final losses and its significance."""
     mean, smallest, num_seeds = variant["loss_over_baseline"], variant["smallest_effect"], len(variant["seeds"])
     line = (f"{variant['name']} ends {abs(mean):.4f} {'above' if mean > 0 else 'below'} {baseline}" if mean else
             f"{variant['name']} ends level with {baseline}")
@@ -175,26 +172,25 @@ def _page(runs, outcome, picture):
 
 
 def _html_table(rows):
-    """Returns a table of text whose first row is the head."""
     return "<table>" + "".join("<tr>" + "".join(f"<{tag}>{html.escape(str(entry))}</{tag}>" for entry in row) + "</tr>"
                                for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)) + "</table>"
 
 
-# Speed-ups start at this share of the baseline's run, because models have hardly learnt before.
+# Speed-ups start at this share of the baseline's run, because models have hardly learnt earlier.
 _FROM = 0.2
 
 
 def draw(curves: list[Curves], outcome: dict) -> bytes:
-    """Returns a PNG. Of several seeds the median is a line and the range a band.
+    """Returns a PNG. For several seeds a line is the median and a band the range.
 
     Args:
         curves: Runs of all variants.
-        outcome: Results of `results.compare`.
+        outcome: From `results.compare`.
     """
     of_names, baseline = results.by_name(curves), outcome["baseline"]
     colors = dict(zip(of_names, matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[baseline] = "tab:red"
-    # Up to four values that all evaluations have, without losses of tasks.
+    # Up to four values that all evaluations have, except losses of tasks.
     shared = set.intersection(*(set(run.values) for run in curves))
     others = sorted(name for name in shared if not name.endswith("/loss"))[:4]
     has_tasks = any(variant["tasks"] for variant in outcome["variants"])
@@ -216,7 +212,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
         panel.axhline(outcome["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
         panel.set(xlabel=unit, ylabel="held-out loss (nats per token)", title=f"Loss over {unit}")
     figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=min(6, len(of_names) + 1))
-    # Median speed-ups to the losses of the baseline.
+    # Median speed-ups to the baseline's losses.
     panel = next(panels)
     evaluations = max(len(run.steps) for run in of_names[baseline])
     shares = np.arange(max(1, int(_FROM * evaluations)), evaluations + 1) / evaluations
@@ -237,7 +233,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
             along, values = zip(*(run.values[metric] for run in runs), strict=True)
             _band(panel, along, values, colors[name])
         panel.set(xlabel="steps", title=metric.removeprefix("eval/"))
-    if has_tasks:  # speed-ups in steps to the baseline's loss of each task, 0 if it is never reached
+    if has_tasks:  # speed-ups in steps to the baseline's loss, 0 if not reached
         panel = next(panels)
         for variant in outcome["variants"]:
             if variant["name"] != baseline:
@@ -252,7 +248,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
 
 
 def _band(axes, along, values, color, name=None):
-    """Draws the median of seeds, and their range if they are several. Returns the points of the line."""
+    """Draws the median of seeds, and the range of several. Returns the median's points."""
     shortest = min(map(len, values))
     along = np.median([entry[:shortest] for entry in along], axis=0)
     values = np.array([entry[:shortest] for entry in values])
@@ -264,7 +260,7 @@ def _band(axes, along, values, color, name=None):
 
 
 def times(speedup: float | None, form: str = ".2f") -> str:
-    """Formats a speed-up: "1.82x", "1.27x later", "never" for None and 0, "" for an axis below."""
+    """Formats a speed-up: "1.82x", "1.27x later", "never" for None and 0, "" for axis ticks below 0."""
     if not speedup:
         return "never"
     if speedup < 0:

@@ -1,12 +1,11 @@
-"""Tensor files of a Hugging Face folder, opened without reading a tensor, and safetensors files written in parts.
+"""Opens the tensor files of a Hugging Face folder, and writes safetensors files in parts.
 
-A safetensors file is eight bytes with the length of the header, a JSON header, the values. The reader of the package
-fails for float8 and similar dtypes, which numpy lacks, and its `save_file` needs all tensors in memory at once. Here
-the header is compared with the file before it is used, and values are written from any place on.
+A safetensors file is eight bytes with the length of the header, a JSON header, and the values. The package safetensors
+cannot read dtypes that numpy lacks, such as float8, and its `save_file` needs all tensors in memory.
 
-A file of PyTorch is a zip archive: `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their values. A
-pickle is a program that may call any function, so it is interpreted here: the few instructions that `torch.save` writes
-for a dictionary of tensors work on plain values, and any other instruction or name is refused.
+A file of PyTorch is a zip archive of `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their values. A
+pickle may call any function, so it is interpreted here. The few instructions that `torch.save` writes for a dictionary
+of tensors work on plain values. Any other instruction or name is refused.
 """
 
 import bisect
@@ -44,14 +43,11 @@ MAX_SHARD_BYTES = 5 * 10**9
 _CODES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_HEADER_BYTES = 32 * 2**20
 _MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
-_MAX_NAME = 300  # characters of a tensor's name; T5's have about 60
+_MAX_NAME = 300  # characters; T5's names have about 60
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
-    """Opens model.safetensors or pytorch_model.bin of a folder, one file or shards. Returns name -> tensor.
-
-    Names and dtypes are checked before any values are read.
-    """
+    """Opens a folder's model.safetensors or pytorch_model.bin, a file or shards. Returns name -> tensor."""
     path = find_file(folder)
     if path is None:
         names = sorted(path.name for path in folder.iterdir())
@@ -72,9 +68,9 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 
 
 def find_file(folder: Any) -> Any | None:
-    """Returns the path of the tensors of a folder or of the index of their shards, None if it has neither."""
+    """Returns the path of a folder's tensors or of the index of their shards, or None."""
     names = (name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))
-    # A broken link is refused, not passed over.
+    # A broken link counts, and is then refused.
     return next((path for path in map(folder.joinpath, names) if path.exists() or path.is_symlink()), None)
 
 
@@ -97,7 +93,7 @@ def _open_shards(index, open_file):
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
-    """Opens a safetensors file without reading a tensor. Returns name -> tensor."""
+    """Opens a safetensors file. Returns name -> tensor."""
     def damaged(reason):
         return Refusal(f"{path} is truncated or no safetensors file: {reason}; download it again.")
 
@@ -131,7 +127,7 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
         ranges.append((begin, end, name))
         load = functools.partial(values_at, path, known, start + begin, shape)
         tensors[name] = Tensor(shape, load, dtype=_CODES.get(dtype, dtype))
-    # Tensors follow one another without gaps or overlaps.
+    # Gaps and overlaps are damage.
     last = 0
     for begin, end, name in sorted(ranges):
         if begin != last:
@@ -147,7 +143,7 @@ def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
     """Returns the beginning of a safetensors file, up to the values.
 
     Args:
-        shapes: Name -> shape of the tensors of this file, in the order of their values.
+        shapes: Name -> shape of the file's tensors, in order.
         dtype: "float32", "float16" or "bfloat16".
     """
     (code,) = (code for code, known in _CODES.items() if known == dtype)
@@ -162,16 +158,16 @@ def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
 
 
 class Shards:
-    """Writes tensors in order as model.safetensors, or as shards of at most MAX_SHARD_BYTES, or of one tensor.
+    """Writes tensors in order as model.safetensors, or as shards of at most MAX_SHARD_BYTES or a single tensor.
 
     Args:
         folder: Path of an existing folder.
-        shapes: Name -> shape of each tensor, in the order of writing.
+        shapes: Name -> shape of each tensor, in order.
         dtype: Name of the dtype on disk, of WRITTEN_DTYPES.
-        num_bytes: Bytes of values that are written already. What follows them is removed.
+        num_bytes: Bytes of values already written. Anything after them is removed.
 
     Attributes:
-        num_bytes: Bytes of values that are written.
+        num_bytes: Bytes of values written.
     """
 
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
@@ -209,14 +205,14 @@ class Shards:
         self._unsynced.add(self._folder / name)
 
     def sync(self) -> None:
-        """Waits until everything that was appended is on disk."""
+        """Waits until all values are on disk."""
         for path in self._unsynced:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         self._unsynced.clear()
 
     def finish(self) -> None:
-        """Writes the index, if there are several files."""
+        """Writes the index if there are several files."""
         if len(self._shards) > 1:
             write_object(self._folder / "model.safetensors.index.json", {
                 "metadata": {"total_size": self._starts[-1]},
@@ -224,7 +220,7 @@ class Shards:
 
 
 def write_object(path: pathlib.Path, content: dict) -> None:
-    """Writes `content` as JSON with sorted keys, and waits until it is on the disk."""
+    """Writes `content` as JSON with sorted keys, and waits until it is on disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
         file.flush()
@@ -245,7 +241,7 @@ _FUNCTIONS = {
     "torch._utils _rebuild_parameter": lambda tensor, *_: tensor}
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _ZIP_HEADER_BYTES = 30
-# 100,000 tensors, of about 20 instructions and 200 bytes each.
+# Limits for 100,000 tensors of about 20 instructions and 200 bytes each.
 _MAX_PROGRAM_BYTES, _MAX_INSTRUCTIONS = 32 * 2**20, 2 * 10**6
 _MAX_NESTING = 16
 
@@ -254,7 +250,7 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
     """Opens a file written by `torch.save` of PyTorch 1.6 or later. Returns name -> tensor."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            # torch.save chooses the name of the folder: "archive/data.pkl", "archive/data/0".
+            # torch.save chooses the folder's name: "archive/data.pkl", "archive/data/0".
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
             if "data.pkl" not in members or any(member.compress_type for member in members.values()):
                 raise Refusal(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
@@ -275,7 +271,6 @@ def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
 
 
 def _content(archive, member):
-    """Returns the bytes of a small member."""
     if member.file_size > _MAX_PROGRAM_BYTES:
         raise zipfile.BadZipFile(f"{member.filename} has {member.file_size} bytes, and at most "
                                  f"{_MAX_PROGRAM_BYTES} are read")
@@ -283,7 +278,7 @@ def _content(archive, member):
 
 
 def _locate(name, description, path, members):
-    """Finds the values of a described tensor in the archive and checks that they are complete."""
+    """Locates a tensor's values, and checks that they are complete."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
         dtype, member = np.dtype(_STORAGES[_text(storage)]), members[f"data/{_text(key)}"]
@@ -292,11 +287,11 @@ def _locate(name, description, path, members):
                     and min(offset, 0, *shape, *strides) >= 0 and 0 not in shape and len(shape) <= _MAX_DIMENSIONS)
         # Elements from the beginning of the storage to the end of the tensor.
         extent = offset + 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
-        num_elements = max(extent, math.prod(shape))  # a stride of 0 would make a tensor of any size from one number
+        num_elements = max(extent, math.prod(shape))  # a stride of 0 would expand one number to any size
     except (KeyError, TypeError, ValueError):
         raise Refusal(f"{path} holds something under {checks.shown(name)} that is not a tensor; only dictionaries "
                       "of tensors (model.state_dict()) are read.") from None
-    # Values follow the member's local header, whose length stands in the file alone.
+    # Values follow the member's local header. Only the file has its length.
     start = max(member.header_offset, 0) + _ZIP_HEADER_BYTES
     header = bytes_at(path, start - _ZIP_HEADER_BYTES, _ZIP_HEADER_BYTES)
     if len(header) == _ZIP_HEADER_BYTES:
@@ -315,14 +310,14 @@ def _locate(name, description, path, members):
 
 
 def _text(value):
-    """Checks a name in the pickle. Looking up a tuple of tuples would hash it, without a limit of depth in C."""
+    """Checks a name in the pickle, because a lookup would hash tuples of tuples without a depth limit."""
     if not isinstance(value, str):
         raise TypeError("A name must be text.")
     return value
 
 
 class _Tuple(tuple):
-    """A tuple with its depth, so that deep nesting is refused before any recursion."""
+    """A tuple with its depth, to refuse deep nesting before a recursion."""
 
     def __init__(self, items):
         self.depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
@@ -331,9 +326,9 @@ class _Tuple(tuple):
 
 
 def _interpret(program, path):
-    """Returns the dictionary of tensors that a pickle describes.
+    """Returns the dictionary of tensors in a pickle.
 
-    Names stay text, and storages the tuples of PyTorch: ("storage", type, key, device, number of elements).
+    Names stay text. Storages stay PyTorch's tuples ("storage", type, key, device, number of elements).
     """
     stack, marks, memo, refused = [], [], {}, None
 
@@ -370,7 +365,7 @@ def _interpret(program, path):
                     stack.append({})
                 case "SETITEM" | "SETITEMS" as name:
                     items = pop(2 if name == "SETITEM" else len(stack) - marks.pop())
-                    # AttributeError unless it is a dictionary.
+                    # AttributeError if it is no dictionary.
                     stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
                 case "GLOBAL":
                     if argument not in _STORAGES and argument not in _FUNCTIONS:
@@ -384,7 +379,7 @@ def _interpret(program, path):
                     if not isinstance(stack[-2], dict):
                         raise TypeError("State for something that is no dictionary.")
                     pop(1)  # the version numbers that a state_dict carries as an attribute
-                # BINPERSID replaces the description of a storage by the storage. Only the description is needed here.
+                # Only a storage's description is needed, so BINPERSID leaves it.
                 case "PROTO" | "BINPERSID" | "STOP":
                     pass
                 case name:

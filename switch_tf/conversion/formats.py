@@ -1,7 +1,4 @@
-"""Formats of weights, one record each, conversion between them, and weights of any format that a run reads.
-
-Choosing a format needs no TensorFlow.
-"""
+"""Formats of weights, and conversion between them. Choosing a format needs no TensorFlow."""
 
 import dataclasses
 import hashlib
@@ -31,11 +28,11 @@ from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
-with epy.lazy_imports():  # which import Keras, and recognising a folder needs none
+with epy.lazy_imports():  # imports Keras
     from switch_tf.conversion import huggingface, mesh_tensorflow, own, t5x, weight_source
 
-_BYTES_PER_PARAMETER = 12  # of a model that is run, while it is read
-_TOLERANCE = 1e-4  # of logits, relative to their standard deviation or 1
+_BYTES_PER_PARAMETER = 12  # of a model that is read and run
+_TOLERANCE = 1e-4  # of logits, relative to their standard deviation or 1, the larger one
 _BATCH, _LENGTHS = 2, (16, 8)  # sequences, and tokens of encoder and decoder
 
 
@@ -43,16 +40,14 @@ class Format(NamedTuple):
     """A format of weights.
 
     Args:
-        name: str. Value of `--to`.
-        description: str. The folders that hold it, for messages.
-        recognises: function(folder) -> bool. Here and below the folder may be in a bucket, where it is read in place.
+        description: str. Its folders, for messages.
+        recognises: function(folder) -> bool. This and the functions below also take a folder in a bucket.
         module: Its functions. `open_weights(folder, SwitchConfig or None)` returns a WeightSource.
-            `write_weights(WeightSource, new or empty folder, vocabulary, identity)` writes one, where the format is
-            WRITABLE. `read_optimizer(folder, SwitchTransformer with its weights)` returns the Adafactor, except of
+            `write_weights(WeightSource, new or empty folder, vocabulary, identity)` writes a WRITABLE format.
+            `read_optimizer(folder, SwitchTransformer with its weights)` returns the Adafactor, except for
             HUGGING_FACE.
-        config_of: function(folder, of our own format a checkpoint) -> the SwitchConfig that it states, before any
-            weight is read; None if it states none.
-        describes_model: bool. Whether a folder holds the model's configuration. `open_weights` needs one otherwise.
+        config_of: function(folder, or a checkpoint in our own format) -> SwitchConfig or None, without reading weights.
+        describes_model: bool. Whether a folder holds the model's configuration. Otherwise `open_weights` needs one.
         resolve: function(folder) -> the folder within it that is read.
     """
 
@@ -79,22 +74,21 @@ SWITCH_TF = Format(
     lambda folder: (folder / folders.DESCRIPTION).is_file() or (folder / "checkpoints").is_dir(), own,
     config_of=model_gin.recorded, resolve=folders.resolve)
 
-# The first format that recognises a folder is taken.
+# In the order of recognition.
 FORMATS = (HUGGING_FACE, T5X, MESH_TENSORFLOW, SWITCH_TF)
 WRITABLE = {one.name: one for one in (HUGGING_FACE, SWITCH_TF)}
 
 
 def find(folder: str | pathlib.Path) -> Format | None:
-    """Returns the format of a folder, or None if no format recognises it."""
+    """Returns the format of a folder, or None."""
     folder = places.at(folder)
     return next((one for one in FORMATS if one.recognises(folder)), None)
 
 
 def locate(folder: str | pathlib.Path, argument: str | None = None) -> tuple[Any, Format | None]:
-    """Returns the path and the format of weights: of a run folder of T5X its newest checkpoint, else the folder.
+    """Returns the path and the format of weights, for a T5X run folder the path of its newest checkpoint.
 
-    Raises:
-        Refusal: No format recognises it, and it was given as an `argument` of this name.
+    Refuses an unknown format if the folder was given as an `argument` of this name.
     """
     folder, found = places.at(folder), find(folder)
     if found is None and (newest := t5x_file.newest_in(folder)) is not None:
@@ -107,14 +101,14 @@ def locate(folder: str | pathlib.Path, argument: str | None = None) -> tuple[Any
 
 
 def default_target(source_format: Format) -> Format:
-    """Returns the format to convert to if none is named: Hugging Face's for our own weights, else ours."""
+    """Returns the default output format: Hugging Face's for our own weights, else ours."""
     return HUGGING_FACE if source_format is SWITCH_TF else SWITCH_TF
 
 
 def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capacity: int | None = None,
             config: SwitchConfig | None = None, dtype: str = "float32", is_verified: bool = False,
             with_optimizer: bool = False) -> tuple[dict, str]:
-    """Converts the weights of a folder, a portion at a time. After a kill, the same call goes on.
+    """Converts weights a portion at a time. After a kill, the same call continues.
 
     Args:
         source: Folder of weights.
@@ -123,16 +117,12 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         expert_capacity: Slots of each expert for each sequence, in Hugging Face's configuration.
         config: Configuration of the model, for a format that does not describe it.
         dtype: "float32", or "bfloat16" in Hugging Face's format.
-        is_verified: Whether the output is read and compared with the source.
-        with_optimizer: Whether the optimizer's slots and its step are converted too. Such a conversion takes the memory
-            of the model, and begins anew after a kill.
+        is_verified: Whether to compare the output with the source.
+        with_optimizer: Whether to convert the optimizer's slots and step too. This takes the memory of the model, and
+            starts anew after a kill.
 
     Returns:
         (JSON object, text for people).
-
-    Raises:
-        Refusal: The weights are damaged or cannot be expressed in the other format, an unfinished conversion to this
-            output was another one, or the output differs from the source.
     """
     (source, source_format), config_file, step = locate(source, "--input"), None, None
     if config is not None and source_format.describes_model:
@@ -177,7 +167,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
 
 
 def check_optimizer(source: pathlib.Path, source_format: Format, to: Format) -> None:
-    """Refuses to convert an optimizer between formats that lack one."""
+    """Refuses to convert an optimizer if either format has none."""
     if source_format is HUGGING_FACE:
         names = ", ".join(one.name for one in FORMATS if one is not HUGGING_FACE)
         raise Refusal(f"--with_optimizer reads the optimizer's state from checkpoints of {names}, and {source} is of "
@@ -189,12 +179,12 @@ def check_optimizer(source: pathlib.Path, source_format: Format, to: Format) -> 
 
 def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
                step: int | None = None) -> tuple[str | None, list[str]]:
-    """Returns the VOCABULARY of written weights, None without one, and lines for people on how to train them.
+    """Returns the VOCABULARY of written weights or None, and lines on how to train them.
 
     Args:
         output: Folder of the weights.
-        vocabulary: Vocabulary, whose content was written beside them.
-        step: Step of the optimizer that was written with them, or None.
+        vocabulary: Vocabulary. Its content was written with the weights.
+        step: Step of the written optimizer, or None.
     """
     name, lines = vocabulary.name, []
     if vocabulary.content is not None:
@@ -212,15 +202,15 @@ def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
 def identity_of(source: pathlib.Path, source_format: Format, to: Format, output: pathlib.Path, config: SwitchConfig,
                 vocabulary: bytes | None, expert_capacity: int | None = None, dtype: str = "float32"
                 ) -> dict[str, Any]:
-    """Returns what determines the files of a conversion, name -> value. It identifies a conversion that was killed.
+    """Returns everything that determines the files of a conversion, name -> value, to recognise a killed one.
 
     Args:
         source: Folder of the weights.
         source_format: Its format.
         to: Format of the output.
-        output: Folder of the output, whose hidden neighbours are not part of a source that holds it.
+        output: Folder of the output. Its hidden neighbours are not part of the source.
         config: Configuration of the model.
-        vocabulary: SentencePiece model that is written, or None.
+        vocabulary: SentencePiece model to write, or None.
         expert_capacity, dtype: See `convert`.
     """
     place, output = places.at(source_format.resolve(source)).resolve(), output.resolve()
@@ -236,7 +226,7 @@ def _sum(values):
 
 
 def state(place: Any) -> Iterator[tuple[str, int, float]]:
-    """Yields path, size and time of each file in a folder, or of each file of a checkpoint such as model.ckpt-7."""
+    """Yields path, size and time of each file of a folder, or of a checkpoint such as model.ckpt-7."""
     entries = untrusted_files.files_in(place) if place.is_dir() else (
         entry for entry in sorted(place.parent.iterdir()) if entry.name.startswith(f"{place.name}."))
     for entry in entries:
@@ -245,22 +235,18 @@ def state(place: Any) -> Iterator[tuple[str, int, float]]:
 
 
 def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, Any], str]:
-    """Compares a written folder with the weights that it was written of, rounded to `dtype`.
+    """Compares a written folder with its source, rounded to `dtype`, and refuses a difference.
 
-    All values, and so all norms, are compared, a portion at a time. Then a model of each side computes logits of a
-    fixed batch, if both route tokens alike and this machine has the memory.
+    Also compares logits of a fixed batch, if both models route tokens alike and this machine has the memory.
 
     Args:
         source: WeightSource of the input.
         output: Folder that was written.
         to: Its format.
-        dtype: Name of the dtype of its tensors.
+        dtype: Name of its dtype.
 
     Returns:
         (JSON object, sentence for people).
-
-    Raises:
-        Refusal: they differ, or the output cannot be read.
     """
     def different(what):
         return Refusal(f"{output} is not what its source is: {what}; remove it and convert again.")
@@ -300,14 +286,14 @@ def _logits(source):
 
 
 class Opened:
-    """Opened weights of any format, which `tensors.start` reads into any layout: each process its own pieces.
+    """Opened weights of any format. `tensors.start` reads them into any layout, each process its own pieces.
 
     Args:
         source: WeightSource.
-        path: Where it is, for messages.
+        path: Path, for messages.
 
     Attributes:
-        description: Step, configuration and variables as `folders.describe` returns them.
+        description: Step, configuration and variables as in `folders.describe`.
     """
 
     def __init__(self, source: "weight_source.WeightSource", path: Any):
@@ -316,7 +302,7 @@ class Opened:
             f"{folders.MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
 
     def fill(self, variables: dict[str, Any]) -> None:
-        """Reads variables of Keras by their paths, see `weight_source.fill`."""
+        """Reads Keras variables by their paths, see `weight_source.fill`."""
         weight_source.fill(self.source, {
             path.removeprefix(folders.MODEL): variable for path, variable in variables.items()})
 
@@ -326,7 +312,7 @@ def opened(run: Run, config: SwitchConfig) -> Opened | None:
 
     Args:
         run: Run.
-        config: Configuration of its model, for a format that does not describe it.
+        config: Configuration of its model, see `convert`.
     """
     folder, found = run.initial_checkpoint, None
     if folder is not None and not folders.steps(folders.checkpoints_of(run.model_dir)):
@@ -336,6 +322,6 @@ def opened(run: Run, config: SwitchConfig) -> Opened | None:
     if run.initial_variables == "with_optimizer":
         raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
                       f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
-    if run.initial_variables == "matching":  # of another model
+    if run.initial_variables == "matching":  # the checkpoint's model may differ
         config = found.config_of(folder) or config
     return Opened(found.module.open_weights(folder, config), folder)

@@ -32,7 +32,6 @@ def _attention_rules(ours, theirs):
 
 
 def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
-    """Returns the rules of one stack. Hugging Face numbers sublayers, the feed-forward layer last."""
     ours, theirs = f"{stack}/layers_<i>", f"{stack}.block.<i>.layer"
     mlp = f"{theirs}.{mlp_index}.{mlp_name}"
     return [
@@ -48,7 +47,7 @@ def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
 
 
 def rules_of(config: SwitchConfig) -> Rules:
-    """Returns the rules of a model with this configuration."""
+    """Returns the rules for a configuration."""
     mlp_name = "mlp" if config.num_experts else "DenseReluDense"
     has_layer_biases = config.relative_attention_per_layer and not config.num_experts
     bias = ("layers_<i>/", "<i>") if has_layer_biases else ("", "0")
@@ -61,29 +60,26 @@ def rules_of(config: SwitchConfig) -> Rules:
             *_stack_rules("decoder", "self_attention", 2, mlp_name, bias),
             *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
-            # In old files. No version of transformers reads it.
+            # Only in old files, and never used by transformers.
             Rule("", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         ])
 
 
 def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
-    """Reads a model from a folder in Hugging Face's format, one tensor at a time.
+    """Reads a model in Hugging Face's format, one tensor at a time.
 
     Args:
         folder: Path of a folder with config.json and model.safetensors or pytorch_model.bin, in one file or shards.
 
     Returns:
-        SwitchTransformer with float32 weights. One with experts gets semantics="hf": as in transformers, each sequence
-        is a group with `expert_capacity` slots per expert, and padding is routed.
-
-    Raises:
-        Refusal: switch_tf cannot represent the model, or a file is missing, damaged or of another model.
+        SwitchTransformer with float32 weights. With experts it has semantics="hf": as in transformers, each sequence is
+        a group with `expert_capacity` slots per expert, and padding is routed.
     """
     return weight_source.read_model(open_weights(folder))
 
 
 def open_weights(folder: str | pathlib.Path, config: None = None) -> WeightSource:
-    """Opens the weights of a folder without reading them. Arguments and errors as in `from_hugging_face`."""
+    """Opens the weights of a folder without reading them. Arguments as in `from_hugging_face`."""
     folder = checks.path("folder", folder)
     config, tensors = huggingface_config.read_folder(folder)
     if config.num_experts > len(tensors):
@@ -96,18 +92,16 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
                     vocabulary: bytes | None = None) -> None:
     """Writes a model as config.json and model.safetensors, for transformers 5.23.
 
-    The folder appears complete or not at all. Tensors are float32. More than 5 GB are split into shards.
+    The folder appears complete or not at all. Tensors are float32, in shards above 5 GB. Refuses models that Hugging
+    Face's classes cannot represent.
 
     Args:
         model: SwitchTransformer.
-        folder: Path of a folder that does not exist yet, or is empty.
-        expert_capacity: int or None. Slots of each expert for each sequence in the written model. None takes the
-            value of a model with semantics="hf"; other models with experts need a number.
-        vocabulary: bytes or None. A SentencePiece model to write as spiece.model, of which transformers makes a
-            T5Tokenizer, with 100 sentinels.
-
-    Raises:
-        Refusal: the folder is not empty or cannot be written, or Hugging Face's classes cannot represent the model.
+        folder: Path of a new or empty folder.
+        expert_capacity: int or None. Slots of each expert for each sequence. None takes the value of a model with
+            semantics="hf"; other models with experts need a number.
+        vocabulary: bytes or None. A SentencePiece model to write as spiece.model. transformers reads it as a
+            T5Tokenizer with 100 sentinels.
     """
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
@@ -122,14 +116,14 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     Args:
         source: Weights.
         folder, vocabulary, expert_capacity: See `to_hugging_face`.
-        identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
-        dtype: "float32" or "bfloat16", to which other weights are rounded.
+        identity: See `own.write_weights`.
+        dtype: "float32" or "bfloat16". Weights are rounded to it.
     """
     config, copies, embedding = source.config, [], source.weights[_EMBEDDING]
     values = huggingface_config.to_hugging_face(config, expert_capacity) | {"dtype": dtype}
     links = {link.ours: link for link in rules_of(config).link(source.weights)}
-    # If tie_word_embeddings is false, transformers' Switch Transformer ties nothing, so the embedding is also written
-    # under each other name that it reads. That flag also means that logits are not scaled.
+    # With tie_word_embeddings=False transformers' Switch Transformer ties no weights, so the embedding is also written
+    # under its other names. The flag also means that logits are not scaled.
     if not config.scales_logits:
         if config.logits_via_embedding and not config.is_encoder_only:
             copies.append(LOGITS)
@@ -139,7 +133,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     every = WeightSource(config, {**source.weights, **dict.fromkeys(copies, embedding)},
                          lambda name, rows: source.read(_EMBEDDING if name in copies else name, rows))
     shapes = {name: link.their_shape for link in links.values() for name in link.theirs}
-    # Rows of an undivided weight are neither whole tensors of theirs nor rows of one.
+    # Rows of a transposed weight are columns of their tensor.
     undivided = {name for name, link in links.items() if link.rule.transpose and not link.rule.stack}
     groups = weight_source.groups_of(every, undivided)
     num_bytes = DTYPES[dtype].itemsize * sum(map(math.prod, shapes.values()))

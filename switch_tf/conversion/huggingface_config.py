@@ -1,8 +1,8 @@
-"""Configuration and tensors of a Hugging Face folder, without building the model or reading a tensor.
+"""Reads the configuration and opens the tensors of a Hugging Face folder, without building the model.
 
-Converts config.json of T5 and Switch Transformers to a SwitchConfig and back. Released config.json files sometimes
-contradict the tensors beside them. For the number of layers, the sparse layers and gated feed-forward layers the
-tensors take precedence, with a warning. Nothing here imports Keras, so that `switch-tf inspect` takes one second.
+Only the embedding and its copies are read, to compare them. Converts config.json of T5 and Switch Transformers to a
+SwitchConfig and back. If config.json has too few layers, other sparse layers, or no gate in a Switch Transformer, the
+tensors take precedence, with a warning. Keras is not imported, so `switch-tf inspect` takes one second.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from switch_tf.refusals import Refusal
 T5, MT5, UMT5, SWITCH = "t5", "mt5", "umt5", "switch_transformers"
 EMBEDDING, LOGITS = "shared.weight", "lm_head.weight"
 STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# Name of the logits in checkpoints converted from T5X without a rule for them (switch-xxl-128, switch-c-2048).
+# Logits in checkpoints converted from T5X without a rule for them (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"
 
 # Our name -> theirs.
@@ -37,7 +37,7 @@ _SPARSE = {
     "router_z_loss_weight": "router_z_loss_coef"}
 _NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 
-# Their function -> our activation without and with a gate. Of several names, the one to write comes first.
+# Their function -> our activation without and with a gate. Of equivalent names the first one is written.
 _FUNCTIONS = {
     "relu": ("relu", "reglu"), "gelu": ("gelu", "geglu_exact"), "gelu_python": ("gelu", "geglu_exact"),
     "gelu_new": ("gelu_tanh", "geglu"), "gelu_pytorch_tanh": ("gelu_tanh", "geglu"), "silu": ("silu", "swiglu"),
@@ -47,7 +47,7 @@ _OTHER_FAMILIES = {
     "longt5": "LongT5 has local and transient-global attention, which switch_tf does not have",
     "pix2struct": "Pix2Struct reads images, which switch_tf does not"}
 
-# Defaults of transformers for keys that are missing in the file.
+# Defaults of transformers.
 _COMMON_DEFAULTS = {
     "vocab_size": 32128, "d_kv": 64, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
@@ -67,7 +67,7 @@ _DEFAULTS = {
 
 _PAD, _END, _START, _BEGIN = "pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id"
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
-_DEFAULT_END = 1  # transformers' for a config.json without the key
+_DEFAULT_END = 1  # in transformers, without the key
 
 _MAX_LAYERS = 512  # of a stack; published T5s have 24
 _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|DenseReluDense)\.(router|experts)?)?")
@@ -77,7 +77,7 @@ _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|Dense
 
 
 def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
-    """Returns the configuration of a model and its tensors by name, embedding and logits under one name each."""
+    """Returns a model's configuration and its tensors by name. Copies of the embedding are merged."""
     values = _values(folder)
     kind = _family(values)
     tensors = checkpoint_files.open_folder(folder)
@@ -90,7 +90,7 @@ def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
 
 
 def read_config(folder: pathlib.Path) -> SwitchConfig:
-    """Returns the configuration of a model. A folder without tensors needs config.json alone."""
+    """Returns a model's configuration. A folder without tensors needs only config.json."""
     if checkpoint_files.find_file(folder) is not None:
         return read_folder(folder)[0]
     values = _values(folder)
@@ -99,9 +99,9 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     if is_encoder := _says_encoder(stated):
         num_layers["decoder"] = 0
     activation = stated["dense_act_fn" if stated["model_type"] == SWITCH else "feed_forward_proj"]
-    # transformers 5 writes the former meaning of tie_word_embeddings under another name, see `from_hugging_face`.
+    # transformers 5 has a new name for the former meaning of tie_word_embeddings, see `from_hugging_face`.
     is_tied = stated.get("scale_decoder_outputs", stated.get("tie_word_embeddings", True))
-    unknown = dict.fromkeys(num_layers, set())  # sparse and dense layers are taken from config.json later
+    unknown = dict.fromkeys(num_layers, set())  # `_found_step` takes them from config.json
     return _config(folder, values, Structure(
         num_layers, unknown, unknown,
         is_gated=str(activation).startswith("gated"),
@@ -125,13 +125,9 @@ def _config(folder, values, structure):
 def _unify_embeddings(tensors, ties_logits):
     """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
-    Versions of transformers store a tied weight under different names: `shared`, `embed_tokens` of a stack, or
-    `lm_head`. Files of PyTorch have all of them. Names with equal tensors are one weight. Tensors without any embedding
-    are not changed: the rules name it as missing later.
-
-    Args:
-        tensors: Name -> Tensor, changed in place.
-        ties_logits: bool. Whether transformers uses `lm_head` as the embedding if no other name stores one.
+    Versions of transformers store a tied weight as `shared`, as `embed_tokens` of a stack, or as `lm_head`. Files of
+    PyTorch have all of them. The rules report a missing embedding later. `ties_logits` is whether transformers uses
+    `lm_head` as the embedding if no other name stores one.
     """
     names = [name for name in (EMBEDDING, *STACK_EMBEDDINGS) if name in tensors]
     if not names and LOGITS in tensors and ties_logits:
@@ -155,7 +151,7 @@ def _are_equal(first, second):
 
 
 class Structure(NamedTuple):
-    """Structure of a model by the names of its tensors. Dictionaries are by stack, "encoder" and "decoder".
+    """Structure of a model, from its tensors' names. Dictionaries have the keys "encoder" and "decoder".
 
     `num_layers`: highest layer index plus one.
     `sparse_layers`, `dense_layers`: indices of layers with experts, and with a plain feed-forward layer.
@@ -200,7 +196,7 @@ def sparse_layers(num_layers: int, step: int) -> tuple[int, ...]:
 
 
 def step_for(layers: tuple[int, ...], num_layers: int, preferred: int) -> int | None:
-    """Returns a sparse step that makes exactly `layers` sparse, if possible `preferred`; None if there is none."""
+    """Returns a sparse step that makes exactly `layers` sparse, `preferred` if possible, or None."""
     steps = (preferred, *range(num_layers + 1))
     return next((step for step in steps if sparse_layers(num_layers, step) == layers), None)
 
@@ -209,10 +205,9 @@ def step_for(layers: tuple[int, ...], num_layers: int, preferred: int) -> int | 
 
 
 def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
-    """Returns the configuration for the `values` of a config.json and the `structure` of the tensors.
+    """Returns the configuration for a config.json's `values` and the tensors' `structure`.
 
-    Raises:
-        Refusal: switch_tf cannot represent the model, or values contradict the tensors.
+    Refuses models that switch_tf cannot represent, and values that contradict the tensors.
     """
     kind = _family(values)
     if values.get("tokenizer_class") == "ByT5Tokenizer":
@@ -250,12 +245,12 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
         raise Refusal("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
                       "has no bias.")
     fields |= {ours: values[theirs] for ours, theirs in _SPARSE.items()}
-    # transformers has one rate for both.
+    # transformers has only one dropout rate.
     fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
     for stack, key in _NUM_LAYERS.items():
         num_layers, num_sparse = values[key], _integer(values, f"num_sparse_{stack}_layers")
         if num_layers:
-            # Without sparse layers the step is the number of layers, and layer 1 is sparse nevertheless.
+            # With 0 sparse layers, transformers sets the step to the number of layers, so layer 1 is still sparse.
             values.setdefault(f"{stack}_sparse_step", num_layers // num_sparse if num_sparse else num_layers)
             step = _integer(values, f"{stack}_sparse_step")
             fields[f"{stack}_sparse_step"] = _found_step(step, num_layers, stack, structure)
@@ -263,7 +258,6 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
 
 
 def _family(values):
-    """Returns the model_type of config.json's `values`: "t5", "mt5", "umt5" or "switch_transformers"."""
     model_type = values.get("model_type")
     if model_type not in [*_DEFAULTS]:
         reason = _OTHER_FAMILIES.get(model_type, "other architectures have weights that switch_tf does not have") if (
@@ -280,7 +274,6 @@ def _with_defaults(values):
 
 
 def _says_encoder(values):
-    """Returns whether config.json describes an encoder without a decoder, in one of several ways."""
     architectures = values.get("architectures", [])
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise Refusal("architectures in config.json must be a list of names, not "
@@ -294,8 +287,8 @@ def _integer(values, key):
 
 
 def _found_step(stated, num_layers, stack, structure):
-    """Returns the sparse step of a stack. Tensors take precedence over config.json."""
-    # For a layer without tensors config.json decides, so that its missing tensors are named later.
+    """Returns a stack's sparse step. Tensors take precedence over config.json."""
+    # For a layer without tensors config.json decides, so that they are reported as missing.
     layers = tuple(sorted(structure.sparse_layers[stack] | (
         {*sparse_layers(num_layers, stated)} - structure.dense_layers[stack])))
     step = step_for(layers, num_layers, stated)
@@ -322,7 +315,7 @@ def _activation(values, is_switch, is_gated):
     source = "dense_act_fn" if function is not None and "dense_act_fn" in values else key  # takes precedence
     if source != key:
         function = values[source]
-    if function not in [*_FUNCTIONS]:  # a list, as a value may have no hash
+    if function not in [*_FUNCTIONS]:  # a list: values may be unhashable
         gated = "and 'gated-gelu'" if is_switch else "each also with 'gated-' in front"
         raise Refusal(f"{source} in config.json is {checks.shown(values[source])}, and switch_tf has the activations "
                       f"{', '.join(map(repr, _FUNCTIONS))}, {gated}.")
@@ -337,19 +330,19 @@ def _activation(values, is_switch, is_gated):
 
 
 def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
-    """Returns `SwitchConfig.end_id`, after a check of the other special ids, which are refused by their key.
+    """Returns `SwitchConfig.end_id`, after a check of the other special ids.
 
-    Ids come from generation_config.json if it exists, else from config.json. The end of a sequence may be any id,
-    several, or null for none. Padding and the first token of the decoder must be 0, as everywhere in T5: models here
-    mask token 0, and data are padded and shifted with it.
+    The end of a sequence may be any id, several, or null for none, from generation_config.json if it exists, else from
+    config.json. Padding and the decoder's first token must be 0 in both, as in T5: models here mask token 0, and data
+    are padded and shifted with it.
 
     Args:
         values: dict. Content of config.json.
-        generation: dict or None. Content of generation_config.json, None if there is no such file.
+        generation: dict or None. Content of generation_config.json, if it exists.
     """
     for file, content in (("config.json", values), ("generation_config.json", generation or {})):
         for key in (_PAD, _START):
-            # null in generation_config.json, or a missing key, leaves the choice to the caller of generate.
+            # null in generation_config.json, or a missing key, leaves the choice to generate's caller.
             if key in content and (content[key] is not None or (file, key) == ("config.json", _PAD)):
                 _check_zero(file, key, content[key])
         for key in _FORCED:
@@ -388,14 +381,11 @@ def _warn(sentence):
 
 
 def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
-    """Returns the content of config.json for a configuration.
+    """Returns the content of config.json, or refuses a model that Hugging Face's classes cannot represent.
 
     Args:
         config: SwitchConfig.
         expert_capacity: int or None. Slots of an expert for each sequence. None takes the value of `config`.
-
-    Raises:
-        Refusal: Hugging Face's classes cannot represent the model.
     """
     if config.is_encoder_only and not config.logits_via_embedding:
         raise Refusal("Hugging Face's encoders have no logits, but this one has weights of its own for them "
@@ -413,7 +403,7 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
         "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
         "initializer_factor": 1.0, "dense_act_fn": function, _PAD: 0, _START: 0,
         _END: (list(config.end_id) or None) if isinstance(config.end_id, tuple) else config.end_id,
-        # Their code reads it as "the last hidden state is scaled", and ties every weight without a tensor.
+        # transformers reads it as "the last hidden state is scaled", and ties every weight without a tensor.
         "tie_word_embeddings": config.scales_logits}
     if not config.num_experts:
         if expert_capacity is not None:

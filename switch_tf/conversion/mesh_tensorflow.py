@@ -1,11 +1,11 @@
 """Reads Mesh TensorFlow's checkpoints of T5 1.0, T5 1.1, mT5 and their mixtures of experts.
 
-Mesh TensorFlow repeats a block of sublayers: with two layers to a block, variables of the third layer's attention are
-in `encoder/block_001/layer_000/SelfAttention`, beside their norm in `encoder/block_001/layer_000/rms_norm`.
+Mesh TensorFlow repeats a block of sublayers. With two layers in a block, variables of the third layer's attention are
+in `encoder/block_001/layer_000/SelfAttention`, and their norm is in `encoder/block_001/layer_000/rms_norm`.
 
-Its Adafactor has for each variable x_slot_vr and x_slot_vc, or x_slot_v. The factoring is that of
-`mesh_tensorflow/optimize.py`: over the two largest dimensions if both are large enough. "vr" is the mean over the
-largest one, of equal ones the first, and "vc" the mean over the other.
+Its Adafactor has for each variable x_slot_vr and x_slot_vc, or x_slot_v. As in `mesh_tensorflow/optimize.py`, the two
+largest dimensions are factored if both are large enough. "vr" is the mean over the largest dimension, the
+first one of equals, and "vc" the mean over the second largest.
 """
 
 import pathlib
@@ -33,14 +33,14 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
 EMBEDDING = "shared/embedding"
-# A router's kernel is named after the routing -> routing_policy.
+# Name of a router's kernel, after its routing -> routing_policy.
 GATINGS = {"switch_gating": "switch", "top_2_gating": "top2", "top_n_gating": "top_n", "ntlb_gating": "ntlb",
            "switch_max_gating": "batch_prioritized", "expert_selection_gating": "expert_choice"}
 _SELF_ATTENTION, _CROSS_ATTENTION, _DENSE, _EXPERTS = "SelfAttention", "EncDecAttention", "DenseReluDense", "MoE1D"
 _ORDER = {"encoder": ((_SELF_ATTENTION,), (_DENSE, _EXPERTS)),
           "decoder": ((_SELF_ATTENTION,), (_CROSS_ATTENTION,), (_DENSE, _EXPERTS))}
-_NORMS = ("rms_norm", "layer_norm")  # the second by the legacy form of its LayerStack
-# Stack and kind -> our names of an attention and of its norm.
+_NORMS = ("rms_norm", "layer_norm")  # the second from the legacy form of LayerStack
+# Stack and kind -> our names of the attention and its norm.
 _NAMES = {("encoder", _SELF_ATTENTION): ("attention", "attention"),
           ("decoder", _SELF_ATTENTION): ("self_attention", "self_attention"),
           ("decoder", _CROSS_ATTENTION): ("encoder_decoder_attention", "cross_attention")}
@@ -52,21 +52,17 @@ def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None
     """Reads a model from a checkpoint of Mesh TensorFlow, one variable at a time.
 
     Args:
-        folder: Path of a folder with the file `checkpoint`, or of one checkpoint in it, such as
-            `folder/model.ckpt-1000000`.
-        config: SwitchConfig of the model, which the checkpoint does not describe.
+        folder: Path of a folder with the file `checkpoint`, or of a checkpoint such as `folder/model.ckpt-1000000`.
+        config: SwitchConfig of the model. The checkpoint does not describe it.
 
     Returns:
         SwitchTransformer with float32 weights.
-
-    Raises:
-        Refusal: a file is missing or damaged, or the checkpoint is of another model.
     """
     return read_model(open_weights(folder, config))
 
 
 def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
-    """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_mesh_tensorflow`."""
+    """Opens the weights of a checkpoint without reading them. Arguments as in `from_mesh_tensorflow`."""
     path = checks.path("folder", folder)
     prefix, tensors = _open(path)
     require_config(config, "Mesh TensorFlow", path, tensors)
@@ -74,7 +70,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
 
 
 def _open(path):
-    """Returns the path of the checkpoint that a path names, and its weights."""
+    """Returns the path of the checkpoint at `path`, and its weights."""
     if not mesh_tensorflow_file.is_tensorflow(path):
         raise Refusal(f"{str(path)!r} must be a folder with a checkpoint of Mesh TensorFlow, such as "
                       "model.ckpt-1000000.index and its .data files, or the path of one, such as "
@@ -94,9 +90,6 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
     Args:
         folder: See `from_mesh_tensorflow`.
         model: SwitchTransformer that was read from it.
-
-    Raises:
-        Refusal: The checkpoint has no such state, or one that cannot be represented.
     """
     prefix, weights = _open(folder)
     slots = {}
@@ -114,7 +107,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
 
 
 def _sublayers_of(stack, names):
-    """Returns scope and kind of the sublayers of a stack in order, by the names of variables."""
+    """Returns scope and kind of a stack's sublayers in order, from variables' names."""
     kinds = {}  # (block, layer) -> names
     for match in filter(None, map(_SUBLAYER.fullmatch, names)):
         if match[1] == stack:
@@ -146,7 +139,7 @@ def _sublayers_of(stack, names):
 
 
 def _rules_of(config, names):
-    """Returns the rules of a checkpoint, whose layers are compared with those of a configuration."""
+    """Returns the rules of a checkpoint, and compares its layers with a configuration's."""
     if config.extra_mlp or config.has_attention_experts:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
         raise Refusal(f"No checkpoint of Mesh TensorFlow is read into a model with {field}; give the configuration of "
@@ -188,7 +181,7 @@ def _rules_of(config, names):
 
 
 def _check_layers(stack, last_kinds, config):
-    """Compares the number of layers, and which of them have experts, given the last sublayers."""
+    """Compares the number of layers and the sparse ones, given the kinds of their last sublayers."""
     count = getattr(config, f"num_{stack}_layers")
     if len(last_kinds) != count:
         raise Refusal(f"The checkpoint's {stack} has {len(last_kinds)} layers, but its configuration asks for {count}; "
@@ -207,7 +200,6 @@ def _check_layers(stack, last_kinds, config):
 
 
 def _gating_of(scope, names, stack, config):
-    """Returns the name of the router in a sparse layer. An undamaged layer has exactly one."""
     policy = config.routing(stack == "decoder")[0]
     found = [gating for gating in GATINGS if f"{scope}/{_EXPERTS}/{gating}/kernel" in names]
     for gating in found:

@@ -1,7 +1,7 @@
-"""Files of a TensorFlow 1 checkpoint, which Mesh TensorFlow writes.
+"""Reads the files of a TensorFlow 1 checkpoint, the format of Mesh TensorFlow.
 
-`model.ckpt-N.index` has names and shapes, the shards `model.ckpt-N.data-00000-of-00016` and so on have the values, and
-the text file `checkpoint` names the newest checkpoint of the folder. `model.ckpt-N` is the checkpoint's path.
+The path of a checkpoint is `model.ckpt-N`. `model.ckpt-N.index` has names and shapes, and the shards
+`model.ckpt-N.data-00000-of-00016` and so on have the values. The file `checkpoint` names the newest one, as text.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from switch_tf.conversion.untrusted_files import Tensor, bytes_at, check_regular
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
-with epy.lazy_imports():  # which takes seconds, and recognising a folder needs none
+with epy.lazy_imports():  # slow, and not needed to recognise a folder
     import tensorflow as tf
 
     from switch_tf.checkpoints import bundles
@@ -34,15 +34,12 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of TensorFlow 2
 
 
 def is_tensorflow(path: Any) -> bool:
-    """Returns whether a path is a checkpoint such as model.ckpt-1000, or a folder of them.
-
-    T5X writes a file `checkpoint` too, which is no text.
-    """
+    """Returns whether a path is a checkpoint such as model.ckpt-1000, or a folder of them."""
     return _has_index(path) or _newest(path) is not None or bool(_prefixes(path))
 
 
 def prefix_of(path: Any) -> Any:
-    """Returns the path of the checkpoint that a path names: itself, or the newest one of a folder."""
+    """Returns the path of a checkpoint: `path` itself, or the newest one in the folder `path`."""
     if _has_index(path):
         return path
     newest, found = _newest(path), _prefixes(path)
@@ -90,7 +87,7 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
 
 @contextlib.contextmanager
 def _refusing(prefix, what, files):
-    """Refuses damaged files, for which TensorFlow's reader raises one of several errors."""
+    """Refuses damaged files. TensorFlow's reader raises one of several errors for them."""
     try:
         yield
     # IndexError is OUT_OF_RANGE, ValueError is INVALID_ARGUMENT.
@@ -104,17 +101,17 @@ def _has_index(path):
 
 
 def _newest(folder):
-    """Returns the name of the checkpoint that the file `checkpoint` names, or None."""
+    """Returns the checkpoint's name in the file `checkpoint`, or None."""
     path = folder / STATE
     if not path.is_file():
         return None
     match = _NEWEST.match(bytes_at(path, 0, _STATE_BYTES))
-    # A folder that was downloaded has the paths of the machine that wrote it.
+    # The path is from the machine that wrote the checkpoint.
     return pathlib.PurePosixPath(match[1].decode(errors="replace")).name if match else None
 
 
 def _prefixes(folder):
-    """Returns the names of the checkpoints in a folder, oldest first."""
+    """Returns the names of a folder's checkpoints, oldest first."""
     names = [match[1] for entry in (folder.iterdir() if folder.is_dir() else ())
              if (match := _INDICES.fullmatch(entry.name))]
     return sorted(names, key=lambda name: (int(name.rpartition("-")[2]), name))

@@ -1,4 +1,4 @@
-"""The configuration of weights in switch_tf's format: recorded in the checkpoint, and as the gin file beside it."""
+"""Writes the model gin file of converted weights, and reads the configuration in a checkpoint."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _HEADER = ("# Provides: SwitchConfig.  Requires: nothing.  Often overridden: NUM
 
 
 def gin_text(config: SwitchConfig) -> str:
-    """Returns the model file of a configuration, with the macros of model files."""
+    """Returns the gin file of a model, with the shipped files' macros."""
     found = Gin()
     found.macros = {macro: getattr(config, name) for name, macro in _MACROS.items()}
     found.bound["", parts.CONFIG] = {name: Macro(_MACROS[name]) if name in _MACROS else value
@@ -23,7 +23,7 @@ def gin_text(config: SwitchConfig) -> str:
 
 
 def recorded(checkpoint: Any) -> SwitchConfig:
-    """Returns the configuration in the description of a checkpoint."""
+    """Returns the configuration in a checkpoint's description."""
     fields = continuation.model_fields(folders.describe(checkpoint)["configuration"])
     if not fields:
         raise Refusal(f"{checkpoint} does not say what model it is of: a version wrote it that kept no record of that.")

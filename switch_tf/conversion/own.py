@@ -1,4 +1,4 @@
-"""Reads and writes weights in switch_tf's format: a checkpoint without a run."""
+"""Reads and writes weights in switch_tf's format, a checkpoint."""
 
 import math
 import pathlib
@@ -30,14 +30,13 @@ def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
         SwitchTransformer with float32 weights.
 
     Raises:
-        Refusal: `source` is neither, or its configuration is not recorded.
-        BrokenCheckpoint: files are missing or damaged.
+        BrokenCheckpoint: Files are missing or damaged.
     """
     return weight_source.read_model(open_weights(source))
 
 
 def open_weights(source: str | pathlib.Path, config: None = None) -> WeightSource:
-    """Opens the weights of a checkpoint without reading them. Arguments and errors as in `from_switch_tf`."""
+    """Opens the weights of a checkpoint without reading them. Arguments as in `from_switch_tf`."""
     path = folders.resolve(checks.path("source", source))
     config = model_gin.recorded(path)
     folders.check_size(config, path)
@@ -47,15 +46,11 @@ def open_weights(source: str | pathlib.Path, config: None = None) -> WeightSourc
 
 
 def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns an Adafactor of the model of a checkpoint, with the checkpoint's slots and step.
+    """Returns the Adafactor in a checkpoint, with its slots and its step.
 
     Args:
         source: Path of a checkpoint, or of a run folder for its newest checkpoint.
-        model: Its model, built.
-
-    Raises:
-        Refusal: The checkpoint holds weights alone, or the state of another optimizer.
-        BrokenCheckpoint: files are missing or damaged.
+        model: The checkpoint's model, built.
     """
     path = folders.resolve(checks.path("source", source))
     description, name = folders.describe(path), Adafactor.__name__
@@ -77,13 +72,10 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
 
     Args:
         model: SwitchTransformer.
-        folder: Path of a folder that does not exist yet, or is empty.
-        vocabulary: bytes or None. A SentencePiece model to write beside the weights, as spiece.model.
-        optimizer: Adafactor, built for the model, or None. Its slots and its step are written too, for a run with
+        folder: Path of a new or empty folder.
+        vocabulary: bytes or None. A SentencePiece model to write as spiece.model.
+        optimizer: Adafactor, built for the model, or None. Its slots and step are also written, for a run with
             `Run.initial_variables = "with_optimizer"`.
-
-    Raises:
-        Refusal: the folder is not empty, or cannot be written.
     """
     if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
         raise Refusal("optimizer must be an Adafactor that is built for the model, or None, not "
@@ -100,7 +92,8 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     Args:
         source: Weights.
         folder, vocabulary, optimizer: See `to_switch_tf`.
-        identity: JSON-able. All that determines the files, to go on after a kill. None never goes on.
+        identity: JSON-able. Everything that determines the files. After a kill a call with the same identity continues.
+            None always starts anew.
     """
     groups = weight_source.groups_of(source)
     slots = {} if optimizer is None else tensors.optimizer_variables(optimizer)
@@ -117,7 +110,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
                 pieces.append(Piece(f"{folders.MODEL}{name}", place, values))
             with writing(folder):
                 work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
-            del pieces, values  # before the next ones take memory
+            del pieces, values  # before the next portions take memory
         with writing(folder):
             step, configuration = 0, continuation.record_of(source.config)
             if optimizer is not None:

@@ -1,8 +1,8 @@
-"""The vocabulary that a model brings along: the copy in its run folder, or the file of a converted or foreign one.
+"""Finds the vocabulary of a model in the folder of its run or of its weights.
 
-transformers 5 writes tokenizer.json as the only vocabulary file of a T5, and a SentencePiece model is made of it.
-Pieces, scores and the normaliser's table of characters are the same in both. Other settings come from the normaliser
-and the pre-tokeniser. Settings without a counterpart in SentencePiece are refused.
+The only vocabulary file that transformers 5 writes for a T5 is tokenizer.json. It becomes a SentencePiece model with
+the same pieces, scores and table of characters. Settings of the normaliser and pre-tokeniser that SentencePiece lacks
+are refused.
 """
 
 import base64
@@ -19,7 +19,7 @@ from switch_tf.conversion import untrusted_files
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
-with epy.lazy_imports():  # most conversions need no vocabulary, and the last imports TensorFlow
+with epy.lazy_imports():  # unused by most conversions, and the last imports TensorFlow
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
@@ -27,13 +27,13 @@ with epy.lazy_imports():  # most conversions need no vocabulary, and the last im
 
 FILE = "spiece.model"  # in the folders of T5 and mT5
 _SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
-_NUM_SENTINELS = 100  # added when a SentencePiece model is used; <extra_id_0> is the last
-_MAX_SCORE = 1e9  # of a piece, the logarithm of a probability
+_NUM_SENTINELS = 100  # added when a SentencePiece model is loaded; <extra_id_0> is the last
+_MAX_SCORE = 1e9  # absolute score of a piece, a log probability
 _CONTROL = ("<pad>", "</s>")
 
 
 class Vocabulary(NamedTuple):
-    """A vocabulary: `content` of a SentencePiece model, `name` of a registered one, or the `reason` why it has none."""
+    """A vocabulary: the SentencePiece model `content`, the registered `name`, or the `reason` why there is none."""
 
     content: bytes | None = None
     name: str | None = None
@@ -41,9 +41,9 @@ class Vocabulary(NamedTuple):
 
 
 def find(source: str | pathlib.Path) -> Vocabulary:
-    """Finds the vocabulary of a run, of one of its checkpoints, or of weights of any other format.
+    """Finds the vocabulary of a run, a checkpoint of a run, or weights in another format.
 
-    A vocabulary that cannot be read is a `reason` and not an error, because the weights are useful without it.
+    An unreadable vocabulary gives a `reason` instead of an error, because the weights are useful without it.
 
     Args:
         source: Path of the folder.
@@ -80,7 +80,7 @@ def find(source: str | pathlib.Path) -> Vocabulary:
 def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Returns the serialised SentencePiece model of a tokenizer.json, without the 100 sentinels at its end.
 
-    A file that is damaged, not a Unigram model, or has steps that SentencePiece lacks, is refused.
+    Refuses models other than Unigram, and steps that SentencePiece lacks.
     """
     content = untrusted_files.read_object(path)
     model = content.get("model")
@@ -112,7 +112,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
 
 
 def _pieces(model, path):
-    """Returns `[(piece, score)]`, after checks and without the sentinels, which are added when a model is used."""
+    """Returns `[(piece, score)]`, checked and without the sentinels."""
     vocab = model.get("vocab")
     is_valid = isinstance(vocab, list) and all(
         isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and entry[0]
@@ -136,7 +136,6 @@ def _pieces(model, path):
 
 
 def _kinds(content, model, pieces, path):
-    """Returns the type of each special piece: piece -> number."""
     kind = sentencepiece_model_pb2.ModelProto.SentencePiece
     unk_id, added = model.get("unk_id"), content.get("added_tokens") or []
     if type(unk_id) is not int or not 0 <= unk_id < len(pieces):
@@ -151,7 +150,6 @@ def _kinds(content, model, pieces, path):
 
 
 def _set_normalizer(spec, content, path):
-    """Sets the normalisation of text before it is split into pieces."""
     spec.name, spec.escape_whitespaces, spec.add_dummy_prefix = "identity", True, False
     spec.remove_extra_whitespaces = False
     for step in (*_steps(content.get("normalizer"), "normalizers"),
@@ -176,7 +174,7 @@ def _set_normalizer(spec, content, path):
 
 
 def _steps(described, key):
-    """Returns the steps of a normaliser or pre-tokeniser: none, one or a sequence."""
+    """Returns a normaliser's or pre-tokeniser's steps as a flat list."""
     if described is None:
         return []
     if isinstance(described, dict) and described.get("type") == "Sequence" and isinstance(described.get(key), list):

@@ -1,13 +1,13 @@
 """Reads T5X checkpoints of T5 1.0, T5 1.1, mT5 and Flaxformer's MoE models, scanned or not.
 
 A scanned stack holds the kernels of its n layers in one array, "encoder/encoder/mlp/wi/kernel" of shape [d, n, f], with
-the layers on axis 1. If dense and sparse layers take turns, n blocks are scanned, and "subblock_0", "subblock_1", ...
-are the layers of a block. Here each becomes the n arrays "encoder/layers_<i>/mlp/wi/kernel" of shape [d, f].
+the layers on axis 1. If dense and sparse layers alternate, n blocks are scanned, and "subblock_0", "subblock_1", ...
+are the layers of a block. Each such array is read as n arrays "encoder/layers_<i>/mlp/wi/kernel" of shape [d, f].
 
-T5X's Adafactor has for each weight the arrays v_row and v_col, or v, and m. Arrays that are not used have shape (1,).
-`MultiOptimizer` keeps the same tree, with None for weights that it does not train. The factoring is that of
-`t5x/adafactor.py`: a matrix is factored over its two dimensions if both have at least 128, the smaller one as rows;
-arrays with more dimensions, experts and scanned layers among them, by logical axes.
+T5X's Adafactor has for each weight the arrays v_row and v_col, or v, and m. Unused arrays have shape (1,).
+`MultiOptimizer` has None for weights that it does not train. As in `t5x/adafactor.py`, a matrix with two dimensions of
+at least 128 is factored over them, the smaller one as rows. Arrays with more dimensions, such as experts and scanned
+layers, are factored by logical axes.
 """
 
 import importlib
@@ -71,19 +71,16 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     Args:
         folder: Path of a folder such as `checkpoint_1000000`, with the msgpack file `checkpoint` and its zarr folders,
             or written by Orbax.
-        config: SwitchConfig of the model, which the checkpoint does not describe.
+        config: SwitchConfig of the model. The checkpoint does not describe it.
 
     Returns:
         SwitchTransformer with float32 weights.
-
-    Raises:
-        Refusal: a file is missing or damaged, the checkpoint is of another model, or a package is missing.
     """
     return read_model(open_weights(folder, config))
 
 
 def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
-    """Opens the weights of a T5X checkpoint without reading them. Arguments and errors as in `from_t5x`."""
+    """Opens the weights of a T5X checkpoint without reading them. Arguments as in `from_t5x`."""
     folder = checks.path("folder", folder)
     try:
         importlib.import_module("msgpack")
@@ -109,7 +106,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
 
 
 def _merge_heads(name, tensor, config):
-    """Views an attention kernel with an axis for heads, as T5X's scalable T5 has it, in the usual shape."""
+    """Reshapes an attention kernel with an axis for heads (T5X's scalable T5) to a matrix."""
     match, heads = _HEADS.fullmatch(name), (config.num_heads, config.d_kv)
     if match is None or len(tensor.shape) != 3 or heads != (tensor.shape[1:] if match[1] else tensor.shape[:2]):
         return tensor
@@ -118,10 +115,10 @@ def _merge_heads(name, tensor, config):
 
 
 def _unscan(tensors, config):
-    """Returns the tensors of a checkpoint with those of scanned layers cut into single layers, one after the other.
+    """Splits the tensors of scanned layers into single layers.
 
-    A scanned tensor is read when its first layer is, and kept until another one is read. One of more than KEPT_SIZE
-    elements is not kept, and each of its layers is read by itself.
+    A scanned tensor stays in memory until the next one is read. One with more than KEPT_SIZE elements is instead read
+    layer by layer, if it can be read in parts.
     """
     matches = {name: _SCANNED.fullmatch(name) for name in tensors}
     block_sizes = {}
@@ -155,7 +152,6 @@ def _unscan(tensors, config):
 
 
 def _layer(load, name, tensor, block):
-    """Returns one layer of a scanned tensor. A large one is read layer by layer."""
     def load_part(index=()):
         rows, *others = index or (slice(None),)
         return tensor.load((rows, block, *others))
@@ -167,14 +163,11 @@ def _layer(load, name, tensor, block):
 
 
 def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns the Adafactor of a T5X checkpoint, with its slots and its step.
+    """Returns the Adafactor of a T5X checkpoint.
 
     Args:
         folder: Path of the checkpoint.
         model: SwitchTransformer that was read from it.
-
-    Raises:
-        Refusal: The checkpoint has another optimizer's state, or one that cannot be represented.
     """
     weights = t5x_file.open_part(folder, "target")
     state = t5x_file.open_part(folder, "state")

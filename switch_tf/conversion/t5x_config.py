@@ -1,9 +1,8 @@
-"""The configuration of a T5X checkpoint, from the gin file that T5X wrote beside it.
+"""Reads the configuration of a T5X checkpoint from the gin file in its run folder.
 
-`config.gin` in the folder of a run has all values, resolved: those of `network.T5Config` for T5X's own T5, and for
-Flaxformer's T5 and its mixtures of experts those of its layers. The file is read as data (`gin_syntax.py`), never
-executed. Values that change neither weights nor numbers are passed over, and any other that is not understood is
-refused by its name.
+T5X's `config.gin` has all values, resolved: of `network.T5Config` for T5X's own T5, of the layers for Flaxformer. It is
+read as data and never executed. Values without effect on weights or numbers are ignored. Any other unknown value is
+refused by name.
 """
 
 from typing import Any
@@ -44,9 +43,9 @@ _EXPERTS = {f"{_MOE}.num_experts": "num_experts", f"{_MOE}.max_group_size": "gro
             f"{_MOE}.train_capacity_factor": "train_capacity_factor",
             f"{_MOE}.eval_capacity_factor": "eval_capacity_factor"}
 _COPIED = {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
-# Given elsewhere: the heads of a bias and the width of logits have one value each, of attention and vocabulary.
+# Values of a bias and of logits that repeat values of attention and vocabulary.
 _REPEATED = {f"{_BIAS}.num_heads", "dense.DenseGeneral.features", f"{_ATTENTION}.dropout_rate"}
-# Parameters that functions here read, or that have one value in a model of this package, for any class.
+# Parameters of any class that functions here read, or that have only one value in this package's models.
 _READ = {"encoder_factory", "decoder_factory", "num_layers", "num_sparse_layers", "sparse_layout", "router",
          "num_selected_experts", "batch_prioritized_routing", "jitter_noise", "output_logits_factory", "extra_mlp",
          "min_expert_capacity", "shared_relative_position_bias_factory"}
@@ -70,13 +69,13 @@ _MODULES = {"t5_architecture", "moe_architecture", "moe_layers", "routing", "den
 
 
 def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
-    """Returns the configuration of a checkpoint and the file that has it, beside or above it; None if none is there.
+    """Finds the configuration of a checkpoint in one of FILES, in its folder or above.
 
     Args:
-        folder: Path of the checkpoint, which may be in a bucket, or of `state` within it.
+        folder: Path of the checkpoint, perhaps in a bucket, or of `state` within it.
 
-    Raises:
-        Refusal: The file describes a model that is not understood.
+    Returns:
+        `(configuration, path of its file)`, or None.
     """
     for place in (folder, folder.parent, *([folder.parent.parent] if folder.name == "state" else [])):
         for path in (place / name for name in FILES):
@@ -86,11 +85,7 @@ def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
 
 
 def read(path: Any) -> SwitchConfig | None:
-    """Returns the configuration of a gin file of T5X, or None if it describes no model of T5X.
-
-    Raises:
-        Refusal: It describes one that is not understood.
-    """
+    """Returns the configuration in a gin file of T5X, or None."""
     try:
         assigned, includes = gin_syntax.assignments(path)
         values = {}  # "scope/module.Class.parameter" -> value, without the package of the module
@@ -109,7 +104,7 @@ def read(path: Any) -> SwitchConfig | None:
         for name, value in fields.items():
             if isinstance(value, gin_syntax.Macro | Reference):
                 raise Refusal(f"{name} would be {value}, which is no value")
-        if (names := fields["activation"]) not in [*_ACTIVATIONS]:  # a list, as a value may have no hash
+        if (names := fields["activation"]) not in [*_ACTIVATIONS]:  # a list: values may be unhashable
             raise Refusal(f"the activations are {checks.shown(names)}, and this package has "
                           f"{', '.join(map(str, _ACTIVATIONS))}")
         return SwitchConfig(**{**fields, "activation": _ACTIVATIONS[names]})
@@ -121,7 +116,7 @@ def read(path: Any) -> SwitchConfig | None:
 def _fields_of_t5x(values):
     fields = dict(_T5X_DEFAULTS)
     for name, value in values.items():
-        kind, _, parameter = name.rpartition(".")  # with its scope, and a scoped one is not understood
+        kind, _, parameter = name.rpartition(".")  # `kind` includes the scope; scoped values are refused
         if kind == "network.T5Config" and parameter in _T5X:
             fields[_T5X[parameter]] = value
         elif kind.rpartition("/")[2].startswith("network.") and name != "network.Transformer.config" and not (
@@ -133,14 +128,14 @@ def _fields_of_t5x(values):
 
 
 def _fields_of_flaxformer(values):
-    """Returns the fields of SwitchConfig; "activation" as the names of Flax's functions."""
+    """Returns the fields of SwitchConfig, with the names of Flax's functions as "activation"."""
     for name, value in values.items():
         scope, _, selector = name.rpartition("/")
         kind, _, parameter = selector.rpartition(".")
         if kind.partition(".")[0] not in _MODULES or kind == "t5_architecture.DecoderOnly":
             continue
         is_read = selector in _COPIED | _REPEATED or parameter in _READ | _WITHOUT_EFFECT
-        # Experts may have sizes of their own, and nothing else.
+        # Only experts may have sizes of their own.
         is_elsewhere = scope not in ("", "expert") and selector in _COPIED
         if is_elsewhere or (not is_read and _class(value) not in _FIXED.get(parameter, ())):
             raise _unknown(name, value)
@@ -169,7 +164,7 @@ def _fields_of_flaxformer(values):
     activations = _get(values, f"{_MLP}.activations", "expert")
     if activations != fields["activation"]:
         raise _unknown(f"expert/{_MLP}.activations", activations)
-    # T5X averages over sparse layers what this package sums.
+    # T5X averages these losses over sparse layers; this package sums them.
     weights = {field: checks.number(name, values.get(f"models.MoeEncoderDecoderModel.{name}", 0.0), "0 or above") / max(
         1, num_sparse) for name, field in (("aux_loss_factor", "load_balancing_loss_weight"),
                                            ("router_z_loss_factor", "router_z_loss_weight"))}
@@ -182,7 +177,7 @@ def _fields_of_flaxformer(values):
 
 
 def _has(values, kinds, parameter, choice):
-    """Returns whether a parameter names a class in both stacks, and not None."""
+    """Returns whether a parameter names the class `choice` in both stacks."""
     found = [_class(values.get(f"{kind}.{parameter}")) for kind in kinds]
     if found not in ([None, None], [choice, choice]):
         raise _unknown(f"{parameter} of encoder and decoder", found)
@@ -190,7 +185,7 @@ def _has(values, kinds, parameter, choice):
 
 
 def _step(values, kind, num_layers):
-    """Returns the sparse step of a stack."""
+    """Returns a stack's sparse step, 0 without sparse layers."""
     number, layout = _get(values, f"{kind}.num_sparse_layers"), values.get(f"{kind}.sparse_layout")
     if layout is not None and not str(getattr(layout, "name", layout)).endswith("MIXED"):
         raise _unknown(f"{kind}.sparse_layout", layout)
@@ -203,7 +198,7 @@ def _routing_fields(values):
     (policy, number, noise), (decoder_policy, decoder_number, decoder_noise) = (
         _routing(values, f"sparse_{stack}") for stack in _STACKS)
     if policy == "expert_choice" and (decoder_policy, decoder_number) == ("top_n", 2):
-        decoder_policy, decoder_number = "top2", 1  # num_selected_experts would be of the encoder
+        decoder_policy, decoder_number = "top2", 1  # num_selected_experts would apply to the encoder
     if noise != decoder_noise or number != decoder_number:
         raise _unknown("the router of the decoder", f"another one than the encoder's ({decoder_number} and {number} "
                        f"experts of a token, jitter {decoder_noise} and {noise})")
@@ -213,7 +208,7 @@ def _routing_fields(values):
 
 
 def _routing(values, scope):
-    """Returns the policy of a stack, the number of experts of a token, and the jitter."""
+    """Returns a stack's policy, its number of experts per token, and its jitter."""
     router = _get(values, f"{_MOE}.router", scope)
     kind = _class(router)
     if kind not in (_TOKENS_CHOOSE, _EXPERTS_CHOOSE):
@@ -228,7 +223,7 @@ def _routing(values, scope):
 
 
 def _get(values, name, scope=None):
-    """Returns a value, within a scope if it has one there."""
+    """Returns a value of the scope, or else the unscoped value."""
     for key in (f"{scope}/{name}", name):
         if key in values:
             return values[key]

@@ -1,19 +1,18 @@
-"""Arrays of a T5X checkpoint, opened without reading their values.
+"""Opens the arrays of a T5X checkpoint without reading their values.
 
-T5X's own format has the msgpack file `checkpoint`, which holds a tree: {"version": 3, "optimizer": {"target": ...,
-"state": ...}}, or {"target": ..., "state": ...} if Orbax wrote it. "target" has the weights, "state" the optimizer's
-slots. A leaf is
+T5X's own format has the msgpack file `checkpoint`, a tree {"version": 3, "optimizer": {"target": ..., "state": ...}},
+or {"target": ..., "state": ...} if Orbax wrote it. "target" has the weights, "state" the optimizer's slots. A leaf is
 
 * an array within the file, in Flax's extension type 1: a msgpack list of shape, name of the dtype and bytes;
 * the tensorstore specification of a zarr folder beside the file;
 * the text "PLACEHOLDER://NAME", for a zarr folder of that name;
 * in "state" also None, for a weight that the optimizer does not train, and a number of steps.
 
-In Orbax' own format the JSON file `_METADATA`, which T5X writes in `checkpoint_<step>/state`, has the keys of each
-array under `tree_metadata`, such as "target", "encoder", "encoder_norm", "scale". The array is in zarr format under the
-keys joined by dots, in a folder or in the OCDBT database of the checkpoint.
+In Orbax' own format the JSON file `_METADATA`, in T5X's `checkpoint_<step>/state`, has the keys of each array under
+`tree_metadata`, such as "target", "encoder", "encoder_norm", "scale". The array is in zarr format under the keys joined
+by dots, in a folder or in the checkpoint's OCDBT database.
 
-The part that is not asked for is skipped. A file may come from anywhere, so lengths and names are checked.
+Only the requested part is parsed.
 """
 
 import concurrent.futures
@@ -50,7 +49,7 @@ FILE, ORBAX_FILE = "checkpoint", "_METADATA"
 STEP = "state/step"
 _PARTS = {"target": "weights", "state": "an optimizer's state"}
 _CHECKPOINT = re.compile(r"(?:checkpoint_)?([0-9]{1,15})")
-_ITEMS = ("state", "default", "items")  # T5X's name, and those of Orbax' checkpoint managers
+_ITEMS = ("state", "default", "items")  # T5X's name, then names of Orbax' checkpoint managers
 _DATABASE, _UNMERGED = "manifest.ocdbt", "ocdbt.process_*"
 _DESCRIPTIONS = {"zarr": ".zarray", "zarr3": "zarr.json"}
 _OUTAGES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
@@ -59,25 +58,25 @@ _INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
 
 _PLACEHOLDER = "PLACEHOLDER://"
 _MAPS, _TEXTS = (*range(0x80, 0x90), 0xde, 0xdf), (*range(0xa0, 0xc0), 0xd9, 0xda, 0xdb)
-# First byte -> bytes from there to the number of an extension's type, and to the values of bytes.
+# First byte -> offset of an extension's type, and of the values of bytes.
 _EXTENSIONS, _BYTES = {0xc7: 2, 0xc8: 3, 0xc9: 5, **dict.fromkeys(range(0xd4, 0xd9), 1)}, {0xc4: 2, 0xc5: 3, 0xc6: 5}
-_ARRAYS = (1, 3)  # Flax's numbers of the extension types of arrays and NumPy's scalars, which are alike
+_ARRAYS = (1, 3)  # Flax's extension types of arrays and of NumPy's scalars, encoded alike
 _MAX_DEPTH = 32
 _MAX_HEADER = 512  # bytes of an array's shape and dtype
-_MAX_VALUE = 4096  # bytes of anything else, such as the parts of a specification
+_MAX_VALUE = 4096  # bytes of any other value, such as the parts of a specification
 
 
 class Reference(str):
-    """The name of the zarr folder of an array beside the file, or of the array in a database."""
+    """The name of an array's zarr folder, or of the array in a database."""
 
 
 def is_t5x(folder: Any) -> bool:
-    """Returns whether a folder, which may be in a bucket, is a checkpoint of T5X, in its own format or Orbax'."""
+    """Returns whether a folder is a checkpoint in T5X's or Orbax' format."""
     return _has_msgpack(folder) or _orbax_root(folder) is not None
 
 
 def _has_msgpack(folder):
-    """Returns whether a folder has a file `checkpoint` of msgpack. TensorFlow writes a text file of the same name."""
+    """Returns whether the folder's file `checkpoint` is msgpack, and not TensorFlow's text file."""
     path = folder / FILE
     if not path.is_file():
         return False
@@ -86,12 +85,12 @@ def _has_msgpack(folder):
 
 
 def _orbax_root(folder):
-    """Returns the folder of Orbax' description: a checkpoint, which may be in a bucket, or an item in it; else None."""
+    """Returns the folder of Orbax' description, the checkpoint or an item in it, or None."""
     return next((root for root in (folder, *(folder / item for item in _ITEMS)) if (root / ORBAX_FILE).is_file()), None)
 
 
 def newest_in(folder: Any) -> Any | None:
-    """Returns the newest checkpoint in a run folder of T5X or Orbax; None for any other folder."""
+    """Returns the newest checkpoint in a run folder of T5X or Orbax, or None."""
     steps = {int(found[1]): entry for entry in (folder.iterdir() if folder.is_dir() else ())
              if (found := _CHECKPOINT.fullmatch(entry.name))}
     return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
@@ -101,7 +100,7 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
     """Opens "target" or "state".
 
     Returns:
-        Name -> Tensor, or int. Names are like "target/encoder/encoder_norm/scale" and
+        Name -> Tensor, or int. Names are such as "target/encoder/encoder_norm/scale" and
         "state/param_states/encoder/encoder_norm/scale/v".
     """
     if _has_msgpack(folder):
@@ -123,12 +122,12 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
             _check_dtype(name, leaf.dtype)
         return leaf
 
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # an array of a bucket takes a dozen requests
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # an array in a bucket takes a dozen requests
         return dict(zip(leaves, pool.map(opened, leaves, leaves.values()), strict=True))
 
 
 def _largest_file(folder):
-    """Refuses all but regular files, as tensorstore follows links and waits for pipes. Returns the largest size."""
+    """Returns the largest file size. Refuses special files: tensorstore follows links and waits for pipes."""
     largest = 0
     for file in files_in(folder):
         check_regular(file)
@@ -151,7 +150,7 @@ def _open_zarr(folder, place, name, driver, is_database):
     def attempt(call):
         try:
             return call().result()
-        except ValueError as error:  # damage, with a long description
+        except ValueError as error:  # damage, with a long message
             reason = first_line(error).partition(" [")[0]
             if not places.is_local(where) and reason.startswith(_OUTAGES):
                 raise places.bucket_failure(error, where) from error
@@ -159,7 +158,7 @@ def _open_zarr(folder, place, name, driver, is_database):
 
     if where.is_symlink() and not is_database:
         check_regular(where)
-    largest = 0 if is_database else _largest_file(where)  # before tensorstore looks at any
+    largest = 0 if is_database else _largest_file(where)  # before tensorstore opens any file
     # By default tensorstore reads a missing chunk as zeros.
     array = attempt(lambda: tensorstore.open(
         {"driver": driver, "kvstore": store, "fill_missing_data_reads": False}, open=True, read=True))
@@ -168,7 +167,7 @@ def _open_zarr(folder, place, name, driver, is_database):
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
         raise Refusal(f"{where} is damaged: {name!r} of shape {shape} is in chunks of {tuple(chunk)}; download it "
                       "again.")
-    # Compressed or not, a chunk is hardly larger than its values. tensorstore ends the process where memory is short.
+    # Even compressed, a chunk is hardly larger than its values. Out of memory, tensorstore ends the process.
     if largest > 2 * math.prod(chunk) * array.dtype.numpy_dtype.itemsize + MAX_BYTES:
         raise Refusal(f"{where} is damaged: a file has {largest} bytes, and a chunk of {name!r} has {math.prod(chunk)} "
                       "numbers; download it again.")
@@ -182,14 +181,14 @@ def _check_dtype(name, dtype):
 
 
 def _read_orbax(path, part):
-    """Returns the leaves of a part, name -> Reference, and the tensorstore driver that reads them."""
+    """Returns the leaves of a part, name -> Reference, and their tensorstore driver."""
     content = read_object(path)
     entries = content.get("tree_metadata")
     leaves = {}
     for entry in entries.values() if isinstance(entries, dict) else [entries]:
         match entry:
             case {"value_metadata": {"value_type": "None"}}:
-                continue  # the slots of a weight that the optimizer does not train
+                continue  # slots of an untrained weight
         try:
             keys = [key["key"] for key in entry["key_metadata"]]
             if not keys or not all(isinstance(key, str) for key in keys):
@@ -208,7 +207,7 @@ def _read_orbax(path, part):
 
 
 def read_leaves(folder: Any, part: str) -> dict[str, Tensor | Reference | int]:
-    """Returns the leaves of a part, such as "target/encoder/encoder_norm/scale": arrays in the file, or their places.
+    """Returns the leaves of a part: "target/encoder/encoder_norm/scale" -> array in the file, Reference or int.
 
     Args:
         folder: Path of the checkpoint, with the msgpack file.
@@ -254,9 +253,9 @@ def _flattened(tree, name):
 
 
 def _read_node(path, unpacker, data, depth, skipped):
-    """Returns a dict of nodes, an array or its place, or any other value.
+    """Returns a dict of nodes, an array, a Reference, or any other value.
 
-    The text of a Refusal is half a sentence, which the caller completes.
+    A Refusal's message is half a sentence for the caller to complete.
     """
     start = unpacker.tell()
     if data[start] not in _MAPS:
@@ -277,7 +276,7 @@ def _read_node(path, unpacker, data, depth, skipped):
             children[key] = _read_node(path, unpacker, data, depth + 1, skipped)
     if not {"driver", "kvstore"} <= children.keys():
         return children
-    # A tensorstore specification. Before version 0.1.14 the path stood outside.
+    # A tensorstore specification. Before version 0.1.14 the path was outside of "kvstore".
     driver, store = children["driver"], children["kvstore"]
     if driver != "zarr" or not isinstance(store, dict):
         raise Refusal(f"an array has the tensorstore driver {checks.shown(driver)}, and T5X writes 'zarr'")
@@ -314,7 +313,7 @@ def _inline_array(path, data, start, end):
 
 
 def _reference_to(folder):
-    """Returns the Reference to a folder. The text of a Refusal is half a sentence, which the caller completes."""
+    """Returns the Reference to a folder. Refusals are as in `_read_node`."""
     name = folder.removesuffix("/") if isinstance(folder, str) else ""
     if not is_plain_name(name):
         raise Refusal(f"an array is in {checks.shown(folder)}, which is no folder beside the file")

@@ -1,4 +1,4 @@
-"""Files that may come from anywhere: regular ones alone, JSON of bounded size and depth, and the tensors in files."""
+"""Reads files of unknown origin: only regular files, JSON of bounded size and depth, and tensors on demand."""
 
 import json
 import math
@@ -24,9 +24,8 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 class Tensor(NamedTuple):
     """A tensor in a file, read on demand.
 
-    `load()` returns all of it, which takes no memory before it is used if the file is mapped. If it `has_parts`,
-    `load(index)` reads a part alone. `dtype` is its name in a Hugging Face file. Other formats leave the default,
-    whatever they hold.
+    `load()` returns all values. Values of a mapped file take memory only in use. If it `has_parts`, `load(index)` reads
+    only a part. `dtype` is the dtype's name in the file. Formats that check it elsewhere keep the default.
     """
 
     shape: tuple[int, ...]
@@ -39,21 +38,21 @@ class Tensor(NamedTuple):
         return math.prod(self.shape)
 
     def read(self) -> np.ndarray:
-        """Returns all values as <float32>, exact for every accepted dtype."""
+        """Returns all values as <float32>, exactly."""
         return np.asarray(self.load(), np.float32)
 
     def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
-        """Returns a view of it in another shape."""
+        """Returns a view of the tensor in another shape."""
         return Tensor(shape, lambda: self.load().reshape(shape))
 
 
 def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
-    """Returns a function that keeps the tensor it read last, because its next part is needed soon."""
+    """Returns a function that keeps the last tensor it read, for its next part."""
     kept = {}
 
     def read(name):
         if name not in kept:
-            kept.clear()  # before the next one takes memory
+            kept.clear()  # before the next tensor takes memory
             kept[name] = load(name)
         return kept[name]
 
@@ -61,7 +60,7 @@ def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarra
 
 
 def bytes_at(path: Any, start: int, count: int) -> bytes:
-    """Returns `count` bytes of a file from `start` on, fewer at its end. Fetches only these from a bucket."""
+    """Returns `count` bytes of a file from `start`, fewer at its end. Fetches only these from a bucket."""
     if not places.is_local(path):
         size = places.size(path)
         return path.read_bytes(slice(min(start, size), min(start + count, size)))
@@ -71,14 +70,14 @@ def bytes_at(path: Any, start: int, count: int) -> bytes:
 
 
 def values_at(path: Any, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns values in a file from a byte on: mapped, so that they take no memory yet, or read from a bucket."""
+    """Returns the values at a byte of a file, memory-mapped if it is local."""
     if places.is_local(path):
         return np.memmap(path, dtype, "r", start, shape)
     return np.frombuffer(bytes_at(path, start, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def files_in(folder: Any) -> Iterator[Any]:
-    """Yields all entries of a folder and its subfolders except the subfolders. Follows no links."""
+    """Yields all files and links in a folder and its subfolders."""
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             yield from files_in(entry)
@@ -87,15 +86,15 @@ def files_in(folder: Any) -> Iterator[Any]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Returns whether a name is that of a file or folder, and not a path that could lead out of one."""
+    """Returns whether a name is a single path component, and so cannot lead out of a folder."""
     return (0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name)
             and name not in (".", ".."))
 
 
 def check_regular(path: pathlib.Path) -> None:
-    """Checks that a path is a regular file or a link to one, as in the cache of the hub, and no pointer of Git LFS.
+    """Checks that a path is a regular file, or a link to one as in the hub's cache, and no pointer of Git LFS.
 
-    Anything else, such as a pipe or a device, could block or never end.
+    Reading a pipe or a device could block or never end.
     """
     if not path.is_file():
         raise Refusal(f"{path} must be a regular file, not a folder, a pipe, a device or a broken link; download it "
@@ -116,12 +115,12 @@ def content(path: pathlib.Path) -> bytes:
 
 
 def read_object(path: pathlib.Path) -> dict:
-    """Returns the JSON object in a file of at most MAX_BYTES."""
+    """Returns the JSON object in a regular file of at most MAX_BYTES."""
     return parse_object(content(path), path)
 
 
 def parse_object(text: bytes, path: pathlib.Path) -> dict:
-    """Parses a JSON object without duplicate keys. Errors name the file `path`."""
+    """Parses a JSON object without duplicate keys. `path` is for messages."""
     too_deep = Refusal(f"{path} is JSON that is nested too deeply to be read, beyond {_MAX_DEPTH} levels; download it "
                        "again.")
     try:
@@ -132,7 +131,7 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
         raise Refusal(f"{path} is not JSON ({error}); download it again.") from None
     if not isinstance(content, dict):
         raise Refusal(f"{path} must hold a JSON object, not {type(content).__name__}; download it again.")
-    # Python can parse nesting that it cannot show or compare without running out of stack.
+    # Python can parse nesting that is too deep to show or compare.
     level = [content]
     for _ in range(_MAX_DEPTH):
         level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)

@@ -1,14 +1,14 @@
-"""Weights of a model that are read a few rows at a time, of a model or of a checkpoint of any format, and slots.
+"""Weights of a model or of a checkpoint in any format, read a few rows at a time, and slots of its optimizer.
 
 Rules map names and shapes of weights between switch_tf and another format. A rule is a pair of templates,
-`encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`, that match whole names. Rules are total both
-ways: a name that matches no rule, or two, is an error, and so is a tensor that is missing, left over or of another
-shape. Names and shapes suffice for that, so errors come before any values move.
+`encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`, that match whole names. Exactly one rule must
+match each name on either side, and a tensor that is missing, left over or of another shape is an error, raised before
+any values move.
 
-A slot of Adafactor is a mean of squared gradients. Both sides keep it whole ("v"), or its means over columns and over
-rows ("v_row", "v_col"), and need not choose the same. Means of a whole slot are those that factored slots would have,
-because every step averages linearly. Rows and columns may be exchanged: the second moment is their product divided by
-the mean of either. A whole slot cannot be had from its means, and neither can means over other dimensions.
+A slot of Adafactor is a mean of squared gradients, kept whole ("v") or as its means over columns and over rows
+("v_row", "v_col"). The two sides may choose differently. The means of a whole slot equal the factored slots, because
+every step averages linearly. Rows and columns may be exchanged: the second moment is their product divided by the mean
+of either. A whole slot, or means over other dimensions, cannot be computed from the means.
 """
 
 import math
@@ -34,21 +34,21 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
 LARGEST = 2**28  # bytes of a portion in float32
-MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> the dimension that holds heads, see Rule
+MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> dimension of the heads, see Rule
 _FIELD, _INDEX = re.compile(r"<(\w+)>"), r"0|[1-9]\d*"
 _FIELDS = {"i": _INDEX, "e": _INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|extra_mlp",
            "norm": r"pre_\w+_layer_norm"}
 
 
 class Rule(NamedTuple):
-    """A kind of weight in both formats. From ours to theirs it is unstacked, merged, then transposed.
+    """A kind of weight in both formats. Ours becomes theirs when it is unstacked, merged, then transposed.
 
     Args:
         ours, theirs: str. Templates in which `<field>`, one of _FIELDS, stands for the same text on both sides. `ours`
-            is "" for tensors of theirs that are not part of the model.
+            is "" for their tensors that are not part of the model.
         merge: int or None. Their tensor merges our dimensions `merge` and `merge + 1`.
         transpose: bool. Whether their tensor, after merging, is transposed.
-        stack: str or None. Field whose values 0, 1, ... number their tensors along our first dimension.
+        stack: str or None. Field with values 0, 1, ... that number their tensors along our first dimension.
     """
 
     ours: str
@@ -66,7 +66,7 @@ class Rule(NamedTuple):
         return shape[::-1] if self.transpose else shape
 
     def their_index(self, shape: tuple[int, ...], rows: slice) -> tuple:
-        """Returns the part of their tensor, unless stacked, that holds rows of our weight of `shape`; () for all."""
+        """Returns the index of our weight's `rows` in their unstacked tensor, () for all."""
         start, stop, _ = rows.indices(shape[0])
         if stop - start == shape[0]:
             return ()
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
 
 
 class Link(NamedTuple):
-    """One of our weights and the names of their tensors, which are several for stacked experts."""
+    """One of our weights and the names of their tensors, several for stacked experts."""
 
     ours: str
     shape: tuple[int, ...]
@@ -88,7 +88,7 @@ class Link(NamedTuple):
         return self.rule.their_shape(self.shape)
 
     def to_ours(self, read: Callable[[str, tuple], np.ndarray], rows: slice = slice(None)) -> np.ndarray:
-        """Returns our weight, or rows of it. `read(name, index)` returns a part of one of their tensors, () for all."""
+        """Returns our weight, or rows of it. `read(name, index)` returns a part of their tensor, () for all."""
         def read_one(name, index, shape):
             tensor = read(name, index)
             return (tensor.T if self.rule.transpose else tensor).reshape(shape)
@@ -105,10 +105,7 @@ class Link(NamedTuple):
         return weight
 
     def to_theirs(self, weight: np.ndarray, rows: slice = slice(None)) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields names and values of their tensors from our weight, as views where possible.
-
-        From rows of a divisible weight it yields those experts, or rows of their tensor.
-        """
+        """Yields names and values of their tensors from our weight, or from its `rows`, as views where possible."""
         names, parts, whole = (self.theirs[rows], weight, self.shape) if self.rule.stack else (
             self.theirs, [weight], (len(weight), *self.shape[1:]))
         shape = self.rule.their_shape(whole)
@@ -131,7 +128,7 @@ class Rules:
         self._theirs = [(pattern(rule.theirs), rule) for rule in rules]
 
     def link(self, weights: Mapping[str, Any]) -> list[Link]:
-        """Links each of our weights, given as name -> anything with a shape, to the names of their tensors, in order.
+        """Links each of our weights to the names of their tensors, in order.
 
         Refuses a weight that no rule or several rules match, and two weights that need the same tensor.
         """
@@ -154,8 +151,8 @@ class Rules:
 
         Args:
             links: From `link`.
-            tensors: Name -> tensor, or anything else with its shape.
-            way_out: End of the messages, the user's choices if checkpoint and configuration differ.
+            tensors: Name -> tensor, or any object with a shape.
+            way_out: End of the messages: what to do if checkpoint and configuration differ.
         """
         wanted = {name: link for link in links for name in link.theirs}
         for name in tensors:
@@ -174,7 +171,7 @@ class Rules:
 
 
 def _only_match(patterns, name, what):
-    """Returns the one rule that matches `name`, and the values of its fields."""
+    """Returns the only rule that matches `name`, and its fields."""
     matches = [(rule, match.groupdict()) for pattern, rule in patterns if (match := pattern.fullmatch(name))]
     if len(matches) != 1:
         known = " and ".join(repr(rule.theirs) for rule, _ in matches)
@@ -184,7 +181,7 @@ def _only_match(patterns, name, what):
 
 
 class Weight(NamedTuple):
-    """A weight without its values. It has the attributes by which a checkpoint describes a Keras variable."""
+    """A weight without its values, with the attributes of a variable that a checkpoint describes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -207,12 +204,12 @@ class WeightSource(NamedTuple):
 
 
 def variables_of(model: SwitchTransformer) -> dict[str, keras.Variable]:
-    """Returns the weights of a model by their paths within it, such as `encoder/layers_0/attention/query`."""
+    """Returns a model's weights by their paths within it, such as `encoder/layers_0/attention/query`."""
     return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
 
 
 def of_model(model: SwitchTransformer) -> WeightSource:
-    """Returns the weights of a model, which is built if it is not yet."""
+    """Returns the weights of a model, built if necessary."""
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
     if not model.built:
@@ -224,7 +221,7 @@ def of_model(model: SwitchTransformer) -> WeightSource:
 
 
 def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
-    """Returns the weights of a configuration's model, without initialising variables."""
+    """Returns the weights of a configuration's model, without values."""
     with keras.StatelessScope(initialize_variables=False):
         return of_model(SwitchTransformer(config)).weights
 
@@ -232,21 +229,21 @@ def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
 def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor], folder: pathlib.Path,
                 way_out: str = "give the --gin_file of its model, or download it again if it is incomplete"
                 ) -> WeightSource:
-    """Links a model to `tensors` and compares all names and shapes before any weight is read.
+    """Links a model to `tensors`, and compares all names and shapes before any weight is read.
 
     Args:
         config: SwitchConfig of the model.
         rules: Rules of the format.
-        tensors: Name -> tensor of the checkpoint. Weights are read in this order.
+        tensors: Name -> tensor of the checkpoint, in the order of reading.
         folder: Path of the checkpoint, for messages.
-        way_out: The user's choices if checkpoint and configuration differ, for messages.
+        way_out: See `Rules.check`.
     """
     weights = weights_of(config)
     links = rules.link(weights)
     rules.check(links, tensors, way_out)
     places = {name: place for place, name in enumerate(tensors)}
     load = keeping_last(lambda name: tensors[name].load())
-    # In the order of the files, so that an array of scanned layers is read once.
+    # In the files' order, to read an array of scanned layers only once.
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
     def read_part(name, index):
@@ -269,7 +266,7 @@ def require_config(config: Any, kind: str, folder: pathlib.Path, tensors: Mappin
 
     Args:
         config: SwitchConfig, or anything else.
-        kind: Name of the software that wrote it.
+        kind: Name of the software that wrote the checkpoint.
         folder: Path of the checkpoint.
         tensors: Its weights.
     """
@@ -284,7 +281,7 @@ def require_config(config: Any, kind: str, folder: pathlib.Path, tensors: Mappin
 
 
 def read_model(source: WeightSource) -> SwitchTransformer:
-    """Builds a model and reads its weights, with a progress bar if that takes more than some seconds."""
+    """Builds a model and reads its weights, with a progress bar after several seconds."""
     num_bytes, memory = 4 * source.config.num_parameters, host.memory("MemTotal") + host.memory("SwapTotal")
     if num_bytes > memory:
         raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
@@ -296,11 +293,7 @@ def read_model(source: WeightSource) -> SwitchTransformer:
 
 
 def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
-    """Reads variables in any layout, by the names of their weights, one at a time in the order of reading.
-
-    Raises:
-        Refusal: A weight cannot be read, or is not finite.
-    """
+    """Reads variables in any layout by the names of their weights, one at a time in the order of reading."""
     sizes = {name: 4 * math.prod(variables[name].shape) for name in source.weights if name in variables}
     with progress.bar(sum(sizes.values()), "reading weights") as bar:
         for name, num_bytes in sizes.items():
@@ -314,9 +307,9 @@ def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
 
 
 def _reading_pieces(source, name, array):
-    """Returns a function of a piece's slices that reads its rows with those of the process's pieces after it.
+    """Returns a function from a piece's slices to its values. It also reads rows of the process's next pieces.
 
-    Each piece alone would read a chunk of a T5X checkpoint again, and pieces of one row all of its columns.
+    Separate reads would read a chunk of a T5X checkpoint again, and all columns for each piece of a row.
     """
     num_rows, row_size = array.shape[0], 4 * math.prod(array.shape[1:])
     rows = sorted({index[0].indices(num_rows)[:2]
@@ -367,13 +360,13 @@ def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[lis
 
 def read_groups(source: WeightSource, groups: list[list[Portion]], title: str, done: int = 0
                 ) -> Iterator[tuple[int, Iterator[tuple[str, slice, np.ndarray]]]]:
-    """Yields the number of each group after the first `done`, and name, rows and values of its portions one by one.
+    """Yields the number of each group after the first `done`, and an iterator of its names, rows and values.
 
     Args:
         source: Weights.
         groups: From `groups_of`.
         title: Title of the progress bar.
-        done: Number of groups to leave out.
+        done: Number of groups to skip.
     """
     sizes = [sum(size for *_, size in group) for group in groups]
     with progress.bar(sum(sizes), title, initial=sum(sizes[:done])) as bar:
@@ -391,15 +384,15 @@ Slots = Mapping[str, Tensor]
 
 def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, Slots], step_name: str, step: Any,
                    folder: pathlib.Path) -> Adafactor:
-    """Returns an Adafactor of a model with the slots of a checkpoint, read one at a time.
+    """Returns an Adafactor with the slots of a checkpoint, read one at a time.
 
     Args:
-        model: SwitchTransformer, built, with the weights of the checkpoint.
-        rules: The rules that link them.
-        theirs: Their name of a weight -> {"v": slot} or {"v_row": slot, "v_col": slot}. In factored slots, dimensions
-            that were averaged over have size 1.
-        step_name: Their name of the number of steps taken.
-        step: That number, as a Tensor or int; None or anything else is refused.
+        model: SwitchTransformer, built, with the checkpoint's weights.
+        rules: Rules of the format.
+        theirs: Their name of a weight -> {"v": slot} or {"v_row": slot, "v_col": slot}. In factored slots, averaged
+            dimensions have size 1.
+        step_name: Their name of the step.
+        step: Number of steps, Tensor or int. Any other value is refused.
         folder: Path of the checkpoint, for messages.
     """
     if isinstance(step, Tensor) and step.size == 1:
@@ -434,13 +427,13 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
 
 def used_slots(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mapping[str, tuple[str, Collection[int]]],
                software: str) -> dict[str, Tensor]:
-    """Returns the slots of a weight as `read_adafactor` takes them.
+    """Returns the slots of a weight in `read_adafactor`'s form.
 
     Args:
         name, shape: Name and shape of the weight.
-        slots: Means of its squared gradients, by their names. An array of shape (1,) is not used.
-        averaged: "v_row" and "v_col" -> (name of the slot in their checkpoint, dimensions that the slot averages over).
-        software: Name of the software that keeps them so, for messages.
+        slots: Means of its squared gradients, by name. An array of shape (1,) is unused.
+        averaged: "v_row" and "v_col" -> (their name of the slot, dimensions that it averages over).
+        software: Name of their software, for messages.
     """
     if "m" in slots and slots["m"].shape != (1,):
         raise Refusal(f"The checkpoint's optimizer keeps momentum of {name!r}, and this package's Adafactor has none; "
@@ -463,7 +456,6 @@ def _with_ones(shape, dims):
 
 
 def _as_ours(link, axes, slots):
-    """Returns our slots of a weight."""
     factors = factor_dimensions(link.shape, axes)
     if "v" in slots:
         if slots["v"].shape in (link.shape, link.their_shape):

@@ -1,8 +1,8 @@
-"""The objective: the terms of the loss that training minimises, their coefficients, and their sum.
+"""The objective: the terms of the training loss, their coefficients, and their sum.
 
-Another objective is a subclass of `Objective` in a file of its own, as `surgery/distillation.py` is, bound in a gin
-file: `trainer.Trainer.objective = @my_module.MyObjective()`. The step, evaluation, ahead-of-time compilation and
-`verify-layout` then use it.
+To use another objective, write a subclass of `Objective` in its own file, as `surgery/distillation.py` does, and bind
+it in a gin file: `trainer.Trainer.objective = @my_module.MyObjective()`. The step, evaluation, ahead-of-time
+compilation and `verify-layout` then use it.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from switch_tf.partitioning.partitioner import Partitioner
 class LossWeights(NamedTuple):
     """Divisors of the loss: token counts of the whole batch, known before the forward pass. <float> scalars.
 
-    `targets`: tokens with a loss weight, or with `Rules.averages_over_padding` all.
-    `load_balancing_loss`, `router_z_loss`: stack ("encoder", "decoder") -> tokens that its router losses count.
+    `targets`: tokens with a loss weight, or all with `Rules.averages_over_padding`.
+    `load_balancing_loss`, `router_z_loss`: stack ("encoder", "decoder") -> tokens in its router losses.
     `tokens`: real tokens, inputs and targets. No term is divided by it.
     """
 
@@ -33,7 +33,7 @@ class LossWeights(NamedTuple):
     tokens: Any
 
     def apply_to(self, measured: Measurements) -> Measurements:
-        """Returns the measurements of a part of a batch with these weights, so that the losses of all parts add up."""
+        """Returns a part of a batch's measurements with these weights, so that the parts' losses add up."""
         routers = {}
         for layer, stats in measured.routers.items():
             stack = layer.partition("/")[0]
@@ -47,16 +47,15 @@ class LossWeights(NamedTuple):
 class Objective:
     """Cross-entropy of the targets with its z-loss, plus the router losses of the model.
 
-    A subclass adds or replaces terms in `measure`, which keeps "cross_entropy": evaluations report it as the loss.
-    `coefficients` weighs terms in the total; a term that it does not name counts once. An objective that runs another
-    model beside the trained one creates it in `build`, loads its weights in `restore` and lists them in `variables`.
-    One that needs more of each row than its tokens returns it from `added_features`.
+    A subclass adds or replaces terms in `measure`, but keeps "cross_entropy": evaluations report it as the loss.
+    `coefficients` weighs terms in the total, 1 by default. To run a second model, create it in `build`, load its
+    weights in `restore` and list them in `variables`. `added_features` returns data of a row besides its tokens.
     """
 
     coefficients: Mapping[str, float] = {}
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
-        """Raises Refusal if this objective does not suit a run. Called before anything is built or written.
+        """Refuses an unsuitable run, before anything is built or written.
 
         Args:
             config: SwitchConfig of the trained model.
@@ -64,26 +63,26 @@ class Objective:
         """
 
     def build(self, partitioner: Partitioner) -> None:
-        """Creates the variables that `measure` reads beside the trained model's. This objective has none."""
+        """Creates the variables that `measure` reads in addition to the trained model's, here none."""
 
     def restore(self) -> None:
-        """Loads the values of these variables. Not called where only shapes matter."""
+        """Loads their values. Not called if only shapes matter."""
 
     @property
     def variables(self) -> list:
-        """Keras variables that `measure` reads beside the trained model's."""
+        """Keras variables from `build`."""
         return []
 
     def added_features(self) -> AddedFeatures | None:
-        """Returns the features that join each training batch for `measure`. This objective has none."""
+        """Returns the features that join each training batch for `measure`, here None."""
         return None
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the objective, JSON-able, which checkpoints record."""
+        """Returns the objective's arguments, JSON-able, for checkpoints."""
         return {}
 
     def for_evaluation(self) -> "Objective":
-        """Returns the objective that evaluations measure: itself, or one that does without its further variables."""
+        """Returns the objective for evaluations: itself, or one without additional variables."""
         return self
 
     def weights(self, config: SwitchConfig, features: dict[str, Any], dtype: str = "float32") -> LossWeights:
@@ -108,7 +107,7 @@ class Objective:
 
     def measure(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
                 router_stats: tuple[RouterStats, ...], settings: StepSettings) -> Measurements:
-        """Measures a batch, or a part of one, after its forward pass.
+        """Measures a batch, or a part of it, after its forward pass.
 
         Args:
             config: SwitchConfig.
@@ -127,10 +126,7 @@ class Objective:
                             dict(zip(config.sparse_layer_names, router_stats, strict=True)))
 
     def total(self, config: SwitchConfig, measured: Measurements) -> Any:
-        """Returns the loss, <float> scalar: the terms and both router losses times their coefficients.
-
-        The router losses are summed over sparse layers.
-        """
+        """Returns the loss, <float> scalar: the weighted terms and router losses of all sparse layers."""
         terms = [_weighted(term, self.coefficients.get(name)) for name, term in measured.loss_terms.items()]
         for stats in measured.routers.values():
             terms.append(_weighted(stats.load_balancing_loss, config.load_balancing_loss_weight))

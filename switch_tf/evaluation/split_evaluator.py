@@ -1,4 +1,4 @@
-"""Evaluates a model on one split of a task or mixture: the weights of a run in training, and its checkpoints."""
+"""Evaluates a run in training, or its checkpoints, on a split of a task or mixture."""
 
 import contextlib
 import dataclasses
@@ -33,10 +33,10 @@ from switch_tf.storage.whole_file import writing
 
 def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: Partitioner | None = None,
                        objective: Objective | None = None) -> Callable:
-    """Traces one evaluation step, without dropout or jitter. Arguments as for `train_step.compile_steps`.
+    """Traces an evaluation step, without dropout or jitter. Arguments as for `train_step.compile_steps`.
 
     Returns:
-        A function that takes a dict of <int32>[batch, length] and returns Measurements on the host.
+        Function from a dict of <int32>[batch, length] to Measurements on the host.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
@@ -48,9 +48,9 @@ def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: 
 
 def evaluate(step: Callable, batches: Iterable[dict], description: data.DatasetDescription,
              advance: Callable[[int], None] = lambda count: None) -> Measurements:
-    """Merges an evaluation step's measurements over batches of a description, in float64.
+    """Merges an evaluation step's measurements over batches, in float64.
 
-    Calls `advance` with the number of examples of each batch.
+    Calls `advance` with each batch's number of examples.
     """
     sums = None
     with data.refusing_bad_rows(description):
@@ -70,8 +70,8 @@ def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, t
     Args:
         config: SwitchConfig.
         description: data.DatasetDescription of the held-out batches.
-        training_batches: batches with the targets to count. Every token of the vocabulary counts once more.
-        held_out: name -> batches with the targets to compute the loss on.
+        training_batches: Batches to count targets in. Every token of the vocabulary counts once more.
+        held_out: Name -> batches with the targets for the loss.
 
     Returns:
         Name -> float, in nats per token.
@@ -91,9 +91,9 @@ def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, t
 
 
 class TaskResult(NamedTuple):
-    """Evaluation results of one task or mixture.
+    """Evaluation results of a task or mixture.
 
-    `measured`: Measurements of its batches, on the host; None where no loss was computed.
+    `measured`: Measurements of its batches, on the host; None if no loss was computed.
     `scores`: data.TaskScores of its metrics; None for a mixture and for a task without metrics.
     """
 
@@ -102,10 +102,10 @@ class TaskResult(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """Each value by its name: "loss" and "accuracy" over target tokens, and the task's metrics.
+        """Values by name: "loss" and "accuracy" over target tokens, and the task's metrics.
 
-        The loss is the cross-entropy alone, because the other terms steer training and do not measure quality. Where a
-        task has metrics, the accuracy over tokens is called "token_accuracy": a metric may be called accuracy.
+        The loss is only the cross-entropy, because the other terms do not measure quality. For a task with metrics, the
+        accuracy over tokens is "token_accuracy", because a metric may be called accuracy.
         """
         values = {}
         if self.measured is not None:
@@ -116,13 +116,13 @@ class TaskResult(NamedTuple):
 
 
 class SplitEvaluator:
-    """Evaluates a model on one split, as often as its weights change.
+    """Evaluates a model on a split, each time with its current weights.
 
-    Tasks with metrics are scored on greedy predictions as long as the description's targets, and on likelihoods. No
-    expert drops a token there (`context.Context.no_drop`), so scores depend neither on the batch size nor on the
-    layout. A loss is computed with the configuration's evaluation capacity factor, so tokens may be dropped. Four
+    Tasks with metrics are scored on greedy predictions up to the length of the description's targets, and on
+    likelihoods. Experts drop no token there (`context.Context.no_drop`), so scores depend neither on the batch size nor
+    on the layout. For a loss, the configuration's evaluation capacity factor applies, so tokens may be dropped. Four
     attributes describe the split: `description`; `num_examples`, by task with metrics; `batches`, by task or mixture
-    with a loss; and `warnings`, one sentence for each task with targets that no prediction can match.
+    with a loss; `warnings`, for tasks with targets that no prediction can match.
 
     Args:
         model: SwitchTransformer, built.
@@ -130,9 +130,8 @@ class SplitEvaluator:
         settings: StepSettings.
         partitioner: Partitioner.
         objective: Objective, built.
-        losses_of: names of the tasks and mixtures to compute a loss for. Defaults to the tasks without metrics.
-        num_batches: int or None. Computes each loss on this number of batches, which stay in memory. None reads the
-            whole split each time.
+        losses_of: Names of tasks and mixtures with a loss. Defaults to the tasks without metrics.
+        num_batches: int or None. Number of batches for each loss, kept in memory. None reads the whole split each time.
         num_examples: int or None. Largest number of examples of each task with metrics.
     """
 
@@ -164,7 +163,7 @@ class SplitEvaluator:
         """Evaluates the model with its current weights.
 
         Args:
-            advance: function called with the number of examples evaluated since its last call.
+            advance: Function of the number of examples evaluated since its last call.
             has_records: bool. Whether the scores hold the predictions as text.
 
         Returns:
@@ -180,16 +179,16 @@ class SplitEvaluator:
 
 
 def average(results: dict[str, TaskResult]) -> float | None:
-    """Returns the average over tasks with metrics, see `data.average`; None for fewer than two tasks."""
+    """Returns the average over tasks with metrics, see `data.average`, or None for fewer than two."""
     scores = {name: result.scores for name, result in results.items() if result.scores is not None}
     return data.average(scores) if len(scores) > 1 else None
 
 
 def named(values: dict[str, dict[str, float]], average: float | None) -> dict[str, float]:
-    """Returns results by the names they are logged under: "eval/<task>/<metric>" and, if there is one, "eval/average".
+    """Returns results by their logged names: "eval/<task>/<metric>" and, unless None, "eval/average".
 
     Args:
-        values: task or mixture -> {name of a metric: value}.
+        values: Task or mixture -> {name of a metric: value}.
         average: float or None, from `average`.
     """
     entries = {f"eval/{task}/{name}": value for task, metrics in values.items() for name, value in metrics.items()}
@@ -197,7 +196,7 @@ def named(values: dict[str, dict[str, float]], average: float | None) -> dict[st
 
 
 def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
-    """Returns logged name -> whether a lower value is better, for metrics with a name that does not show it."""
+    """Returns logged name -> whether lower is better, for metrics with names that do not show it."""
     lower = {f"eval/{task}/{name}": is_lower for task, result in results.items() if result.scores is not None
              for name, is_lower in result.scores.lower_is_better.items() if is_lower is not None}
     if lower and all(lower.values()):
@@ -206,15 +205,15 @@ def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
 
 
 class CheckpointEvaluator:
-    """Evaluates checkpoints of one model on a split.
+    """Evaluates checkpoints of a model on a split.
 
-    Each one adds a line to `output/scores.jsonl`. `output/<split>/step_<step>/<task>.jsonl` holds its predictions, and
-    `output/<split>` the scores for TensorBoard.
+    Each checkpoint adds a line to `output/scores.jsonl`. `output/<split>/step_<step>/<task>.jsonl` has its predictions,
+    and `output/<split>` the scores for TensorBoard.
 
     Args:
         described: Experiment on this machine's devices.
-        split: str, a split of the tasks.
-        num_examples: int or None. Largest number of examples of each task with metrics.
+        split: str. Split of the tasks.
+        num_examples: See `SplitEvaluator`.
         output: pathlib.Path of a folder.
     """
 
@@ -247,13 +246,13 @@ class CheckpointEvaluator:
             self._closing = closing.pop_all()
 
     def close(self) -> None:
-        """Closes the TensorBoard file and lets another process write."""
+        """Closes the TensorBoard file and unlocks the folder."""
         self._closing.close()
 
     def evaluate(self, checkpoint: pathlib.Path) -> dict:
-        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for one checkpoint folder."""
+        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for a checkpoint folder."""
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
-        # A loss is computed on an unknown number of examples.
+        # The number of examples of a loss is unknown.
         total = None if self._evaluator.batches else sum(self._evaluator.num_examples.values())
         with progress.bar(total, f"Step {step}", " examples") as bar:
             results = self._evaluator.run(bar.update)
@@ -275,13 +274,13 @@ class CheckpointEvaluator:
 
 
 def with_perplexity(result: TaskResult) -> dict[str, float]:
-    """Returns the values of a result; of one without metrics with the perplexity."""
+    """Returns a result's values, with the perplexity if it has no metrics."""
     values = result.values
     return {**values, "perplexity": math.exp(min(values["loss"], 700.0))} if result.scores is None else values
 
 
 def describe(result: dict) -> str:
-    """Returns a table of a result of `CheckpointEvaluator.evaluate`, with a row for each task."""
+    """Returns a table of `CheckpointEvaluator.evaluate`'s result, a row for each task."""
     width = max(len("average"), *map(len, result["tasks"]))
     lines = [f"Step {result['step']}:"]
     for task, scores in result["tasks"].items():
@@ -297,10 +296,10 @@ _MOST_WORDS = 60  # in inputs without gaps
 
 
 def predict_examples(model: keras.Model, run: Run, partitioner: Partitioner) -> list[tuple[str, str, str]]:
-    """Returns greedy predictions for the first `run.shown_examples` held-out examples, at most a batch.
+    """Returns greedy predictions for the first `run.shown_examples` validation examples, at most a batch.
 
     Returns:
-        (inputs, target, prediction) of each example of the validation split, as text.
+        (inputs, target, prediction) of each example, as text.
     """
     description = data.description_of_data(run, model.config, "validation", 0)
     examples = data.examples(description, min(run.shown_examples, run.batch_size))
@@ -317,7 +316,7 @@ def predict_examples(model: keras.Model, run: Run, partitioner: Partitioner) -> 
 
 
 def describe_examples(shown: list[tuple[str, str, str]]) -> str:
-    """Returns paragraphs to print: gaps as [prediction | target], or inputs, prediction and target in turn."""
+    """Returns paragraphs to print: gaps as [prediction | target], or inputs, prediction and target."""
     paragraphs = ["Held-out text and what the model fills in: [model | truth]"
                   if any(_SENTINEL.search(inputs) for inputs, *_ in shown) else "Held-out examples:"]
     for number, example in enumerate(shown, 1):
@@ -325,7 +324,7 @@ def describe_examples(shown: list[tuple[str, str, str]]) -> str:
         text, gaps = _split(inputs)
         if gaps:
             guesses, truths = ({number: following.strip() for number, following in reversed(_split(answer)[1])}
-                               for answer in (prediction, target))  # the first of equal sentinels counts
+                               for answer in (prediction, target))  # the first of equal sentinels wins
             for gap, following in gaps[:_MOST_GAPS]:
                 text += f"[{guesses.get(gap, '')} | {truths.get(gap, '')}]{following}"
             text += "..." if len(gaps) > _MOST_GAPS else ""

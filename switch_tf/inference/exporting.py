@@ -1,4 +1,4 @@
-"""Exports a model as a SavedModel with decoding, from texts to texts or from ids to ids, for TensorFlow alone."""
+"""Exports a model with its decoding as a SavedModel, from texts to texts or from ids to ids."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def load(file: str | pathlib.Path) -> keras.Model:
     try:
         with places.fetched(file) as local:
             model = keras.models.load_model(local, compile=False)
-    except (ValueError, OSError) as error:  # as Keras raises them for files that are not its own
+    except (ValueError, OSError) as error:  # Keras raises them for files of other software
         raise Refusal(f"{file} cannot be loaded: {first_line(error)}") from error
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"{file} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
@@ -35,20 +35,19 @@ def load(file: str | pathlib.Path) -> keras.Model:
 def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = None, max_length: int = 64,
            sampler: "str | decoding.Sampler" = "greedy", inputs_length: int = 512,
            about: dict[str, Any] | None = None) -> None:
-    """Writes a SavedModel with decoding and a `MODEL_CARD.md`. `model.export` writes the forward pass alone.
+    """Writes a SavedModel with decoding and a `MODEL_CARD.md`. `model.export` writes only the forward pass.
 
-    With a vocabulary it has the signatures of `switch-tf export`: `serving_default` from texts to texts, and `ids`.
-    Without one both names have the signature of ids: `inputs`, <int32>[batch, length], padding 0, to `outputs`,
-    <int32>[batch, max_length], and `scores`, <float32>[batch]. Batch and length may be any size. The folder appears
-    complete or not at all.
+    With a vocabulary it has the signatures of `export_texts`. Without one, `serving_default` and `ids` both map
+    `inputs`, <int32>[batch, length], padding 0, to `outputs`, <int32>[batch, max_length], and `scores`,
+    <float32>[batch]. Batch and length may be any size. The folder appears complete or not at all.
 
     Args:
         model: SwitchTransformer with a decoder.
-        folder: Path of a folder that does not exist yet, or is empty.
-        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, a seqio vocabulary, or None.
+        folder: Path of a new or empty folder.
+        vocabulary: See `inference.generate`, or None.
         max_length: int. Largest number of tokens to decode, the end of sequence included.
-        sampler: See `SwitchTransformer.generate`. Of a beam, only the best result is returned.
-        inputs_length: int. Largest number of tokens of a text; the rest is cut. Ids are never cut.
+        sampler: See `SwitchTransformer.generate`. A beam returns only its best result.
+        inputs_length: int. Largest number of tokens of a text. The rest is cut. Ids are never cut.
         about: dict, JSON-able. Origin of the model, for the card.
     """
     decoding.check_decodes(model.config)
@@ -68,16 +67,15 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
 def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> None:
     """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`.
 
-    Its signatures take any number of rows and return the best result of each. An empty text has an empty output and
-    score 0. The folder appears complete or not at all.
+    Its signatures take any number of rows and return each row's best result. An empty text has an empty output and
+    score 0.
 
     * `serving_default`: `inputs`, <string>[batch], to `outputs`, <string>[batch], and `scores`, <float32>[batch].
     * `ids`: `inputs`, <int32>[batch, length], padding 0, to `outputs`, <int32>[batch, max_length], and `scores`.
 
     Args:
-        text_model: TextModel. Its batch size is not used.
-        folder: Path of a folder that does not exist yet, or is empty.
-        about: dict, JSON-able. Origin of the model, for the card.
+        text_model: TextModel. Its batch size is unused.
+        folder, about: See `export`.
     """
     module, model, reading = _Answerer(text_model), text_model.model, text_model.features
     _write(folder, module, module.answer, model, text_model.sampler, _CARD_OF_TEXTS,
@@ -87,7 +85,6 @@ def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict)
 
 
 def _write(folder, module, serving_default, model, sampler, card, **facts):
-    """Writes programs and `MODEL_CARD.md`. The folder appears complete or not at all."""
     folder = checks.path("folder", folder).resolve()
     checks.new_folder(folder)
     kind = {"Greedy": "greedy search", "Beam": "beam search", "Sample": "sampling"}[type(sampler).__name__]
@@ -133,7 +130,7 @@ class _Answerer(_Decoder):
         return {"outputs": self._targets.spell(decoded.ids[:, 0]), "scores": decoded.scores[:, 0]}
 
     def read(self, inputs):
-        """Returns the ids of texts as `TextModel.read`: <string>[batch] -> <int32>[batch, longest]."""
+        """Tokenises texts as `TextModel.read` does: <string>[batch] -> <int32>[batch, longest]."""
         return self._inputs.read(inputs, self._inputs_length, self._inputs_end)
 
 

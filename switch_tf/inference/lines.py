@@ -1,4 +1,4 @@
-"""Answers every line, row or element of a file in order, and continues after a restart."""
+"""Answers the lines, rows or elements of a file in order, and continues after a restart."""
 
 import json
 import pathlib
@@ -10,12 +10,12 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import Mirror, reading, write_whole, writing
 
-# Number of a line, row or element, its record and its texts. The record has the `input`, and the `error` of a bad line.
+# Number of a line, its record and its texts. The record has the `input`, and the `error` of a bad line.
 Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """Yields all lines of a file, rows of a table or elements of an array in order.
+    """Yields the lines of a file, rows of a table or elements of an array in order.
 
     Args:
         examples: From `data.TextFile.examples` or `data.examples_of_lines`. The first field is the input.
@@ -34,12 +34,12 @@ def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Ite
 
     Args:
         lines: From `read`.
-        model: TextModel. Without a `batch_size` lines are answered one at a time.
-        has_targets: bool. Whether the second text of a line is a target to score, instead of a prediction.
+        model: TextModel. Without a `batch_size` it answers one line at a time.
+        has_targets: bool. Whether to score the second text of each line, instead of predicting.
 
     Yields:
-        list of dict, one for each line: `input` with `output`, `score` and perhaps `others`, the further results; or
-        with `target` and `score`; or with `error`. `cut` and `target_cut` count the tokens beyond the model's length.
+        list of dict, one for each line, with `input` and `error`, or `target` and `score`, or `output`, `score` and
+        `others`, the further results of a beam. `cut` and `target_cut` count tokens beyond the model's length.
     """
     batch_size = model.batch_size or 1
     records, asked = [], []
@@ -68,7 +68,6 @@ def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Ite
 
 
 def _answer(asked, model):
-    """Adds the results to the records of a batch."""
     if not asked:
         return
     numbers, records, inputs, targets = zip(*asked, strict=True)
@@ -84,10 +83,10 @@ def _answer(asked, model):
 
 
 class Output:
-    """A file of records that another start continues where it ends.
+    """A file of records. A later start with the same settings continues where it ends.
 
-    The settings stand beside it in `<file>.settings.json`, and another start must have the same.
-    `num_known`: int. Number of records in the file when `after_what_is_there` returned.
+    The settings are in `<file>.settings.json`. `num_known`: int. Number of records in the file when
+    `after_what_is_there` returned.
 
     Args:
         path: Path of the file.
@@ -126,7 +125,7 @@ class Output:
             self._file = open(self._local, "ab")  # noqa: SIM115  closed by `close`
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Returns the lines that are not answered yet."""
+        """Returns the lines without a record, after comparing the records with their lines."""
         lines = iter(lines)
         for number, record in enumerate(json_lines.lines(self._local, self._path), 1):
             try:
@@ -143,8 +142,7 @@ class Output:
         return lines
 
     def write(self, records: list[dict]) -> None:
-        """Adds records and flushes them, so that a kill of the process does not lose them, in a bucket after a minute.
-        """
+        """Appends and flushes records. A kill does not lose them, in a bucket after a minute."""
         with writing(self._path):
             self._file.write(as_lines(records).encode())
             self._file.flush()
@@ -158,6 +156,6 @@ class Output:
 
 
 def as_lines(records: list[dict]) -> str:
-    """Returns records as JSON lines. Escapes lone surrogates, because UTF-8 cannot encode them."""
+    """Returns records as JSON lines. Escapes lone surrogates for UTF-8."""
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return lines.encode(errors="backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""A server at a socket: limits and deadlines of its connections, and the signals that end it.
+"""A server at a socket, with limits and deadlines for connections, and signals that end it.
 
-uvicorn closes a connection that is idle after an answer. It waits without limit for the first byte of a request and for
-the end of its headers, and accepts connections until the process has no file descriptor left. Then XLA's compiler
-aborts the process, because it cannot open its source of random numbers.
+uvicorn closes an idle connection after an answer, but waits without limit for a request's first byte and the end of its
+headers. It accepts connections until the process has no file descriptor left. XLA's compiler then aborts the process,
+because it cannot open its source of random numbers.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from switch_tf.storage import outputs
 HEADER_SECONDS = 10  # from the start of a connection or of a later request to the end of its headers
 _KEEP_ALIVE_SECONDS = 30  # from an answer to the next request
 WRITE_SECONDS = 30  # for a client to receive a part of its answer
-_STOPPING_SECONDS = 30  # for the requests that are being answered at the first signal
+_STOPPING_SECONDS = 30  # to finish open requests after the first signal
 _MOST_HEADER_BYTES = 2**14
-_ACCEPTED_AT_ONCE = 16  # connections that may be accepted before they are counted
+_ACCEPTED_AT_ONCE = 16  # connections accepted before they are counted
 _MOST_CONNECTIONS = 2048
 _FEWEST_CONNECTIONS = 16
-_FOR_HEALTH = 16  # connections above the limit, for /health alone
-_OTHER_DESCRIPTORS = 128  # for compilers, files, and connections that are not counted yet or any more
+_FOR_HEALTH = 16  # connections above the limit, only for /health
+_OTHER_DESCRIPTORS = 128  # for compilers, files and uncounted connections
 _SILENT, _ANSWERED, _SENDING = range(3)  # stages of a connection that waits for its client, in the order of dropping
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound to an address; port 0 means any free port."""
+    """Returns a socket bound to an address. Port 0 means any free port."""
     if not 0 <= port < 2**16:
         raise Refusal(f"--port must be in 0 to {2**16 - 1}, not {port}.")
     try:
@@ -52,7 +52,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def make_room() -> int:
-    """Raises the limit of file descriptors if allowed, and returns the number of connections that fit under it."""
+    """Raises the limit of file descriptors if allowed, and returns the number of connections that fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = len(os.listdir("/dev/fd")) + _OTHER_DESCRIPTORS + _FOR_HEALTH
     wanted = others + _MOST_CONNECTIONS
@@ -67,14 +67,14 @@ def make_room() -> int:
 
 
 class HttpServer(uvicorn.Server):
-    """A server of uvicorn under these limits.
+    """A uvicorn server with limits and deadlines.
 
     In the main thread the first signal lets requests end, and the second one ends the process.
 
     Args:
         app: ASGI app that answers `/health`.
-        most: int. Largest number of connections that are served at a time, see `_Connection`.
-        on_ready: Function that is called once requests are answered.
+        most: int. Largest number of connections, see `_Connection`.
+        on_ready: Function called when the server accepts requests.
     """
 
     should_exit: bool
@@ -91,7 +91,7 @@ class HttpServer(uvicorn.Server):
         try:
             await super().startup(sockets)
             for listener in sockets or ():
-                # asyncio uses `backlog` for the system's queue too, which should be longer.
+                # asyncio also uses `backlog` for the system's queue. That should be longer.
                 listener.listen(socket.SOMAXCONN)
         except OSError as error:
             raise Refusal(f"The server could not listen: {first_line(error)}.") from error
@@ -116,9 +116,8 @@ class HttpServer(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection of uvicorn with deadlines.
 
-    A connection above the limit drops one that waits for its client: first the oldest without a request, then the
-    oldest with its answer, then the oldest with an incomplete request. If all are busy, the new connection gets status
-    503, except for `/health`.
+    A connection above the limit drops one that waits for its client: the oldest without a request, else with its
+    answer, else with an incomplete request. If all are busy, the new connection gets status 503, except for `/health`.
     """
 
     def __init__(self, most, **arguments):
@@ -176,7 +175,6 @@ class _Connection(H11Protocol):
 
 
 async def _only_health(app, scope, receive, send):
-    """Answers a request on a connection above the limit."""
     if scope["type"] == "http" and scope["path"] != "/health":
         app = JSONResponse({"error": "Too many requests are being answered; try again later."}, 503,
                            {"Retry-After": "1", "Connection": "close"})

@@ -1,4 +1,4 @@
-"""Trained runs from their `config.json`, without their gin files, and with the copies of their vocabularies."""
+"""Restores trained runs from `config.json` and vocabulary copies, without their gin files."""
 
 import dataclasses
 import pathlib
@@ -15,14 +15,14 @@ from switch_tf.refusals import Refusal
 
 
 def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.SimpleNamespace | None:
-    """Returns the run of a `config.json` on one device, None if only code can make its vocabulary.
+    """Returns the run of a `config.json` on one device, or None if only code can create its vocabulary.
 
-    Neither the task nor its data are needed, and nothing in the folder is executed. The fields are those of a run from
-    gin files that answering needs, `config`, `partitioner`, `run` and `make_model`, and `reading`, a data.Reading.
+    Needs neither the task nor its data, and executes no code in the folder. The result has the fields of a run that
+    answering needs, `config`, `partitioner`, `run` and `make_model`, and `reading`, a data.Reading.
 
     Args:
         saved: Content of the `config.json`.
-        folder: Run folder, which holds the copies of the vocabularies.
+        folder: Run folder, with the copies of the vocabularies.
     """
     stored = {feature: vocabularies.Stored.from_data(fields) for feature, fields in saved.vocabularies.items()}
     if any(vocabulary.kind == vocabularies.OTHER for vocabulary in stored.values()):
@@ -40,11 +40,11 @@ def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.Simp
 
 
 def with_stored_vocabulary(described: Any, folder: pathlib.Path) -> Any:
-    """Returns a run from gin files with the run folder's copy of its vocabulary, if task and vocabulary are the same.
+    """Returns a run from gin files with the run folder's copy of its vocabulary, if task and vocabulary match.
 
     Args:
         described: Run from gin files.
-        folder: Run folder. Runs of earlier versions have no `config.json`, and so no copy.
+        folder: Run folder. Runs of earlier versions have neither `config.json` nor copies.
     """
     if not run_config.is_in(folder):
         return described

@@ -1,4 +1,4 @@
-"""Serves a model over HTTP: texts as JSON in the form of TensorFlow Serving, and a page that shows its experts."""
+"""Serves a model over HTTP: JSON in the form of TensorFlow Serving, and a page that shows the experts."""
 
 import asyncio
 import collections
@@ -28,15 +28,15 @@ from switch_tf import checks
 from switch_tf.inference.text_model import TextModel
 from switch_tf.refusals import Refusal, first_line
 
-READ_SECONDS = 30  # for a request to be complete
+READ_SECONDS = 30  # from the headers of a request to its end
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_BYTES_HELD = 2**28  # of incomplete requests
-_CHARACTERS_PER_TOKEN = 64  # of the longest text; tokenising more takes time for tokens that are cut
-_FEWEST_CHARACTERS = 2**14  # length that is always allowed
-_SMALL = 2**16  # bytes of a request that is parsed at once, and admitted however many long ones are prepared
-_MOST_LONG = 4  # requests of the largest size that are parsed and tokenised at a time; of smaller ones more
-_CHARACTERS_PER_TURN = 2**14  # of one request: after the text that exceeds it, others have their turn to be tokenised
-_MAX_LOOKING = 16  # waiting requests of the page, each of which is computed alone
+_CHARACTERS_PER_TOKEN = 64  # of the longest accepted text; most tokens of a longer one would be cut
+_FEWEST_CHARACTERS = 2**14  # always accepted
+_SMALL = 2**16  # bytes up to which a request is parsed without a thread and always admitted
+_MOST_LONG = 4  # requests of the largest size, or as many bytes, parsed and tokenised at a time
+_CHARACTERS_PER_TURN = 2**14  # to tokenise of a request before the next request's turn
+_MAX_LOOKING = 16  # waiting requests of the page, computed one at a time
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:/@\[\]?#\\]+)(:\d{0,5})?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
@@ -45,13 +45,13 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
 class Batcher:
     """Answers requests in a thread. The requests that wait when a batch ends are the next batch.
 
-    A single request is answered immediately, without waiting for others. Requests that are cancelled before their batch
-    begins are skipped. `is_working`: bool, whether requests are accepted.
+    A request never waits for a batch to fill. Requests cancelled before their batch begins are skipped.
+    `is_working`: bool, whether requests are accepted.
 
     Args:
-        answer: Function of a list of requests to the list of their results. All requests get an exception it raises.
+        answer: Function from a list of requests to a list of results. All requests of the batch get its exception.
         batch_size: int. Largest number of requests in a batch.
-        max_waiting: int. Largest number of waiting requests, see `has_room`.
+        max_waiting: int. Largest number of waiting requests.
     """
 
     def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int):
@@ -64,7 +64,7 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that are in no batch yet."""
+        """Number of requests that wait for a batch."""
         return len(self._waiting)
 
     def has_room(self, count: int) -> bool:
@@ -74,7 +74,7 @@ class Batcher:
             return len(self._waiting) + count <= self.max_waiting
 
     def submit(self, requests: list) -> list[concurrent.futures.Future]:
-        """Queues requests after `has_room` and before `stop`. Returns the futures of their results."""
+        """Queues requests, after `has_room` and before `stop`. Returns their futures."""
         futures = [concurrent.futures.Future() for _ in requests]
         with self._lock:
             self._waiting.extend(zip(requests, futures, strict=True))
@@ -82,12 +82,11 @@ class Batcher:
         return futures
 
     def stop(self) -> None:
-        """Accepts no more requests, and returns when the waiting ones are answered."""
+        """Accepts no more requests, and waits until all are answered."""
         self.is_working = False
         self._thread.shutdown()
 
     def _answer_all(self):
-        """Answers requests until none waits."""
         while self._waiting:
             batch = []
             with self._lock:
@@ -100,7 +99,7 @@ class Batcher:
             requests, futures = zip(*batch, strict=True)
             try:
                 results = list(zip(futures, self._answer(list(requests)), strict=True))
-            except BaseException as error:  # goes to those who wait, and the next batch is tried
+            except BaseException as error:  # the requests get it, and the next batch is tried
                 for future in futures:
                     future.set_exception(error)
             else:
@@ -111,14 +110,13 @@ class Batcher:
 class Hosts:
     """Hosts that requests may name, so that pages of other sites cannot reach a server through a visitor's browser.
 
-    A browser sends the requests of a page to any address that its host name resolves to, even 127.0.0.1, and lets every
-    page post text anywhere without reading the answer. It sends the host and the page as `Host` and `Origin`, which the
-    page cannot change. Other clients send no `Origin`, so they may post with any content type.
+    A browser sends a page's requests to any address that its host name resolves to, even 127.0.0.1, and lets every page
+    post text anywhere without reading the answer. It sends the host and the page as `Host` and `Origin`, and the page
+    cannot change them. Other clients send no `Origin`, so they may post with any content type.
 
     Args:
-        address: str. Address of the server. 0.0.0.0 and :: stand for every address of the machine, so a request may
-            name any IP address.
-        allowed: Additional names or addresses. Pages of these hosts may post, too.
+        address: str. Address of the server. For 0.0.0.0 and :: a request may name any IP address.
+        allowed: Additional names or addresses. Pages of these hosts may also post.
     """
 
     def __init__(self, address: str = "127.0.0.1", allowed: Sequence[str] = ()):
@@ -131,8 +129,8 @@ class Hosts:
         self._any_address = getattr(_canonical(address), "is_unspecified", False)
 
     def refusal(self, method: str, headers: Headers) -> str | None:
-        """Returns the reason to refuse a request, None if there is none."""
-        host = headers.get("host")  # is missing in HTTP/1.0, which no browser uses
+        """Returns the reason to refuse a request, or None."""
+        host = headers.get("host")  # missing in HTTP/1.0, unused by browsers
         match = _HOST.fullmatch(host or "")
         name = match and _canonical(match[1])
         if host is not None and name not in self._own and (
@@ -163,7 +161,6 @@ class Server:
     """Answers requests to a model in batches.
 
     `app`: Starlette app for an ASGI server such as uvicorn. Its shutdown answers waiting requests first.
-    `name`: str.
 
     * `POST /v1/models/<name>:predict`, `{"instances": ["a text", ...]}` to `{"predictions": [{"outputs", "scores"},
       ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export_texts`. `others` are the further
@@ -177,8 +174,8 @@ class Server:
     failure of the model, 503 if too many requests wait.
 
     Args:
-        text_model: TextModel, best with one program for all batches: `batch_size=None`, or on a back end with fixed
-            shapes the server's own `batch_size`.
+        text_model: TextModel, preferably with one program for all batches: `batch_size=None`, or on a back end with
+            fixed shapes the server's own `batch_size`.
         name: str. Name of the model in URLs.
         about: dict, JSON-able. Description of the model.
         batch_size: int. Largest number of texts in a batch.
@@ -194,7 +191,7 @@ class Server:
         self._max_request_bytes = max_request_bytes
         self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
         self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * max_request_bytes)
-        self._num_bytes_prepared = self._num_texts_prepared = 0  # that are being parsed and tokenised
+        self._num_bytes_prepared = self._num_texts_prepared = 0  # being parsed and tokenised
         self._turn = asyncio.Lock()  # to tokenise, in the order of arrival
         self._parsing = asyncio.Lock()  # of long requests
         self._num_answered = 0
@@ -227,10 +224,10 @@ class Server:
                     for method, path, endpoint in endpoints],
             exception_handlers={HTTPException: _refuse, Exception: _fail},
             lifespan=self._lifespan)
-        self.app.router.redirect_slashes = False  # as the request would determine the address
+        self.app.router.redirect_slashes = False  # a redirect's address would come from the request
 
     def warm_up(self) -> None:
-        """Compiles the programs by answering texts and computing the routes of one."""
+        """Compiles the programs that answer and that compute routes."""
         self._text_model.warm_up()
         ids = [self._text_model.features.inputs.eos_id]
         self._text_model.routes(ids, ids)
@@ -242,7 +239,6 @@ class Server:
             await run_in_threadpool(batcher.stop)
 
     def _answer(self, inputs):
-        """Answers a batch, in the thread of its batcher."""
         self._batch_sizes.observe(len(inputs))
         rows = range(self._num_answered, self._num_answered + len(inputs))  # different random numbers for each
         self._num_answered = (self._num_answered + len(inputs)) % 2**30
@@ -251,7 +247,7 @@ class Server:
         return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
 
     def _watched(self, path, endpoint):
-        """Returns an endpoint that refuses foreign hosts, and counts and times its requests."""
+        """Wraps an endpoint: refuses foreign hosts, and counts and times requests."""
 
         async def watch(request):
             start = time.perf_counter()
@@ -267,7 +263,7 @@ class Server:
                 raise
             except ClientDisconnect:
                 status = "hung_up"
-                return Response(status_code=400)  # to nobody
+                return Response(status_code=400)  # the client is gone
             finally:
                 self._requests.labels(path, status).inc()
                 self._seconds.labels(path).observe(time.perf_counter() - start)
@@ -309,7 +305,6 @@ class Server:
             raise HTTPException(404, f"The model here is {self.name!r}, not {checks.shown(name)}.")
 
     async def _read(self, request, key):
-        """Returns the tokenised texts under a key of a request's JSON object."""
         body = await self._body(request)
         size = len(body) if len(body) > _SMALL else 0
         if size and self._num_bytes_prepared + size > _MOST_LONG * self._max_request_bytes:
@@ -348,7 +343,7 @@ class Server:
             async with asyncio.timeout(READ_SECONDS):
                 async for chunk in request.stream():
                     size += len(chunk)
-                    # Too long a request is read to its end, because clients expect no answer earlier.
+                    # A request that is too long is read to its end, because clients expect no earlier answer.
                     if size <= self._max_request_bytes:
                         body += chunk
                         self._num_bytes_held += len(chunk)
@@ -363,9 +358,10 @@ class Server:
         return bytes(body)
 
     async def _tokenised(self, request, texts):
-        """Tokenises texts, given by their names in the request. Requests take turns, so that none waits for long.
+        """Tokenises texts, given by their names in the request.
 
-        It ends when the client disconnects, and does not begin if there is no room for the texts to wait.
+        Requests take turns, so that a long one does not hold up the next. Refuses texts without room to wait, and ends
+        when the client disconnects.
         """
         for name, text in texts.items():
             if not isinstance(text, str):
@@ -397,7 +393,7 @@ class Server:
             raise HTTPException(400, f"There is no text in {name}.") from None
 
     async def _wait(self, request, batcher, asked):
-        """Returns the results of a batcher. If the client disconnects, requests that have not begun are cancelled."""
+        """Returns a batcher's results. When the client disconnects, cancels requests that have not begun."""
         if not batcher.is_working:
             raise HTTPException(503, "The server is stopping.")
         _check_room(batcher, len(asked))
@@ -449,7 +445,7 @@ async def _fail(request, error):
 
 
 def _canonical(name):
-    """Returns a name in lower case, or an address of `ipaddress`."""
+    """Returns a host name in lower case, or an address of `ipaddress`."""
     name = name.strip("[]").lower().removesuffix(".")
     try:
         return ipaddress.ip_address(name)

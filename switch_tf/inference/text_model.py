@@ -1,4 +1,4 @@
-"""Answers texts with a model, its vocabularies and its lengths, and compiles prediction and scoring for any layout."""
+"""Answers and scores texts with a model, and compiles prediction for any layout."""
 
 import functools
 import threading
@@ -13,7 +13,7 @@ from switch_tf import checks, context, data, decoding
 from switch_tf.ops import forms
 from switch_tf.refusals import Refusal
 
-with epy.lazy_imports():  # models of JAX's Keras answer too
+with epy.lazy_imports():  # not needed for models of JAX's Keras
     import tensorflow as tf
 
     from switch_tf import partitioning
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from switch_tf.decoding import Sampler
     from switch_tf.partitioning.partitioner import Partitioner
 
-_FEW_ROWS = (1, 4)  # numbers of inputs that programs with static shapes are compiled for
+_FEW_ROWS = (1, 4)  # numbers of inputs in programs of static shape
 
 
 class Inputs(NamedTuple):
     """A tokenised text.
 
-    `ids`: list of int, cut to the length of the model, the end of sequence included.
-    `num_cut`: int. Number of ids that were cut.
+    `ids`: list of int, cut to the model's length, with the end of sequence.
+    `num_cut`: int. Number of ids cut off.
     """
 
     ids: list[int]
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A result for a text: `text`, its `score`, see `decoding.Decoded`, and `ids` with the end of sequence."""
+    """An answer to a text: `text`, its `score`, see `decoding.Decoded`, and its `ids` with the end of sequence."""
 
     text: str
     score: float
@@ -53,13 +53,13 @@ class TextModel:
     Args:
         model: SwitchTransformer, built.
         features: data.Reading.
-        inputs_length, max_length: int. Largest numbers of tokens to read and to decode, ends of sequences included.
+        inputs_length, max_length: int. Largest numbers of tokens to read and to decode, ends included.
         sampler: See `SwitchTransformer.generate`.
         batch_size: int or None. Every batch is padded to this size. With None, one program takes batches of any shape,
             and programs for few inputs are compiled in the background (`FewRows`).
-        partitioner: Partitioner that built the model, or None for one device of TensorFlow or another library. With
-            `has_fixed_shapes`, `batch_size` is rounded up to a multiple of the pieces of a batch, and every batch is
-            padded to the largest lengths too, so that one program takes them all. `warm_up` adds one for few inputs.
+        partitioner: Partitioner that built the model, or None for one device of any library. With
+            `has_fixed_shapes`, `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to
+            the largest lengths, for a single program. `warm_up` adds one for few inputs.
     """
 
     def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
@@ -85,7 +85,7 @@ class TextModel:
         self._likelihoods = self._compiled(self._likelihood)
 
     def _compiled(self, function, ranks=None):
-        """Compiles a function of two arrays, <int32>[batch, length], that reads the model's weights."""
+        """Compiles a function of the model's weights and two <int32>[batch, length] arrays."""
         if self._partitioner:
             program = compile_features(
                 lambda features: function(features["first"], features["second"]), self._partitioner)
@@ -93,7 +93,7 @@ class TextModel:
         return forms.compiled(function, ranks)
 
     def warm_up(self) -> None:
-        """Compiles the programs that answer, for a server that will often have few inputs."""
+        """Compiles the programs that answer. With fixed shapes, adds one for few inputs."""
         ids = [self.features.inputs.eos_id]
         if self._partitioner:
             self._row_counts = sorted({self._num_pieces, self.batch_size})
@@ -115,7 +115,7 @@ class TextModel:
 
         Args:
             inputs: list of ids, from `read`.
-            rows: list of int. Number of each input among all that are answered, from which samplers draw.
+            rows: list of int. Number of each input among all answered ones, for samplers.
         """
         shape = self._shape(inputs, self.inputs_length)
         shape, decode = (self._few_rows and self._few_rows.program(*shape)) or (shape, self._decode)
@@ -125,13 +125,13 @@ class TextModel:
                 for results in zip(ids[:len(inputs)], scores, strict=False)]
 
     def score(self, inputs: list[list[int]], targets: list[list[int]]) -> list[float]:
-        """Returns the log-likelihood in nats of the target of each of at most `batch_size` inputs."""
+        """Returns the log-likelihood in nats of each input's target, for at most `batch_size` inputs."""
         targets = _filled(targets, self._shape(targets, self.max_length))
         inputs_to_score = _filled(inputs, self._shape(inputs, self.inputs_length))
         return np.asarray(self._likelihoods(inputs_to_score, targets))[:len(inputs)].tolist()
 
     def routes(self, inputs: list[int], outputs: list[int]) -> dict:
-        """Returns the experts of the tokens of a text and of its answer, the same as while that was decoded.
+        """Returns the experts of the tokens of a text and its answer, as chosen during decoding.
 
         Args:
             inputs: list of int, `ids` of `read`.
@@ -140,7 +140,7 @@ class TextModel:
         Returns:
             dict, JSON-able.
             `inputs`: list of pieces of text.
-            `outputs`: list of pieces that the decoder reads: the start of sequence and `outputs` without the last one.
+            `outputs`: list of pieces that the decoder reads: the start of sequence and `outputs` without its last id.
             `num_experts`: int.
             `layers`: list of dict, in order. `layer`: path. `reads`: "inputs" or "outputs". `experts`: for each token a
             list of `[expert, gate]`, the largest gate first, empty for a token without an expert.
@@ -202,9 +202,9 @@ class TextModel:
 class FewRows:
     """Compiled programs for one to four inputs.
 
-    Such a program takes half the time of the one for any shape, and seconds to compile. So a thread compiles it when
-    its shape is first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32,
-    64, 128 and so on, which keeps programs few, as each takes some 50 MiB.
+    A program of static shape takes half the time of the one for any shape, but seconds to compile. A thread compiles it
+    when it is first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32,
+    64, 128 and so on to limit the number of programs, of some 50 MiB each.
 
     Args:
         decode: Function to trace, from <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
@@ -220,7 +220,7 @@ class FewRows:
         self._maker: threading.Thread | None = None
 
     def program(self, rows: int, length: int) -> tuple[tuple[int, int], Callable[..., Any]] | None:
-        """Returns the shape to pad to and its program, or None, and then starts to compile it.
+        """Returns the shape to pad to and its program. Starts to compile a missing program, and returns None.
 
         Args:
             rows, length: int. Shape of the inputs.
@@ -241,7 +241,7 @@ class FewRows:
         return None
 
     def _make(self, rows, length):
-        self._programs[rows, length] = None  # after an error, which the thread prints, it is not tried again
+        self._programs[rows, length] = None  # no second attempt after an error; the thread prints it
         program = forms.compiled(self._decode)
         program(np.zeros((rows, length), "int32"), np.zeros((rows, 1), "int32"))
         self._programs[rows, length] = program
@@ -249,8 +249,7 @@ class FewRows:
 
 def compile_prediction(model: "keras.Model", max_length: int, partitioner: "Partitioner",
                        end_id: int | tuple[int, ...] | None = None) -> Callable[..., Any]:
-    """Returns a function that decodes greedily, from features, dict of <int32>[batch, length], to
-    <int32>[batch, max_length].
+    """Returns a greedy decoder from features, dict of <int32>[batch, length], to <int32>[batch, max_length].
 
     Args:
         model: SwitchTransformer, built.
@@ -265,13 +264,13 @@ def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Pa
     """Compiles a function of features for a layout.
 
     Args:
-        function: Function of dict of <int32>[batch, length] that returns a nest of tensors, equal on every device.
-        partitioner: Partitioner that built the variables which the function reads.
+        function: Function from a dict of <int32>[batch, length] to a nest of tensors, equal on every device.
+        partitioner: Partitioner that built the function's variables.
         join: Function that joins the results of all parts of the batch. Defaults to `partitioner.gather_rows`.
         use_xla: bool. Whether XLA compiles the program.
 
     Returns:
-        The function with arrays of the host as features and results.
+        The function, with features and results as arrays on the host.
     """
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
@@ -289,7 +288,6 @@ def _not_empty(inputs):
 
 
 def _filled(texts, shape):
-    """Returns lists of ids as <int32>[shape], padded with 0."""
     batch = np.zeros(shape, "int32")
     for row, ids in zip(batch, texts, strict=False):
         row[:len(ids)] = ids
@@ -297,10 +295,10 @@ def _filled(texts, shape):
 
 
 def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
-    """Returns a seqio vocabulary by its name or path, after a comparison with the model.
+    """Returns a seqio vocabulary, or refuses one with more ids than the model's embedding.
 
     Args:
-        vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
+        vocabulary: See `inference.generate`.
         model: SwitchTransformer.
     """
     vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
@@ -316,12 +314,12 @@ def generate(model: "keras.Model", texts: list[str], vocabulary: Any, max_length
 
     Args:
         model: SwitchTransformer.
-        texts: list of str. `<extra_id_0>` is the sentinel.
+        texts: list of str. `<extra_id_0>` is a sentinel.
         vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
         max_length: int. Largest number of tokens to decode.
         sampler: See `SwitchTransformer.generate`.
         batch_size: int. Number of texts in a batch.
-        inputs_length: int. Largest number of tokens of a text; the rest is cut.
+        inputs_length: int. Largest number of tokens of a text. The rest is cut.
 
     Returns:
         list of str, without the end of sequence.

@@ -1,1 +1,1 @@
-"""The installation: checks of its packages and of the machine, and imports of packages that are noisy."""
+"""Checks of the installed packages and the machine, and quiet imports of packages."""

@@ -1,4 +1,4 @@
-"""The checks of `switch-tf doctor`: Python and packages, a machine's accelerators, folders, cores and memory."""
+"""Checks for `switch-tf doctor`: Python, packages, accelerators, folders, cores and memory."""
 
 import collections
 import glob
@@ -24,15 +24,15 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 IMPORT_TIMEOUT = 300  # seconds
 DATA_TIMEOUT = 60
 
-# Distributions that write the same files. `import switch_tf` has already refused the nightlies of seqio and tfds.
+# Distributions that write the same files. `import switch_tf` refuses seqio's and tfds' nightlies.
 SAME_FILES = (
     ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tf-nightly"),
     ("keras", "keras-nightly"),
     ("tensorboard", "tb-nightly"),
 )
-# Distributions with CUDA's assembler, of CUDA 12 and 13.
+# Distributions with CUDA's assembler, for CUDA 12 and 13.
 _ASSEMBLERS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
-# t5 requires them, but no module that switch_tf uses imports them.
+# Required by t5, but unused by switch_tf.
 NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
 # libtpu keeps this file while a process has the chips.
@@ -64,7 +64,7 @@ print(len(tensorflow.io.gfile.listdir(os.environ["TFDS_DATA_DIR"])))
 """
 
 
-# A bucket has no folders, so a file may have any name in it.
+# A bucket has no folders, so a file may have any name.
 _WRITING = """
 import secrets
 from switch_tf.storage import lock, places, whole_file
@@ -80,7 +80,7 @@ file.unlink()
 
 
 class Finding(NamedTuple):
-    """One line of the report. `cure` is a command or a change, empty if nothing is wrong."""
+    """A line of the report. `cure` is a command or a change, or empty."""
 
     check: str
     found: str
@@ -97,7 +97,7 @@ Findings: TypeAlias = Iterator[Finding]
 
 
 def check_all(model_dir: str | None) -> Findings:
-    """Does all checks in order, and checks whether runs can be kept in `model_dir`, if there is one."""
+    """Does all checks in order, the last one for `model_dir`, if any."""
     for check in (check_python, check_versions, check_double_distributions, check_requirements, check_variables,
                   check_tensorboard, check_accelerators, check_pjrt, check_tpu, check_data, check_folders,
                   check_machine):
@@ -107,7 +107,7 @@ def check_all(model_dir: str | None) -> Findings:
 
 
 def check_python() -> Findings:
-    """Checks for Python 3.11 or 3.12, which the wheels of editdistance and the pins need."""
+    """Checks for Python 3.11 or 3.12. The wheels of editdistance and the pins need one of them."""
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 12):
         yield Finding("Python", f"{version} at {sys.executable}")
@@ -116,12 +116,12 @@ def check_python() -> Findings:
 
 
 def check_versions() -> Findings:
-    """Compares packages that only work in certain pairs with the pairs that the tests run with."""
+    """Compares versions of packages that only work together with the versions in the tests."""
     flavour = tensorflow_distribution()
     for name, wanted in (*environment.KNOWN_GOOD[flavour].items(), environment.T5.split("==")):
         version = environment.installed_version(name)
         cure = f"{environment.pip()} install --no-deps {name}=={wanted}"
-        # libtpu belongs to TensorFlow beside tensorflow-tpu, and to jaxlib everywhere else.
+        # libtpu belongs to TensorFlow if tensorflow-tpu is installed, else to jaxlib.
         partner = flavour if name != "libtpu" or flavour == "tensorflow-tpu" else "jaxlib"
         pair = f"{version} beside {partner} {environment.installed_version(partner)}"
         if version is None and name == "libtpu" and partner == "jaxlib" and not host.has_tpu():
@@ -164,7 +164,7 @@ def check_double_distributions() -> Findings:
 def check_requirements() -> Findings:
     """Checks that each requirement of switch-tf, direct or indirect, is installed in an accepted version."""
     try:
-        from packaging.requirements import Requirement  # here, because the doctor finds it missing
+        from packaging.requirements import Requirement  # not at the top, because it may be missing
     except ImportError:
         yield Finding("requirements", "packaging is not installed", f"{environment.pip()} install packaging")
         return
@@ -194,7 +194,7 @@ def check_requirements() -> Findings:
 
 
 def check_variables() -> Findings:
-    """Lists the environment variables that change what a run computes."""
+    """Lists environment variables that change what a run computes."""
     found = environment.changed_by_variables()
     if not found:
         yield Finding("variables", "none of KERAS_*, TF_*, XLA_* and JAX_* changes a run")
@@ -209,7 +209,7 @@ def check_variables() -> Findings:
 
 
 def check_tensorboard() -> Findings:
-    """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still brings pkg_resources."""
+    """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still has pkg_resources."""
     output, error = run_python("import tensorboard.main")
     if output is not None:
         yield Finding("tensorboard starts", "look at a run with: tensorboard --logdir RUN/events")
@@ -219,7 +219,7 @@ def check_tensorboard() -> Findings:
 
 
 def check_accelerators() -> Findings:
-    """Checks that TensorFlow imports and sees the accelerators, in a new process, which a wrong libtpu aborts."""
+    """Checks that TensorFlow sees the accelerators, in a new process because a wrong libtpu aborts it."""
     host.skip_tpu_metadata_query()
     output, error = run_python(_DEVICES)
     counts = collections.Counter(json.loads(output or "[]"))
@@ -269,13 +269,13 @@ def check_tpu() -> Findings:
     files = host.tpu_files()
     if not files or tensorflow_distribution() == "tensorflow-tpu":
         return
-    # Only one process of a host can have the chips open. Processes of other users cannot be inspected.
+    # Only one process of a host can open the chips. Other users' processes cannot be inspected.
     holders = {}
     for process in map(pathlib.Path, glob.glob("/proc/[0-9]*")):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(file) in files for file in process.glob("fd/*")):
                 holders[process.name] = (process / "comm").read_text().strip()
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or is another user's
             continue
     if closed := [file for file in files if not os.access(file, os.R_OK | os.W_OK)]:
         chips = Finding("TPU chips", f"this user cannot read and write {', '.join(closed)}",
@@ -317,7 +317,7 @@ def check_tpu() -> Findings:
 
 
 def check_data() -> Findings:
-    """Checks that TensorFlow reads TFDS_DATA_DIR, such as gs://BUCKET/FOLDER, if the variable is set."""
+    """Checks that TensorFlow reads TFDS_DATA_DIR, such as gs://BUCKET/FOLDER, if it is set."""
     folder = os.environ.get("TFDS_DATA_DIR")
     if not folder:
         return
@@ -330,7 +330,7 @@ def check_data() -> Findings:
 
 
 def check_model_dir(folder: str) -> Findings:
-    """Checks that a file can be written, read and removed where a run is to be kept, such as gs://BUCKET/FOLDER."""
+    """Checks that files can be written, read and removed in a run's folder, such as gs://BUCKET/FOLDER."""
     output, error = run_python(_WRITING.format(folder), DATA_TIMEOUT)
     if output is None:
         yield Finding("MODEL_DIR", f"{folder} cannot be written and read: {error}",
@@ -340,7 +340,7 @@ def check_model_dir(folder: str) -> Findings:
 
 
 def check_folders() -> Findings:
-    """Checks that the current folder, where runs are written, and the cache folder are writable and have room."""
+    """Checks that the current folder, for runs, and the cache folder are writable and have room."""
     for check, folder in (("current folder", pathlib.Path.cwd()), ("cache folder", environment.cache_folder())):
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         try:
@@ -363,7 +363,7 @@ def check_machine() -> Findings:
 
 
 def run_python(code: str, timeout: float = IMPORT_TIMEOUT) -> tuple[str | None, str]:
-    """Runs code in a new process; returns (standard output, "") or (None, last line of the error)."""
+    """Runs code in a new process. Returns (standard output, "") or (None, last line of the error)."""
     try:
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
                                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
@@ -375,19 +375,19 @@ def run_python(code: str, timeout: float = IMPORT_TIMEOUT) -> tuple[str | None, 
 
 
 def tensorflow_distribution() -> str:
-    """Returns the name of the distribution that brings TensorFlow here."""
+    """Returns the name of TensorFlow's installed distribution."""
     return next(filter(environment.installed_version, ("tensorflow-tpu", "tensorflow", "tensorflow-cpu")), "tensorflow")
 
 
 def requirements_file() -> str:
-    """Returns the name of the pinned list for this machine."""
+    """Returns the name of this machine's pinned list."""
     if tensorflow_distribution() == "tensorflow-tpu":
         return "requirements-tensorflow-tpu.txt"
     return "requirements-tpu.txt" if host.has_tpu() else "requirements.txt"
 
 
 def check_gpu_compiler() -> None:
-    """Refuses a machine without JAX's plugin for CUDA of jaxlib's version, or without the assembler of CUDA."""
+    """Refuses a machine without CUDA's assembler, or without JAX's CUDA plugin in jaxlib's version."""
     wanted, plugin = environment.installed_version("jaxlib"), environment.cuda_plugin()
     version = plugin and environment.installed_version(plugin)
     if version != wanted:

@@ -1,8 +1,8 @@
 """Registers this package's classes with Keras without importing their modules.
 
-`keras.models.load_model` looks classes up by registered name. Registration normally happens when a module is imported,
-but `import switch_tf` imports no layers, to stay fast. Placeholders are registered here instead, and import a class's
-module when a saved model contains the class.
+`keras.models.load_model` looks classes up by registered name. Importing a module registers its classes, but
+`import switch_tf` imports no layers, to stay fast. The placeholders here import a class's module when a saved model
+contains the class.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Module of every class registered with Keras.
+# Module of each registered class.
 CLASSES = {
     "Adafactor": "optim.adafactor", "Cooldown": "optim.schedules", "Dropout": "layers.basic",
     "ExpertFeedForward": "layers.feed_forward", "FeedForward": "layers.feed_forward", "LogitsDense": "layers.basic",
@@ -24,8 +24,6 @@ CLASSES = {
 
 
 class _Placeholder:
-    """Stands for a class until a saved model contains it. Importing its module then registers the class."""
-
     def __init__(self, name):
         self._name = name
 
@@ -35,11 +33,11 @@ class _Placeholder:
 
 
 class ImportHook:
-    """Import hook that has a function execute a module.
+    """Import hook that lets a function execute a module.
 
     Args:
-        name: Name of the module. It is not imported yet.
-        execute: Function of the module and of the function that executes it.
+        name: Name of the module, not imported yet.
+        execute: Function of the module and of its usual execution function.
     """
 
     def __init__(self, name: str, execute: Callable[[ModuleType, Callable], None]):
@@ -54,7 +52,7 @@ class ImportHook:
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            sys.meta_path.insert(0, self)  # a caller may only look whether it is there
+            sys.meta_path.insert(0, self)  # a caller may only check that the module exists
         if spec is not None:
             execute = spec.loader.exec_module
 
@@ -67,7 +65,7 @@ class ImportHook:
 
 
 def register() -> None:
-    """Registers all classes with Keras, or arranges that importing Keras does."""
+    """Registers all classes with Keras, now or when Keras is imported."""
     if "keras" in sys.modules:
         _register(sys.modules["keras"])
     else:

@@ -1,4 +1,4 @@
-"""Imports TensorFlow without the lines its libraries write to standard error, which no setting silences."""
+"""Imports TensorFlow without its libraries' lines on standard error, which no setting silences."""
 
 import os
 import sys
@@ -14,23 +14,23 @@ with epy.lazy_imports():  # imports Keras
 
 
 def import_tensorflow(num_cpu_devices: int | None = None) -> None:
-    """Imports TensorFlow; what it writes meanwhile is shown only if the import fails.
+    """Imports TensorFlow. Its output is shown only if the import fails.
 
     Args:
-        num_cpu_devices: Number of devices to make of the CPU, None to leave it as it is.
+        num_cpu_devices: Number of devices to make of the CPU. None leaves it as it is.
     """
     expect_tensorflow(num_cpu_devices)
-    import tensorflow  # outside of the scope below, which would withhold the line that announces it
+    import tensorflow  # outside of the scope below, which would withhold the line "Importing TensorFlow"
     with held_back():
         _prepare(tensorflow, num_cpu_devices)
 
 
 def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool = True) -> None:
-    """Has the next import of TensorFlow, by whatever module, do what `import_tensorflow` does.
+    """Makes the next import of TensorFlow, by any module, do what `import_tensorflow` does.
 
     Args:
         num_cpu_devices: See `import_tensorflow`.
-        prepares_devices: Whether the import also looks for devices, which can take those of a TPU.
+        prepares_devices: Whether the import also looks for devices. This can take a TPU's devices.
     """
     def execute_quietly(module, execute):
         print("Importing TensorFlow ...", file=sys.stderr, flush=True)
@@ -40,7 +40,7 @@ def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool
                 _prepare(module, num_cpu_devices)
 
     def format_once(message, category, filename, lineno, line=None):
-        """Formats a warning as one sentence, without the source of a library's line, and each sentence once."""
+        """Formats a warning as one sentence, without source line, and only once."""
         text = f"Warning: {' '.join(str(message).split())}\n"
         is_new = text not in shown
         shown.add(text)
@@ -56,6 +56,6 @@ def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool
 
 
 def _prepare(tensorflow, num_cpu_devices):
-    tensorflow.config.list_physical_devices()  # writes that there is no GPU
+    tensorflow.config.list_physical_devices()  # prints that there is no GPU
     if num_cpu_devices is not None:
         devices.split_cpu(num_cpu_devices)
