@@ -1,18 +1,18 @@
-"""The two annotations of layers: weights are created, and activations constrained, by their logical axes.
+"""The two annotations of layers: `add_weight` and `constrain` take logical axes.
 
 Without an active layout both are plain Keras and the identity, so layers run unchanged on one CPU. A back end that cuts
-one program over devices traces it within `context.within(annotator=...)`. The annotator has
+one program over devices traces it within `context.within(annotator=...)`. An annotator has
 
     layout            Layout with its mesh complete
     is_for_compiler   whether XLA's partitioner cuts the program
     constrain(x, axes)         lays out an activation by its logical axes
-    gather(value, axes)        lays out a weight's value as it is used, from how it is stored
+    gather(value, axes)        converts a weight's value from its stored layout to the layout of its use
     scatter(gradient, axes)    lays out a weight's gradient as the weight is stored
     replicate(x)               lets each device compute a tensor for itself
 
-The end of the file has the part of the global batch that code sees: a microbatch, a replica's rows, or a microbatch of
-a replica. Groups of tokens and random numbers belong to the global batch, so that one pass over the batch and several
-passes over its parts make the same routing decisions and the same dropout masks.
+The functions at the end describe the visible part of the global batch: a microbatch, a replica's rows, or both. Token
+groups and random numbers belong to the global batch, so microbatches and replicas make the same routing decisions and
+dropout masks as one pass over it.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from switch_tf.partitioning.layout import LOGICAL_AXES
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-# A logical axis for each dimension, or None for one that is not split.
+# A logical axis for each dimension; None for an unsplit dimension.
 Axes = tuple[str | None, ...]
 
 
 def is_partitioned() -> bool:
-    """Returns whether the running or traced code is one program that a partitioner cuts over many devices."""
+    """Returns whether a partitioner cuts the running or traced code over many devices."""
     return context.current().annotator is not None
 
 
@@ -49,17 +49,17 @@ def is_split(axis: str) -> bool:
 
 
 def with_axes(axes: Axes, create: Callable[..., keras.Variable], *args: Any, **kwargs: Any) -> keras.Variable:
-    """Creates one Keras variable that is stored by logical axes, with `create(*args, **kwargs)`.
+    """Creates a Keras variable stored by logical axes, with `create(*args, **kwargs)`.
 
     Args:
-        axes: A logical axis for each dimension, or None for one that is not split.
+        axes: A logical axis for each dimension; None for an unsplit dimension.
         create: Function that creates the variable.
 
     Returns:
-        The variable with `logical_axes`, which `axes_of` reads for placement, optimizer slots, Adafactor's factoring
+        The variable with `logical_axes`. `axes_of` reads them for placement, optimizer slots, Adafactor's factoring
         and checkpoints.
     """
-    # The back end that stores a variable receives its value and its name only.
+    # The storing back end receives only the variable's value and name.
     with context.within(variable_axes=tuple(axes)):
         variable = create(*args, **kwargs)
     variable.logical_axes = tuple(axes)
@@ -67,12 +67,12 @@ def with_axes(axes: Axes, create: Callable[..., keras.Variable], *args: Any, **k
 
 
 def axes_of(variable: keras.Variable) -> Axes:
-    """Returns the logical axes of a Keras variable; None for each dimension of a variable without any."""
+    """Returns the logical axes of a Keras variable; all None if it has no logical axes."""
     return getattr(variable, "logical_axes", (None,) * len(variable.shape))
 
 
 def axes_of_new_variable(rank: int) -> Axes:
-    """Returns the logical axes of the variable of this rank that is being created, for the back end that stores it."""
+    """Returns the logical axes of the variable of this rank that a back end is creating."""
     axes = context.current().variable_axes
     return (None,) * rank if axes is None else axes
 
@@ -94,18 +94,18 @@ def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axe
         layer: Layer that owns the weight.
         name: Last part of the weight's path.
         shape: Shape of the weight.
-        axes: A logical axis for each dimension, or None for a whole one.
-        initializer: Keras initializer or its name. It is cloned, so several weights may share one. Kernels need an
-            explicit standard deviation: Keras' VarianceScaling takes the expert dimension of a stacked kernel for a
-            receptive field.
-        dtype: Dtype of the variable, by default the layer's variable dtype.
-        trainable: Whether gradients train it. Otherwise it is a state, the same in every replica.
+        axes: A logical axis for each dimension; None for an unsplit dimension.
+        initializer: Keras initializer or its name. It is cloned, so weights may share one. Kernels need an explicit
+            standard deviation: Keras' VarianceScaling takes the expert dimension of a stacked kernel for a receptive
+            field.
+        dtype: Dtype of the variable. Defaults to the layer's variable dtype.
+        trainable: Whether gradients train the weight. Otherwise it is state, equal in every replica.
 
     Returns:
         keras.Variable with `logical_axes`.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
-    # An initializer without a seed draws one when it is created, and repeats its values from then on.
+    # An initializer without a seed draws one at creation, then repeats its values.
     initializer = keras.initializers.get(initializer).clone()
     return with_axes(axes, layer.add_weight, shape=shape, initializer=initializer, dtype=dtype, autocast=False,
                      name=name, trainable=trainable, aggregation="none" if trainable else "only_first_replica")
@@ -114,19 +114,19 @@ def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axe
 def use(variable: keras.Variable, dtype: str) -> Tensor:
     """Returns the value of a weight in `dtype`, gathered if it is stored in pieces.
 
-    The cast comes first, so that a computation in bfloat16 moves half as many bytes.
+    The cast comes first, so a bfloat16 computation moves half the bytes.
     """
     return gather(ops.cast(variable, dtype), axes_of(variable))
 
 
 def gather(value: Tensor, axes: Axes) -> Tensor:
-    """Lays out a weight's value as it is used, from how it is stored; the identity without an active layout."""
+    """Converts a weight's value from its stored layout to the layout of its use. Identity without an active layout."""
     annotator = context.current().annotator
     return value if annotator is None else annotator.gather(value, axes)
 
 
 def scatter(gradient: Tensor, axes: Axes) -> Tensor:
-    """Lays out a weight's gradient as the weight is stored; the identity without an active layout."""
+    """Lays out a weight's gradient as the weight is stored. Identity without an active layout."""
     annotator = context.current().annotator
     return gradient if annotator is None else annotator.scatter(gradient, axes)
 
@@ -134,8 +134,8 @@ def scatter(gradient: Tensor, axes: Axes) -> Tensor:
 def arange(size: Any, dtype: str = "int32") -> Tensor:
     """Returns 0, 1, .. size - 1 as <dtype>[size]. `size` is an int or an int32 scalar tensor.
 
-    In a program that is cut over devices it is not folded into constants. TensorFlow would fold positions and masks of
-    up to 10 MB each into the program, and every device would keep all of them.
+    A program cut over devices computes it instead of folding it into a constant. TensorFlow would fold positions and
+    masks of up to 10 MB each, and every device would keep all of them.
     """
     # TensorFlow has no unsigned range on CPU.
     values = ops.cast(ops.arange(size, dtype="int32"), dtype)
@@ -144,11 +144,11 @@ def arange(size: Any, dtype: str = "int32") -> Tensor:
 
 
 def constrain(x: Tensor, axes: Axes) -> Tensor:
-    """Lays out an activation by its logical axes; the identity without an active layout.
+    """Lays out an activation by its logical axes. Identity without an active layout.
 
     Args:
         x: Tensor.
-        axes: A logical axis for each dimension of `x`, or None for one that is not split.
+        axes: A logical axis for each dimension of `x`; None for an unsplit dimension.
     """
     check_axes(axes, len(x.shape), "An activation")
     annotator = context.current().annotator
@@ -156,7 +156,7 @@ def constrain(x: Tensor, axes: Axes) -> Tensor:
 
 
 def part_of_batch(count: int, index: Any) -> AbstractContextManager:
-    """Returns a scope in which code sees part `index`, int or int32 scalar tensor, of `count` parts of the batch."""
+    """Returns a scope in which code sees part `index` (int or int32 scalar tensor) of `count` parts of the batch."""
     return context.within(part=context.Part(count, index))
 
 

@@ -1,11 +1,10 @@
-"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs or GPUs, in one process or several.
+"""DTensor: one program that TensorFlow cuts over a mesh of CPUs or GPUs, in one process or several.
 
-Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two things would go wrong without an
-error:
+Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two rules prevent silent errors:
 
 * TensorFlow combines all-reduces, which may move the read of a variable past its update. So one function computes
   gradients and another applies them.
-* A variable that is not one would be updated once for each device. So all are converted, and checked.
+* Each device would update a plain tf.Variable once. So all variables are converted and checked.
 """
 
 import os
@@ -41,7 +40,7 @@ from switch_tf.refusals import Refusal
 
 
 def create(layout: Layout, members: Cluster) -> Partitioner:
-    """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
+    """Creates the partitioner of one program over the devices of all processes, and starts this process's devices.
 
     With backend="auto", one device trains without DTensor.
     """
@@ -54,7 +53,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    # Counts virtual devices too, and starts no device: several processes must not list TensorFlow's devices yet.
+    # Counts virtual devices too. With several processes, listing TensorFlow's devices here would start them too early.
     count = num_processes * dtensor.num_local_devices(kind)
     layout = layout.resolve(count, kind)
     if split := layout.axes_over_several:
@@ -70,7 +69,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         # Makes a CPU device for each GPU, which writing a checkpoint needs.
         dtensor.initialize_accelerator_system(kind)
     elif num_processes > 1:
-        # TensorFlow creates the virtual CPU devices again here, and needs their number.
+        # TensorFlow recreates the virtual CPU devices here, and needs their number.
         dtensor.initialize_accelerator_system(kind, num_logical_cpu_devices=count // num_processes)
     if num_processes > 1:
         return DTensorPartitioner(layout, dtensor.create_distributed_mesh(dimensions, device_type=kind))
@@ -79,12 +78,12 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
 
 
 class DTensorPartitioner(Partitioner):
-    """A mesh of devices, over which the layout's rules split weights, slots and activations.
+    """A mesh of devices. The layout's rules split weights, slots and activations over it.
 
-    DTensor splits a dimension over one mesh axis. Weights that lie over several axes are stored unfolded.
+    DTensor splits a dimension over one mesh axis. Weights with a dimension over several axes are stored unfolded.
 
     Args:
-        layout: Layout with its mesh complete, which splits each axis of activations over one mesh axis.
+        layout: Layout with its mesh complete. Each axis of activations is split over one mesh axis.
         mesh: DTensor's mesh with the same axes.
     """
 
@@ -124,7 +123,7 @@ class DTensorPartitioner(Partitioner):
         return self.constrain(value, axes)
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
-        # As it is used; `step` scatters it. Scattered here, its pieces would decide the layouts of activations.
+        # In the layout of its use: scattered pieces here would decide the layouts of activations. `step` scatters it.
         return self.constrain(gradient, axes)
 
     def replicate(self, x: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ class DTensorPartitioner(Partitioner):
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
               select: Callable[[keras.Model], None] = lambda model: None) -> None:
         super().build(model, optimizer, select)
-        if optimizer is not None:  # and not one that an objective runs beside the trained model
+        if optimizer is not None:  # not for a second model, which an objective runs without an optimizer
             self._trained = model.trainable_variables
 
     def _is_laid_out(self, variable):
@@ -165,7 +164,7 @@ class DTensorPartitioner(Partitioner):
         return min(rows.start for rows in ranges), max(rows.stop for rows in ranges)
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        # One step a call, without the axis of steps: indexing that axis would move the batch between devices.
+        # One step a call, without an axis of steps: indexing it would move the batch between devices.
         sharding = self.sharding(("batch", "length"))
         return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
@@ -203,10 +202,10 @@ class DTensorPartitioner(Partitioner):
         return function  # its two parts are compiled functions
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
-        """Does nothing, because a DTensor function is traced with tensors."""
+        """Does nothing: a DTensor function is traced with tensors."""
 
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
-        # Without copies of another device's piece.
+        # Skips copies of another device's piece.
         return [Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
                 for path, variable in state.items()
                 for location, index, piece in zip(
