@@ -21,7 +21,7 @@ from switch_tf.training.trainer import Trainer
 def on_this_machine(described: Experiment, is_checked: bool = True) -> Experiment:
     """Returns an experiment on the devices of all processes that train together.
 
-    Starts the devices: if there are several processes, they have to meet before TensorFlow does anything else.
+    Starts the devices. With several processes, call it before any TensorFlow operation.
 
     Raises:
         Refusal: The layout does not suit the devices or, if `is_checked`, the parts cannot be trained together.
@@ -53,7 +53,7 @@ def _on(described, layout, partitioner, is_checked):
 
 
 def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
-    """Opens the initial weights of an experiment on devices, and makes its trainer with the vocabulary that they need.
+    """Opens an experiment's initial weights and makes its trainer, with the vocabulary of the weights.
 
     Args:
         described: Experiment.

@@ -29,7 +29,7 @@ Cache: TypeAlias = tuple[tuple[Tensor, ...], ...]
 
 
 def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kwargs: Any) -> SwitchFeedForward:
-    """Returns the Switch layer described by a SwitchConfig."""
+    """Creates the Switch layer of a SwitchConfig."""
 
     def fields(*names):
         return {name: getattr(config, name) for name in names}
@@ -55,9 +55,9 @@ def _relative_position_bias(config, is_decoder, dtype):
 
 
 class _Parts(KeepsShape):
-    """Layer that only holds layers. Builds them in the order in which they were set."""
+    """Layer that only holds layers. Builds them in the order of assignment."""
 
-    get_config = keras.layers.Layer.get_config  # Keras refuses: the model's configuration describes its parts
+    get_config = keras.layers.Layer.get_config  # raises: the model's configuration describes its parts
 
     def build(self, input_shape):
         for layer in self._flatten_layers(include_self=False, recursive=False):
@@ -68,7 +68,7 @@ class TransformerLayer(_Parts):
     """One pre-norm layer of the encoder or decoder: self-attention, cross-attention in decoders, and feed-forward or
     experts.
 
-    `relpos_bias` is the layer's own RelativePositionBias, which the stack calls, or None if layers share one.
+    `relpos_bias` is the layer's own RelativePositionBias, called by the stack, or None if layers share one.
 
     Args:
         config: SwitchConfig.
@@ -84,8 +84,8 @@ class TransformerLayer(_Parts):
         encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
         token_ids: <int32>[batch, length], for hash routing.
 
-    Returns: `(hidden, router_stats)`, the latter a tuple with the RouterStats of the layer's routers in the order
-        queries, keys and values, feed-forward.
+    Returns: `(hidden, router_stats)`. `router_stats` is a tuple with the RouterStats of the layer's routers in the
+        order queries, keys and values, feed-forward.
     """
 
     def __init__(self, config: SwitchConfig, is_decoder: bool, is_sparse: bool, **kwargs: Any):
@@ -132,7 +132,7 @@ class TransformerLayer(_Parts):
             self.extra_mlp = dense(name="extra_mlp")
             self.extra_mlp_dropout = dropout(name="post_extra_mlp_dropout")
 
-    # A method, because Keras would name weights in a file after a property.
+    # Not a property: Keras would name weights in a file after it.
     def list_expert_layers(self) -> tuple[SwitchFeedForward, ...]:
         """Returns the layers of experts, in the order of their statistics."""
         attention = self.attention.expert_layers if self.has_attention_experts else ()
@@ -142,7 +142,7 @@ class TransformerLayer(_Parts):
              encoded: Tensor | None = None, encoder_decoder_mask: Mask = None, token_ids: Tensor | None = None,
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         x = self.pre_attention_layer_norm(hidden)
-        if self.zeroes_padding:  # which a query without a target attends to
+        if self.zeroes_padding:  # a query without a target attends to it
             x = x * ops.cast(is_real, x.dtype)[..., None]
         options = {"attention_mask": attention_mask, "position_bias": position_bias, "training": training}
         if self.has_attention_experts:
@@ -158,7 +158,7 @@ class TransformerLayer(_Parts):
         return hidden, router_stats + mlp_stats
 
     def _feed_forward(self, hidden, is_real, token_ids, training):
-        """Applies the feed-forward sublayers and returns the hidden states and a tuple of RouterStats."""
+        """Returns the hidden states after the feed-forward sublayers and a tuple of RouterStats."""
         router_stats = ()
         x = self.pre_mlp_layer_norm(hidden)
         if self.has_feed_forward_experts:
@@ -181,11 +181,11 @@ class TransformerLayer(_Parts):
 
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
-            is_real: <bool>[batch, 1], False where a sequence has ended.
+            is_real: <bool>[batch, 1], False after the end of a sequence.
             cache: Self-attention cache from `Stack.init_cache` or the previous step.
             position: <int32> scalar. Position of the token.
             cross_cache: Cross-attention cache of the encoder's outputs.
-            attention_mask, encoder_decoder_mask, position_bias, token_ids: See the class, for one query.
+            attention_mask, encoder_decoder_mask, position_bias, token_ids: As for the class, for one query.
 
         Returns:
             `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
@@ -205,15 +205,15 @@ class TransformerLayer(_Parts):
 def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[RouterStats, ...]:
     """Computes the router losses of a whole stack and splits them evenly between its routers (Hugging Face).
 
-    Tokens of all layers count as tokens of one layer. The fraction of tokens that chose an expert is averaged over
-    layers before it is multiplied by probabilities, so layers can balance one another.
+    Tokens of all layers count as tokens of one layer. The fraction of tokens per expert is averaged over layers before
+    it is multiplied by probabilities, so layers can balance one another.
 
     Args:
         router_stats: RouterStats of each router of the stack, with `Router.reports_balance`.
         is_omitted: bool. Whether both losses are 0.
     """
     balances: list[Any] = [stats.load_balancing_loss for stats in router_stats]
-    # Not for policies that balance themselves.
+    # Policies that balance themselves report no Balance.
     if balances and all(isinstance(balance, losses.Balance) for balance in balances):
         fraction = sum(balance.fraction for balance in balances) / len(balances)
         balances = [balance._replace(fraction=fraction).mean for balance in balances]
@@ -226,7 +226,7 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
 
 
 class Stack(_Parts):
-    """The layers of an encoder or decoder between embedding and logits, with one shared position bias or one a layer.
+    """The layers of an encoder or decoder between embedding and logits, with shared or separate position biases.
 
     Args:
         config: SwitchConfig.
@@ -276,7 +276,7 @@ class Stack(_Parts):
         return self._end(hidden, is_real, training), router_stats
 
     def _position_biases(self, **positions):
-        """Returns the position bias of each layer, in blocks where attention uses blocks."""
+        """Returns the position bias of each layer, cut into the blocks of attention."""
         if self.relpos_bias is None:
             return (cut(layer.relpos_bias(**positions)) for layer in self.layers)
         return [cut(self.relpos_bias(**positions))] * len(self.layers)
@@ -302,10 +302,10 @@ class Stack(_Parts):
 
         Args:
             embedded: <compute dtype>[batch, 1, d_model].
-            is_real: <bool>[batch, 1], False where a sequence has ended.
+            is_real: <bool>[batch, 1], False after the end of a sequence.
             cache: Self-attention cache from `init_cache` or the previous step.
             position: <int32> scalar. Position of the token.
-            cross_cache: Cached keys and values of the encoder's outputs, for each layer.
+            cross_cache: Each layer's cached keys and values of the encoder's outputs.
             encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
             token_ids: <int32>[batch, 1].
 

@@ -1,4 +1,4 @@
-"""Dimensions over which Adafactor factors the second moment of a weight, and the bytes that weights and slots take."""
+"""Dimensions over which Adafactor factors a weight's second moment, and the bytes of weights and slots."""
 
 import math
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ class Factors(NamedTuple):
 def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None]) -> Factors | None:
     """Returns the roles of a weight's dimensions, or None to keep the whole second moment.
 
-    Logical axes decide, as in T5X, regardless of sizes: embed is the rows; mlp, heads, kv and vocab are the columns;
-    experts are stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over
-    their two largest dimensions if both have at least 128 entries.
+    Logical axes decide, as in T5X, at any size: embed is the rows; mlp, heads, kv and vocab are the columns; experts
+    are stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over their two
+    largest dimensions if both have at least 128 entries.
 
     Args:
         shape: Sizes of the weight's dimensions.
@@ -59,7 +59,7 @@ def stored_bytes(config: SwitchConfig) -> dict[str, int]:
 
 
 def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
-    """Returns the bytes of float32 weights and Adafactor's slots that each device stores, and the `mesh`.
+    """Returns each device's bytes of float32 weights and Adafactor's slots, and the `mesh`.
 
     Args:
         config: Configuration of the model.
