@@ -44,7 +44,7 @@ def integer(name: str, value: Any, at_least: int) -> int:
 
 
 def ids(name: str, value: Any, count: int | None = None) -> int | tuple[int, ...]:
-    """Checks an id in [0, count), or a list or tuple of such ids. Returns these as a tuple."""
+    """Checks an id in [0, count), or a list or tuple of ids (returned as a tuple)."""
     is_one = not isinstance(value, list | tuple)
     found = [integer(name if is_one else f"Each id of {name}", id_, 0) for id_ in ([value] if is_one else value)]
     if count is not None and found and max(found) >= count:
@@ -147,7 +147,7 @@ def fields(record: Any, names: Iterable[str], check: Callable[..., Any], *rule: 
 
 @contextlib.contextmanager
 def arguments_of_keras() -> Iterator[None]:
-    """Converts Keras' errors about passed-on arguments to Refusals. Holds only the call of a Keras constructor."""
+    """Converts Keras' errors about passed-on arguments to Refusals. Only for the call of a Keras constructor."""
     try:
         yield
     except (ValueError, TypeError) as error:

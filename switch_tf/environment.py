@@ -120,7 +120,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def visible_processes() -> str:
-    """Returns a text that identifies the processes visible to this one: a boot of a machine and a container.
+    """Returns a text that identifies the processes visible to this one, by the machine's boot and the container.
 
     Host names do not: containers and fresh machines often share them.
     """

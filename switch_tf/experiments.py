@@ -53,7 +53,7 @@ def _on(described, layout, partitioner, is_checked):
 
 
 def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
-    """Opens an experiment's initial weights and makes its trainer, with the vocabulary of the weights.
+    """Opens an experiment's initial weights, and makes its trainer with the vocabulary that they need.
 
     Args:
         described: Experiment.

@@ -31,7 +31,7 @@ class RouterStats(NamedTuple):
     Attributes:
         expert_load: [num_experts], share of the tokens that choose each expert first, before capacity. With expert
             choice, each expert's share of the tokens taken.
-        fraction_tokens_dropped: Share of the tokens without an expert.
+        fraction_tokens_dropped: Share of the tokens that no expert took.
         router_entropy: Entropy of the router's probabilities, in nats.
         router_confidence: Largest probability.
         expert_usage: Share of the experts' slots that hold a token.
@@ -77,7 +77,7 @@ class StepMeasurements(NamedTuple):
         batch: Measurements.
         tokens: Real tokens of a batch, inputs and targets together.
         gradient_norm: Global norm of the gradient, before clipping.
-        loss: Minimised loss.
+        loss: The minimised loss.
     """
 
     batch: Measurements

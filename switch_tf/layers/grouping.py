@@ -69,7 +69,7 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
 def _completed(shape, multiple):
     """Returns the shape with added rows or columns, whichever is less, for a multiple of tokens (Flaxformer)."""
     rows, columns = shape
-        # Each part of a batch is completed separately.
+    # Each part of a batch is completed separately.
     multiple //= math.gcd(multiple, context.current().part.count)
     more_rows = -rows % (multiple // _common_divisor(columns, multiple))
     more_columns = -columns % (multiple // _common_divisor(rows, multiple))

@@ -9,7 +9,7 @@ from switch_tf.partitioning.tensors import Mask, Tensor
 
 def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
                  name: str = "padding_mask") -> Mask:
-    """Returns the first mask given, checked, or None without any.
+    """Returns the first mask that is not None, after checking it.
 
     Args:
         inputs: <any float>[batch, length, d_model].
@@ -19,9 +19,7 @@ def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
         name: str. Argument name for error messages.
 
     Returns:
-        <bool>[batch, length], True where the token is real, or None.
-    Raises:
-        Refusal: A mask has the wrong dtype or shape.
+        <bool>[batch, length], True at real tokens, or None.
     """
     mask = next((mask for mask in (padding_mask, *keras_masks) if mask is not None), None)
     if mask is None:

@@ -93,9 +93,6 @@ class SwitchFeedForward(Routed, KeepsShape):
         mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
 
     Returns: <compute dtype>[batch, length, output_dim].
-
-    Raises:
-        Refusal: An argument is out of range, or a training batch does not divide into groups.
     """
 
     # The paper's hyperparameters, all of which a functional model may set.

@@ -131,7 +131,7 @@ def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
 
 
 def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
-    """Lets each expert take its most probable tokens (arXiv 2202.09368).
+    """Lets each expert take the tokens that give it the highest probability (arXiv 2202.09368).
 
     Experts are balanced by construction. A token's output is the sum over the experts that took it, gated by its
     probabilities without normalization.

@@ -18,7 +18,7 @@ from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 INPUT_DROPOUT_RATE = 0.1
-# Score of NaN tokens, so that sorting never sees a NaN. All experts tie.
+# Score of NaN tokens, so that sorting never sees a NaN. They prefer no expert.
 NO_PREFERENCE = -1e9
 
 
@@ -47,6 +47,7 @@ class Router(Layer):
         init_scale: float. The kernel's initial variance is init_scale / d_model.
         semantics: Rules of the load-balancing loss, see `losses.load_balancing_loss`. "t5x" also leaves the gates of
             several choices unnormalized.
+
     Call arguments:
         inputs: <any float>[group, tokens, d_model].
         padding_mask: <bool>[group, tokens], True at real tokens. None uses Keras' mask, if any. Ignored by semantics
@@ -59,9 +60,6 @@ class Router(Layer):
 
     Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` from a
         policy with `experts_choose`.
-
-    Raises:
-        Refusal: An argument is out of range or does not fit the policy.
     """
 
     def __init__(self, num_experts: int, num_selected_experts: int | None = None,
@@ -143,7 +141,7 @@ class Router(Layer):
             self.num_experts, expert_capacity, policy.count(self.num_selected_experts), self._rules.normalizes_gates,
             training, policy, uniform, self._read_state()))
         if logits is None:
-            # Each token's hashed expert has probability 1.
+            # Without scores, each token's expert has probability 1.
             probs = ops.one_hot(decisions.expert_index[..., 0], self.num_experts, dtype=self._wide_dtype)
             scores = scores._replace(probs=probs)
         return decisions, self._stats(scores, logits, decisions)

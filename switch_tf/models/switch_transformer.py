@@ -27,7 +27,7 @@ _CONFIG_FIELDS = [field.name for field in dataclasses.fields(SwitchConfig)]
 
 
 def _after_building(method):
-    """Makes a method build the model first."""
+    """Makes a method build an unbuilt model first."""
 
     @functools.wraps(method)
     def after_building(self, *args, **kwargs):
@@ -40,7 +40,7 @@ def _after_building(method):
 
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchTransformer(Routed, keras.Model):
-    """T5 encoder-decoder or encoder with experts in some layers (arXiv 2101.03961).
+    """T5 encoder-decoder, or only the encoder, with experts in some layers (arXiv 2101.03961).
 
     `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
     `model.forward(features)` returns `(logits, router_stats)` instead, with one RouterStats for each name in
@@ -94,9 +94,6 @@ class SwitchTransformer(Routed, keras.Model):
             preset: str. Name such as "switch_base_8". `switch-tf inspect --list` prints all presets.
             dtype, name: See the class.
             **overrides: Fields of SwitchConfig to change, such as `dropout_rate=0.1`.
-
-        Raises:
-            Refusal: An unknown preset or field, or a value out of range.
         """
         for field in overrides:
             check_choice("A keyword of from_preset", field, ["dtype", "name", *_CONFIG_FIELDS])
@@ -265,9 +262,6 @@ class SwitchTransformer(Routed, keras.Model):
         Returns:
             <int32>[batch, max_length], each sequence up to and including its end, then zeros. Beam search returns the
             best sequence; `sampler.decode` returns several with their scores.
-
-        Raises:
-            Refusal: The inputs are not ids of the vocabulary, or the model cannot decode.
         """
         inputs = self._read_inputs(inputs)
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(

@@ -14,9 +14,6 @@ def dtype_policy(activation_dtype: str = "auto") -> str:
     Args:
         activation_dtype: "float32", "bfloat16" or "auto": bfloat16 on a TPU or GPU, float32 on a CPU. "float64"
             compares runs that differ only in the order of sums.
-
-    Raises:
-        Refusal: An unknown dtype.
     """
     check_choice("ACTIVATION_DTYPE", activation_dtype, ("auto", "float32", "bfloat16", "float64"))
     if activation_dtype == "auto":
@@ -33,6 +30,6 @@ def wide_dtype(dtype: str, narrower: str = "float32") -> str:
 
 
 def widen(x: Tensor) -> Tensor:
-    """Casts a tensor of any float dtype to float32, except float64."""
+    """Casts a float tensor to float32; float64 stays."""
     x = ops.convert_to_tensor(x)
     return ops.cast(x, wide_dtype(x.dtype))

@@ -90,7 +90,6 @@ def queries_at_a_time() -> int | None:
     """Returns the number of queries in a block of attention; None for all queries.
 
     On a TPU the scores of a block stay on the chip. This halves the time of a layer of Switch-Base (docs/compile.md).
-    (docs/compile.md).
     """
     return _TPU_QUERIES if divides_outputs() else None
 

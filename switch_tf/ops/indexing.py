@@ -111,7 +111,7 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
     Returns:
         <float32>[batch, length] logsumexp, <float32>[batch, length] logit of the target, and <int32>[batch, length]
-        index of the first largest logit.
+        index of the largest logit. Ties go to the first.
     """
     vocab_size = logits.shape[-1]
     if prefers_products():
@@ -119,7 +119,7 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
         target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
         return ops.logsumexp(logits, axis=-1), target_logit, place_of_largest(logits)
 
-    # Logits are the largest tensor of a step, so passes over them are few.
+    # Takes few passes over the logits, the largest tensor of a step.
     @ops.custom_gradient
     def reduced_rows(logits):
         largest, place = ops.top_k(logits, 1)

@@ -22,7 +22,7 @@ _NUMBERS_READ_AGAIN = 2**18
 _NUMBERS_COPIED = 2**20
 _ROWS_TO_READ_AGAIN = 4
 _AT_ONCE = 8  # products in one sum of `in_blocks`
-_LARGE = 2**19  # numbers of a matrix from which its product with one row is computed in blocks
+_LARGE = 2**19  # numbers of the smallest matrix that one row is multiplied with in blocks
 
 
 def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | None = None) -> Tensor:

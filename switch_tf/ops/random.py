@@ -118,7 +118,7 @@ def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor
 
 
 def batch_positions(size: Any) -> Tensor:
-    """Returns the global batch's indices of this part's `size` sequences or groups: <int32>[size]."""
+    """Returns the places of this part's `size` sequences or groups in the global batch: <int32>[size]."""
     part = context.current().part
     # Replicas of Keras' `fit` are not parts, because each groups its own tokens, but they share a seed.
     place = part.index if part.count > 1 else _replica_index()

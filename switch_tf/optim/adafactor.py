@@ -23,7 +23,7 @@ class Adafactor(keras.optimizers.Optimizer):
         learning_rate: float, 0 or above, or schedule. A relative step size if `scales_by_parameter`.
         decay_exponent: float, 0 or above. beta2 of step t (from 0) is 1 - (t + 1)^-decay_exponent.
         epsilon: float, above 0. Added to squared gradients.
-        clip_threshold: float, above 0. Larger root mean squares of updates are scaled down to it.
+        clip_threshold: float, above 0. Updates with a larger root mean square are scaled down to it.
         scales_by_parameter: bool. Whether updates are multiplied by max(minimum_scale, root mean square of the weight).
         minimum_scale: float, 0 or above.
     """

@@ -38,7 +38,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         schedule: schedule or float, 0 or above. The rate before the decay.
         last_step: int, at least 1. Number of steps of the run.
-        share: float in (0, 1]. Share of the steps with decay.
+        share: float in (0, 1]. Share of the steps with a decaying rate.
     """
 
     def __init__(self, schedule: float | keras.optimizers.schedules.LearningRateSchedule, last_step: int,

@@ -2,8 +2,8 @@
 
     TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-`switch-tf train --processes` sets it for processes on one machine. For several machines the program that starts the
-processes sets it. Without it, the hosts of a TPU slice come from GKE's variables, TPU_WORKER_HOSTNAMES=host0,host1 and
+`switch-tf train --processes` sets it on one machine. For several machines the program that starts the processes sets
+it. Without it, the hosts of a TPU slice come from GKE's variables, TPU_WORKER_HOSTNAMES=host0,host1 and
 TPU_WORKER_ID=0, or from the metadata server of a TPU VM.
 """
 
@@ -40,7 +40,7 @@ class Cluster(NamedTuple):
 
 
 def members() -> Cluster:
-    """Returns the processes of this run: from TF_CONFIG, one on each host of a TPU slice, or only this process."""
+    """Returns the processes of this run: from TF_CONFIG, one per host of a TPU slice, or only this process."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return _hosts_of_slice()
@@ -65,8 +65,8 @@ def _hosts_of_slice():
         names = [name.strip() for name in hosts.split(",") if name.strip()]
         index = os.environ.get("TPU_WORKER_ID", "")
     elif host.has_tpu() and (index := host.vm_attribute("agent-worker-number")):
-        # A TPU VM of Google Cloud. JAX and libtpu find the hosts of a slice by the same attributes. A host is
-        # "address" or, formerly, "name:number:address".
+        # A TPU VM of Google Cloud, by the same attributes as in JAX and libtpu. A host is "address" or, formerly,
+        # "name:number:address".
         names = [entry.rpartition(":")[2].strip()
                  for entry in host.vm_attribute("worker-network-endpoints").split(",")]
         found = re.search(r"^ *MEGASCALE_NUM_SLICES *: *'?(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
@@ -86,11 +86,10 @@ def _hosts_of_slice():
 def listening_address(address: str) -> str:
     """Returns the address at which the first process listens: its own, or all if this machine does not have it.
 
-    Any host that reaches it can read and write the messages of the processes.
+    Any host that reaches it can read and write the processes' messages.
 
     Args:
-        address: "host:port" by which other processes reach it. Behind address translation no interface has the host's
-            address.
+        address: "host:port" for the other processes. Behind address translation no interface has it.
     """
     name, _, port = address.rpartition(":")
     if not port.isdecimal():

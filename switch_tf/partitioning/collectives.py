@@ -28,8 +28,8 @@ class Collective(NamedTuple):
     Attributes:
         kind: XLA's name, such as "all-to-all".
         bytes: Bytes of the results on one device, over all arrays of the collective.
-        is_unsafe: Whether TensorFlow permutes the data. It does in an all-to-all between two dimensions other than
-            the first. XLA never does.
+        is_unsafe: Whether TensorFlow permutes the data, in an all-to-all between two dimensions other than the first.
+            XLA never does.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Collective(NamedTuple):
 
 
 def dump_partitioned_programs(folder: str | pathlib.Path) -> None:
-    """Makes TensorFlow write each program that DTensor cuts into a folder. Call it before importing TensorFlow."""
+    """Makes TensorFlow write each program of DTensor into a folder. Call it before importing TensorFlow."""
     os.environ.update(TF_CPP_VMODULE="dtensor_mlir_passes=1", TF_DUMP_GRAPH_PREFIX=str(folder),
                       MLIR_BRIDGE_LOG_PASS_FILTER=DTENSOR_STAGE)
 
@@ -66,7 +66,7 @@ def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
 
 
 def read_xla(text: str) -> list[Collective]:
-    """Returns the collectives of a program compiled by XLA. A collective inside a loop counts once."""
+    """Returns the collectives of a program compiled by XLA. Collectives inside loops count once."""
     return [Collective(kind, sum(_bytes(dtype, lengths.split(",")) for dtype, lengths in _XLA_ARRAY.findall(shape)))
             for shape, kind in _XLA.findall(text)]
 

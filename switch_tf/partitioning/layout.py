@@ -8,10 +8,10 @@ from switch_tf.checks import shown
 from switch_tf.configs.choices import check_choice
 from switch_tf.refusals import Refusal
 
-# `Layout.backend` -> module. Its `create` takes a Layout and the run's cluster.Cluster and returns a Partitioner. It
-# raises Refusal if the layout does not fit the devices, before anything starts.
+# `Layout.backend` -> module. Its `create` takes a Layout and a cluster.Cluster and returns a Partitioner. It raises
+# Refusal if the layout does not fit the devices, before anything starts.
 BACKENDS = {
-    "auto": "switch_tf.partitioning.backends.dtensor",  # without accelerators of JAX; with them, "pjrt"
+    "auto": "switch_tf.partitioning.backends.dtensor",  # with accelerators of JAX, "pjrt"
     "dtensor": "switch_tf.partitioning.backends.dtensor",
     "one_device": "switch_tf.partitioning.backends.strategies",
     "mirrored": "switch_tf.partitioning.backends.strategies",
@@ -19,8 +19,8 @@ BACKENDS = {
     "tpu": "switch_tf.partitioning.backends.strategies",
 }
 
-# T5X's names. `router_expert` names the columns of a router. They are never split, unlike the experts themselves.
-# `expert_embed` is the width of tokens on their way to and from the experts.
+# T5X's names. `router_expert` names the columns of a router. They are never split, unlike the experts. `expert_embed`
+# is the width of tokens on their way to and from the experts.
 LOGICAL_AXES = frozenset((
     "batch", "length", "vocab", "embed", "heads", "kv", "mlp", "relpos_buckets",
     "group", "expert", "expert_embed", "expert_mlp", "router_expert", "capacity"))
@@ -37,18 +37,15 @@ class Layout:
     Args:
         mesh_shape: Mesh axes and their sizes in devices, such as "data=4,model=2". One axis of the rules may be
             missing: it takes the remaining devices.
-        rules: Pairs of a logical axis and a mesh axis, or several mesh axes, the outermost first. Logical axes without
-            a rule are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with
-            experts over "expert" and groups over ("data", "expert"), expert buffers have groups over "data".
+        rules: Pairs of a logical axis and one or several mesh axes, the outermost first. Logical axes without a rule
+            are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with experts
+            over "expert" and groups over ("data", "expert"), expert buffers have groups over "data".
         at_rest_rules: Further rules for stored weights and optimizer slots, for dimensions that `rules` leave whole.
-            The weights are gathered before use.
+            Weights are gathered before use.
         backend: Name of a back end. "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere
-            one device, or "dtensor" for several. TensorFlow cuts the program of "dtensor". XLA cuts the program of
-            "pjrt", and JAX's client runs it. "one_device", "mirrored" and "tpu" are strategies of tf.distribute and
-            copy every variable to every device.
-
-    Raises:
-        Refusal: The mesh cannot be read, or an axis or the back end is unknown.
+            one device, or "dtensor" for several. TensorFlow cuts programs of "dtensor". XLA cuts programs of "pjrt",
+            for JAX's client. "one_device", "mirrored" and "tpu" are strategies of tf.distribute, with copies of every
+            variable on every device.
     """
 
     mesh_shape: str = "data=1"
@@ -92,7 +89,7 @@ class Layout:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Number of devices along each mesh axis of `mesh_shape`, without the open axis."""
+        """Devices along each mesh axis of `mesh_shape`, without the open axis."""
         mesh = {}
         if not isinstance(self.mesh_shape, str):
             raise Refusal(f"MESH_SHAPE must be text like \"data=4,model=2\", not {self.mesh_shape!r}.")
@@ -106,7 +103,7 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of the mesh, without its open axis."""
+        """Devices of the mesh, without its open axis."""
         return math.prod(self.mesh.values())
 
     @property
@@ -121,7 +118,7 @@ class Layout:
 
     @property
     def stores_pieces(self) -> bool:
-        """Whether devices store pieces of the variables. tf.distribute copies every variable to every device."""
+        """Whether devices store pieces of the variables, not copies as in tf.distribute."""
         return self.backend in ("auto", "dtensor", "pjrt")
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
@@ -138,7 +135,7 @@ class Layout:
                              if device_type == "CPU" else "."))
 
     def check_processes(self, count: int) -> None:
-        """Raises Refusal if several processes would share the single device of the layout."""
+        """Raises Refusal if several processes would share the layout's single device."""
         if count > 1 and self.num_devices == 1 and not self.open_axes:
             raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves some of the {count} processes without a device; use "
                           "a layout of several devices, such as gin/layouts/data.gin, or one process.")
@@ -153,8 +150,8 @@ class Layout:
         """Returns the mesh axes that split each dimension, the outermost first; () for an unsplit dimension.
 
         Args:
-            axes: A logical axis or None for each dimension.
-            at_rest: Whether to return the stored layout of a weight or slot instead of the layout of its use.
+            axes: Logical axes of the tensor.
+            at_rest: Whether to return the stored layout of a weight or slot, not the layout of its use.
         """
         spec: list[tuple[str, ...]] = [()] * len(axes)
         for rules in (self.rules, self.at_rest_rules)[:1 + at_rest]:
@@ -176,7 +173,7 @@ class Layout:
         return tuple(math.ceil(size / self._count(axes)) for size, axes in zip(shape, spec, strict=True))
 
     def stored_bytes(self, weights: Iterable) -> int:
-        """Returns the bytes of float32 weights and gradients that each device stores, without slots and activations.
+        """Returns each device's bytes of stored float32 weights and gradients, without slots and activations.
 
         Args:
             weights: Weights of the model (`SwitchConfig.weights`).
@@ -185,7 +182,7 @@ class Layout:
                        for weight in weights)
 
     def mesh_axes(self, axis: str) -> tuple[str, ...]:
-        """Returns the mesh axes that can split activations and weights along a logical axis, the outermost first."""
+        """Returns the mesh axes that can split tensors along a logical axis, the outermost first."""
         return _as_tuple(dict(self.rules).get(axis, ()))
 
     def num_pieces(self, axis: str) -> int:
@@ -200,7 +197,7 @@ class Layout:
         """Raises Refusal unless the pieces of every logical axis are equal.
 
         Args:
-            sizes: Lengths of the logical axes of the model (`SwitchConfig.axis_sizes`).
+            sizes: Lengths of the model's logical axes (`SwitchConfig.axis_sizes`).
         """
         for axis, mesh_axes in self._splits:
             size = sizes.get(axis)

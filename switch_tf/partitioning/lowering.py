@@ -1,7 +1,7 @@
 """Lowers a TensorFlow function to a program that XLA cuts over a mesh: annotations, StableHLO, and a `jax.jit`.
 
-The StableHLO is for one device and takes the variables as arguments. `XlaAnnotator` writes a tensor's mesh axes into it
-as annotations of Shardy, JAX's partitioner. Shardy infers all other shardings.
+The StableHLO is for one device, with the variables as arguments. `XlaAnnotator` annotates tensors with mesh axes for
+Shardy, JAX's partitioner. Shardy infers all other shardings.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _MAP_NORESERVE = 0x4000  # Linux; named in Python since 3.13
 # Platform names of `jax.export` where they differ.
 _EXPORTED = {"gpu": "cuda"}
 # Compiler options of a platform, for one device. YNNPACK gets only products: with its default, sums and elementwise
-# operations too, a step takes 1.15 times as long on one CPU device, and 0.86 times on eight (docs/notebook/pjrt.md).
+# operations too, a step takes 1.15 times as long on one CPU device (on eight, 0.86 times; docs/notebook/pjrt.md).
 _OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}}
 
 
@@ -84,8 +84,8 @@ class XlaAnnotator:
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         used, stored = self.layout.spec(axes), self.layout.spec(axes, at_rest=True)
-        # TPUs scatter only the last dimension of a gradient with one expert a device, [1, d_ff, d_model]. Along d_ff
-        # they would sum the whole gradient on every device, and keep a piece (docs/notebook/tpu.md).
+        # Of a gradient with one expert a device, [1, d_ff, d_model], TPUs scatter only the last dimension. Along d_ff
+        # they would sum the whole gradient on every device (docs/notebook/tpu.md).
         first = next((place for place, size in enumerate(self.layout.piece(gradient.shape, used)) if size > 1), None)
         if not first or first == len(used) - 1 or used[first] == stored[first]:
             return self._split(gradient, stored)
@@ -121,10 +121,10 @@ class Program(NamedTuple):
 
     Attributes:
         module: StableHLO as MLIR bytecode.
-        captured: tf.Variables and eager tensors that the function reads. The module takes the function's own
-            arguments first, then these.
+        captured: tf.Variables and eager tensors that the function reads. They are the module's last arguments, after
+            the function's own.
         results: Shape and dtype of each result of the function.
-        updated: Indices in `captured` of the variables that the function assigns. Their new values follow the results.
+        updated: Indices in `captured` of the assigned variables. Their new values follow the results.
         structure: The nest of the function's results: True for a tensor, False for None.
     """
 
@@ -136,10 +136,10 @@ class Program(NamedTuple):
 
 
 def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable]) -> Program:
-    """Traces a function and lowers it for the kind of device that this process trains on.
+    """Traces a function and lowers it for this process's kind of device.
 
     Args:
-        function: Function of tensors that returns a nest of tensors or None, and may assign variables.
+        function: Function of tensors. It returns a nest of tensors or None, and may assign variables.
         specs: Shape and dtype of each argument.
         variables: All variables that the function may read.
 
@@ -280,8 +280,8 @@ def text(module: bytes) -> str:
 def jit(program: Program, arguments: Sequence[Any]) -> jax.stages.Wrapped:
     """Compiles a program to a function of jax.Arrays. It returns the results and the updated variables.
 
-    Every device holds whole results. The devices of the arguments are local, or only places in a topology. The memory
-    of updated variables is donated.
+    Every device holds whole results. The devices of the arguments are local, or places in a topology. The memory of
+    updated variables is donated.
 
     Args:
         program: Lowered function.
@@ -291,8 +291,8 @@ def jit(program: Program, arguments: Sequence[Any]) -> jax.stages.Wrapped:
     platform = mesh.devices.flat[0].platform
     donated = [len(arguments) - len(program.captured) + index for index in program.updated]
     shapes = [*program.results, *((arguments[index].shape, arguments[index].dtype) for index in donated)]
-    # A function of the same signature is exported, and its module replaced. `jax.export.Exported` is public, and one
-    # exported for a single device may be called in a program for any number of them.
+    # Exports a function of the same signature, and replaces its module: `jax.export.Exported` is public, and one for a
+    # single device may be called in a program for any number of them.
     exported = jax.export.export(jax.jit(lambda *_: [jax.numpy.zeros(*shape) for shape in shapes]),
                                  platforms=[_EXPORTED.get(platform, platform)])(
         *(jax.ShapeDtypeStruct(value.shape, value.dtype) for value in arguments))

@@ -2,8 +2,7 @@
 
 A step is two functions. `compute(features)` returns `(gradients, totals, metrics, is_finite)`, and
 `apply(gradients, totals)` updates the variables. `totals` is a nest of tensors. A partitioner creates the variables,
-brings batches to the devices, and compiles the two functions as one step. If `is_finite` is False, the step updates no
-variable.
+brings batches to the devices, and compiles both functions as one step. It updates no variable if `is_finite` is False.
 """
 
 import contextlib
@@ -28,8 +27,8 @@ from switch_tf.refusals import Refusal
 # Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.
 Features = dict[str, Any]
 _exchanges = itertools.count()
-# Phrases of a lost process in error classes with other causes: from a collective, from a waiting barrier, and from a
-# barrier after the loss is known.
+# Phrases of a lost process in error classes with other causes: from a collective, a waiting barrier, and a barrier
+# after the loss is known.
 _LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
                  "Agent must be in CONNECTED state")
 # Phrases of TensorFlow's client for buckets in the same error classes.
@@ -43,9 +42,9 @@ class Partitioner:
         layout: Layout with its mesh complete.
         num_processes: Number of processes that train together.
         process_index: Index of this process.
-        num_parts: Number of parts of the batch that separate programs compute: the replicas of tf.distribute.
-        has_fixed_shapes: Whether a compiled function has a separate program for each shape of its features, is ready
-            after `trace`, and reads variables that TensorFlow's own functions cannot read.
+        num_parts: Number of parts of the batch with separate programs: the replicas of tf.distribute.
+        has_fixed_shapes: Whether a compiled function has a program for each shape of its features, is ready after
+            `trace`, and reads variables that TensorFlow's own functions cannot read.
     """
 
     has_fixed_shapes = False
@@ -65,7 +64,7 @@ class Partitioner:
 
     @property
     def num_processors(self) -> int:
-        """Number of devices, or on CPUs of machines, that utilisation is measured against."""
+        """Number of devices, or of machines on CPUs, that utilisation refers to."""
         kind = devices.device_type()
         return cluster.members().num_hosts if kind == "CPU" else self.layout.num_devices
 
@@ -75,7 +74,7 @@ class Partitioner:
         return self.process_index == 0
 
     def check(self, config: Any, steps_per_call: int, use_xla: bool) -> None:
-        """Raises Refusal if these devices cannot run the model of a SwitchConfig, or the step."""
+        """Raises Refusal if these devices cannot run the step or the model of a SwitchConfig."""
 
     def creates_variables(self) -> AbstractContextManager:
         """Returns the scope in which model and optimizer create their variables."""
@@ -86,8 +85,8 @@ class Partitioner:
         """Creates every variable of model and optimizer in its layout. Slots have the layout of their weights.
 
         Args:
-            model: Model that is not built, or was built within `creates_variables`.
-            optimizer: Optimizer that is not built, or None.
+            model: Model, unbuilt or built within `creates_variables`.
+            optimizer: Unbuilt optimizer, or None.
             select: Function that freezes weights of the model before the optimizer builds its slots.
 
         Raises:
@@ -124,15 +123,15 @@ class Partitioner:
         return features
 
     def rows(self, batch_size: int) -> tuple[int, int]:
-        """Returns the range of rows, first and last + 1, that `place` reads from a batch in this process."""
+        """Returns the range of rows, first and last + 1, of a batch that `place` reads in this process."""
         return 0, batch_size
 
     def sum_over_parts(self, tensors: Any) -> Any:
-        """Sums a nest of tensors over the parts of the batch. Only for `compute`."""
+        """Sums a nest of tensors over the parts of the batch, inside `compute`."""
         return tensors
 
     def gather_rows(self, rows: Any) -> Any:
-        """Concatenates the rows of all parts of the batch. Only for the function given to `results`."""
+        """Concatenates the rows of all parts of the batch, inside a function of `results`."""
         return rows
 
     def current_part(self) -> tuple[int, Any]:
@@ -144,7 +143,7 @@ class Partitioner:
 
         Args:
             compute, apply: The two functions of a step.
-            use_xla: Whether XLA compiles the update on a CPU. `compile` does not use XLA there.
+            use_xla: Whether XLA compiles the update on a CPU, although `compile` does not use it there.
 
         Returns:
             A function of placed features and a step's index in them. It returns `(metrics, is_finite)`.
@@ -173,28 +172,28 @@ class Partitioner:
         return lambda features: call(at_step(features, 0))
 
     def compile(self, function: Callable, use_xla: bool = False) -> Callable:
-        """Compiles a function of `step` or `results`. A CPU does without XLA: XLA's products are slower there."""
+        """Compiles a function of `step` or `results`. On CPUs without XLA, whose products are slower there."""
         return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
-        """Traces a compiled function before its first call, so that the time of tracing can be shown."""
+        """Traces a compiled function before its first call, to show the time of tracing."""
         function.get_concrete_function(specs)
 
     @contextlib.contextmanager
     def profile(self, folder: pathlib.Path) -> Iterator[Callable[[int], AbstractContextManager]]:
-        """Profiles the devices within this scope, into a folder for TensorBoard.
+        """Profiles the devices in this scope, into a folder for TensorBoard.
 
         Args:
             folder: Folder to create.
 
         Yields:
-            A function that returns the scope of a step for its number.
+            A function from the number of a step to its scope.
         """
         with tf.profiler.experimental.Profile(str(folder)):
             yield lambda number: tf.profiler.experimental.Trace("train", step_num=number, _r=1)
 
     def program_text(self, function: Any) -> str:
-        """Returns XLA's text of a compiled function after the cut over the devices; "" if XLA did not cut it."""
+        """Returns XLA's text of a compiled function after it was cut over the devices; "" if XLA did not cut it."""
         return ""
 
     def on_host(self, tensor: Any) -> tf.Tensor:
@@ -204,7 +203,7 @@ class Partitioner:
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
         """Returns copies of this process's pieces of variables for a checkpoint. All processes call it together.
 
-        Each number is in one piece of one process, and no process holds more of a variable than it stores.
+        Each number is in one piece of one process. No process holds more of a variable than it stores.
 
         Args:
             state: Path of a variable -> the variable as it is `stored`.
@@ -214,7 +213,7 @@ class Partitioner:
         return [Piece(path, "", in_host_memory(variable.numpy())) for path, variable in state.items()]
 
     def are_finite(self, variables: Sequence[keras.Variable]) -> list[bool]:
-        """Returns whether every number of each Keras variable is finite. All processes call it together."""
+        """Returns whether each Keras variable is finite. All processes call it together."""
         values = [stored(variable) for variable in variables]
         floating = [value for value in values if value.dtype.is_floating]
         flags = iter(np.asarray(self.on_host(self._finite_flags(floating))).tolist() if floating else ())
@@ -242,7 +241,7 @@ class Partitioner:
         """Waits for all processes."""
 
     def is_lost_process(self, error: BaseException) -> bool:
-        """Returns whether an error means that another process of the run is lost, not that a bucket failed."""
+        """Returns whether an error means a lost process of the run, not a failed bucket."""
         text, lost = str(error), (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
         return self.num_processes > 1 and isinstance(error, tf.errors.OpError) and (
             any(words in text for words in _LOST_PROCESS)
@@ -250,7 +249,7 @@ class Partitioner:
 
 
 def initial_value(settings: dict[str, Any]) -> tf.Tensor:
-    """Returns the initial value of a variable from the settings that TensorFlow gives a variable creator."""
+    """Returns a variable's initial value from the settings that TensorFlow gives a variable creator."""
     value = settings["initial_value"]
     return tf.convert_to_tensor(value() if callable(value) else value, dtype=settings.get("dtype"))
 

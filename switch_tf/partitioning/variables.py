@@ -1,9 +1,9 @@
 """The variables of back ends, whole or in pieces, and their pieces in host memory.
 
-DTensor splits a dimension over one mesh axis only, so a weight with a dimension over several mesh axes is stored
-unfolded. A kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024], with
-its first and last dimension over one axis each. New dimensions come first, because a TPU lays out the last two
-dimensions in tiles: a dimension of one between them would fill an eighth of a tile.
+DTensor splits a dimension over one mesh axis only, so a weight with a dimension over several is stored unfolded. A
+kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024], with its first and
+last dimension over one axis each. New dimensions come first: a TPU lays out the last two in tiles, and a dimension of
+one between them would fill an eighth of a tile.
 """
 
 import threading
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
     Attributes:
         path: Path of the variable.
-        slice_text: Place of the piece in the stored variable, see `slice_text`.
+        slice_text: Place of the piece in the stored variable (`slice_text`).
         value: Its numbers in host memory, not shared.
     """
 
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 def in_host_memory(array: np.ndarray) -> tf.Tensor:
-    """Returns an unchanging array as a tensor of the host. They may share memory."""
+    """Returns an array as a tensor of the host. They may share memory, so the array must not change."""
     with tf.device("CPU:0"):
         return tf.convert_to_tensor(array)
 
@@ -59,8 +59,8 @@ class DTensorVariable(_Array, dtensor.DVariable):
     """A weight or slot in the pieces of its `layout`.
 
     Functions of the partitioner read and assign the pieces. Eager code and Keras' `save`, `save_weights` and
-    `load_weights` read the whole value, as a tensor or array of the host, and assign such values. With several
-    processes, all of them do this together.
+    `load_weights` read and assign the whole value, as a tensor or array of the host. With several processes, all of
+    them do this together.
     """
 
     def numpy(self) -> np.ndarray:
@@ -74,7 +74,7 @@ class DTensorVariable(_Array, dtensor.DVariable):
         return tf.convert_to_tensor(_on_host(self.read_value()), dtype)
 
     def check_function(self) -> None:
-        """Raises Refusal for a traced function that no partitioner cuts: it could not read the pieces."""
+        """Raises Refusal for a traced function that no partitioner cuts: it cannot read the pieces."""
         current = context.current()
         if current.annotator is None and not current.is_lowered:
             raise Refusal(f"{self.name} lies in pieces on DTensor's devices, and only functions that the partitioner "
@@ -107,7 +107,7 @@ class DTensorVariable(_Array, dtensor.DVariable):
 
 
 def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
-    """Cuts a whole array of the host into the pieces of this process's devices."""
+    """Cuts a whole host array into the pieces of this process's devices."""
     with tf.device("CPU:0"):  # otherwise the first GPU would hold all pieces at once
         pieces = [tf.constant(value[index]) for index in slices(value.shape, sharding)]
     return dtensor.pack(pieces, sharding)
@@ -133,7 +133,7 @@ def _on_host(tensor):
 
 
 def slices(shape: Sequence[int], sharding: dtensor.Layout) -> Iterator[tuple[slice, ...]]:
-    """Yields the index of each device of this process into the whole array."""
+    """Yields each local device's index into the whole array."""
     mesh = sharding.mesh
     for location in mesh.local_device_locations():
         index = []
@@ -144,12 +144,12 @@ def slices(shape: Sequence[int], sharding: dtensor.Layout) -> Iterator[tuple[sli
 
 
 class Unfolding(NamedTuple):
-    """The stored form of a weight. Each dimension has a new dimension for every mesh axis that splits it but the last.
+    """The stored form of a weight. Of the mesh axes that split a dimension, all but the last become new dimensions.
 
     Attributes:
         shape: Shape of the weight.
         first: New dimensions, stored first: pairs of a dimension of the weight and a size, the outermost of each
-            dimension first. Empty if the weight is stored as it is.
+            dimension first. Empty if there are no new dimensions.
     """
 
     shape: tuple[int, ...]
@@ -172,11 +172,11 @@ class Unfolding(NamedTuple):
         return [place for dim, split_off in enumerate(places) for place in (*split_off, len(self.first) + dim)]
 
     def fold(self, stored: Any, library: Any = tf) -> Any:
-        """Returns a stored tensor in the shape of the weight. `library` is tf or np."""
+        """Converts a stored tensor to the weight's shape. `library` is tf or np."""
         return library.reshape(library.transpose(stored, self._order), self.shape)
 
     def unfold(self, whole: Any, library: Any = tf) -> Any:
-        """Returns a tensor of the weight's shape in the stored shape. `library` is tf or np."""
+        """Converts a tensor of the weight's shape to the stored shape. `library` is tf or np."""
         order, shape = self._order, self.stored_shape
         between = library.reshape(whole, [shape[place] for place in order])
         return library.transpose(between, np.argsort(order).tolist())
@@ -225,7 +225,7 @@ class UnfoldedVariable(_Array):
         return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host. With several processes, all of them call it together."""
+        """Returns the whole value on the host (`DTensorVariable`)."""
         return self.unfolding.fold(self.stored.numpy(), np)
 
     def assign(self, value: Tensor) -> Any:
@@ -238,19 +238,19 @@ class UnfoldedVariable(_Array):
         return self.stored.assign_sub(self._as_stored(value))
 
     def _as_stored(self, value):
-        """Returns a tensor, or in eager code a value of the host, in the stored shape."""
+        """Returns a tensor, or an eager host value, in the stored shape."""
         if tf.inside_function() or dtensor.is_dtensor(value):
             return self.unfold(value)
         return self.unfolding.unfold(np.asarray(value), np)
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a stored tensor in the shape of the weight."""
+        """Converts a stored tensor to the weight's shape."""
         # New dimensions are not split.
         specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
         return self.unfolding.fold(dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh)))
 
     def unfold(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of the weight's shape in the stored shape and layout."""
+        """Converts a tensor of the weight's shape to the stored shape and layout."""
         whole = dtensor.relayout(tensor, self._used)
         return dtensor.relayout(self.unfolding.unfold(whole), self.stored.layout)
 
@@ -283,8 +283,8 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
     """A weight or slot in pieces on the devices. Keras reads and assigns it like a tf.Variable.
 
     Functions traced by TensorFlow read and assign `symbol`, an argument of the lowered program without numbers of its
-    own. Outside of them the variable has the numbers of `array`. Eager code that reads it as a tensor leaves a copy of
-    them in `symbol`, so that a gradient tape can watch it.
+    own. Elsewhere the variable has the numbers of `array`. Reading it as an eager tensor, which a gradient tape may
+    watch, copies them to `symbol`.
 
     Args:
         symbol: tf.Variable in reserved memory.
@@ -299,7 +299,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         self.handle, self.trainable = symbol.handle, symbol.trainable
         # Keras' optimizers identify it by the first; TensorFlow's checkpoints use the second.
         self._unique_id, self._shared_name = symbol._unique_id, symbol._shared_name
-        self._copied = None  # the array that `symbol` has a copy of
+        self._copied = None  # the array copied to `symbol`
         self._copying = threading.Lock()
 
     def __tf_tensor__(self, dtype=None, name=None):
@@ -376,7 +376,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         return list(dict.fromkeys(slice_text(shape, index) for index in indices))
 
     def load(self, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-        """Loads the numbers held by the devices of this process. Reads each piece once.
+        """Loads the numbers of this process's devices. Reads each piece once.
 
         Args:
             read: Function that returns the numbers of a slice, given as one slice a dimension.
@@ -392,7 +392,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         self.array = jax.make_array_from_callback(shape, self.array.sharding, piece)
 
     def pieces(self) -> dict[str, tf.Tensor]:
-        """Returns slice text -> copied numbers. Each piece is returned once, by the first process that has it."""
+        """Returns slice text -> copied numbers: each piece once, from the first process that has it."""
         return {slice_text(self.array.shape, shard.index): in_host_memory(np.array(shard.data))
                 for shard in self.array.addressable_shards if shard.replica_id == 0}
 
@@ -403,5 +403,5 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
 
 
 def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Brings a whole host array to the devices. Each process brings the pieces of its own devices."""
+    """Brings a whole host array to the devices. Each process brings its own devices' pieces."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
