@@ -15,11 +15,11 @@ _MEANS = tuple(name for name in RouterStats._fields if name != "expert_load")
 
 
 class RouterStatistics(keras.callbacks.Callback):
-    """Router statistics of each epoch's training batches, added to the history and the logs of later callbacks.
+    """Router statistics of each epoch's training batches, for the history and the logs of later callbacks.
 
     Keys are `router/<statistic>` by the names of `metrics.RouterStats` (means over the epoch's tokens and over layers)
     and `router/dead_experts` (number of experts, over all layers, that no token chose). Sums accumulate on the device
-    during the step, and work with XLA, `steps_per_execution` and `tf.distribute` strategies.
+    during the step, and work with XLA, `steps_per_execution` and `tf.distribute`.
 
     Place it before callbacks that monitor a key, such as EarlyStopping. It makes `fit` retrace its step.
 
@@ -65,7 +65,7 @@ class RouterStatistics(keras.callbacks.Callback):
 
 
 def _outermost_observed(layer):
-    """Returns the outermost layers or models that pass router statistics to an observer."""
+    """Returns the outermost layers or models that pass statistics to an observer."""
     if isinstance(layer, Routed):
         return [layer] if layer.routers else []
     inner = layer._flatten_layers(include_self=False, recursive=False)
@@ -104,6 +104,6 @@ class _Sums:
 
 
 def _sum(shape):
-    """Creates a float32 variable that sums over replicas, even in a model that computes in bfloat16."""
+    """Creates a float32 variable that sums over replicas, even in a bfloat16 model."""
     return keras.Variable("zeros", shape, "float32", trainable=False, autocast=False, aggregation="sum",
                           synchronization="on_read")

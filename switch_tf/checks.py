@@ -1,7 +1,7 @@
 """Checks of values. Each function returns the value to keep or raises a Refusal of one sentence.
 
-NumPy's integers, floats and booleans become Python's, so that a configuration can be written as JSON. True, False, NaN
-and infinities are not numbers. Checks of a tensor cover only what is known while tracing.
+NumPy's integers, floats and booleans become Python's, so that configurations can be JSON. True, False, NaN and
+infinities are not numbers. Checks of a tensor cover only what is known while tracing.
 """
 
 import contextlib
@@ -92,8 +92,8 @@ def path(name: str, value: Any) -> Any:
 def place(name: str, value: Any) -> Any:
     """Checks text or a path for a file or folder of this machine or of a bucket. It need not exist.
 
-    Refuses other URLs, because pathlib would turn "s3://b/x" into the local folder "s3:/b/x", and names too long for
-    the file system.
+    Refuses other URLs (pathlib would turn "s3://b/x" into the local folder "s3:/b/x") and names too long for the file
+    system.
     """
     if not isinstance(value, os.PathLike):
         text(name, value)
@@ -126,12 +126,12 @@ def new_folder(folder: Any) -> None:
 
 
 def optional(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> Any:
-    """Returns None for None, and `check(name, value, *rule)` for any other value."""
+    """Returns None, or `check(name, value, *rule)` for any other value."""
     return None if value is None else check(name, value, *rule)
 
 
 def lengths(name: str, value: Any) -> dict[str, int]:
-    """Checks the numbers of input and target tokens of a sequence, `{"inputs": ..., "targets": ...}`."""
+    """Checks the numbers of tokens of a sequence, `{"inputs": ..., "targets": ...}`."""
     if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
         raise Refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
                       f"{{'inputs': 128, 'targets': 29}}, not {shown(value)}.")
@@ -191,7 +191,7 @@ def width(input_shape: Sequence[int | None], rank: int | None = 3) -> int:
 
 
 def size(name: str, value: Any, at_least: int) -> Any:
-    """Checks an integer, or an integer scalar tensor with a value known only when the graph runs."""
+    """Checks an integer, or an integer scalar tensor of unknown value."""
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Integral):
         tensor(name, value, "int", ())
         return value
@@ -220,7 +220,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns a text with control and other unprintable characters escaped, such as `\\x1b`."""
+    """Returns a text with unprintable characters escaped, such as `\\x1b`."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 

@@ -2,8 +2,7 @@
 
 Each thread has its own context and starts with the defaults. `carried` takes a context along for a function that
 another thread calls (a replica of `tf.distribute`) or that runs after its scope has ended (a recomputation in the
-backward pass). Functions that TensorFlow traces in the caller's thread, such as for `tf.data` and `tf.function`, do not
-need it.
+backward pass). Functions that TensorFlow traces in the caller's thread (`tf.data`, `tf.function`) do not need it.
 """
 
 import contextlib
@@ -25,19 +24,17 @@ class Context:
     """Ambient state of the code that runs or is traced.
 
     Attributes:
-        annotator: Object (`partitioning.axes`) that lays out the tensors of one program for many devices. None leaves
-            them unchanged.
+        annotator: Object (`partitioning.axes`) that lays out the tensors of one program for many devices, or None.
         variable_axes: Logical axes of the variable in creation, for the back end that stores it.
         part: Visible part of the global batch.
         seed: int or integer scalar tensor, the seed of random numbers. None draws one from Keras' global generator.
         fused_program: Graph that `forms.fused` traces for XLA on a CPU, and the tensors shared by its loops, by key.
-            None outside of such a graph.
+            Elsewhere None.
         no_drop: Whether each expert has a slot for every token, so that no prediction depends on its neighbours.
-        routes: Dictionary from the path of a layer of experts to the gates that the layer stores, <float32>[batch,
-            length, expert]. Gates multiply the experts' outputs, and are 0 for experts without the token. None records
-            no gates.
-        is_lowered: Whether the traced function is lowered for JAX. Variables of the pjrt back end become its arguments.
-        endless_passes: Whether `data.passes` repeats passes over a training split without end.
+        routes: Path of a layer of experts -> its gates, <float32>[batch, length, expert]. They multiply the experts'
+            outputs, and are 0 for experts without the token. Layers store them here. None records no gates.
+        is_lowered: Whether the traced function is lowered for JAX, with variables of the pjrt back end as arguments.
+        endless_passes: Whether `data.passes` repeats a training split without end.
     """
 
     annotator: Any = None
@@ -71,5 +68,5 @@ def within(**changes: Any) -> Iterator[None]:
 
 
 def carried(function: Callable, **changes: Any) -> Callable:
-    """Makes a function run, in any thread, in the context of this call of `carried`, with these changes."""
+    """Makes a function run, in any thread, in the current context with these changes."""
     return within(**vars(dataclasses.replace(_context.get(), **changes)))(function)

@@ -28,8 +28,7 @@ class Decoded(NamedTuple):
     """Decoded sequences of each row of a batch, best first.
 
     Attributes:
-        ids: <int32>[batch, result, max_length]. Each sequence up to and including its end, then zeros. All zeros for a
-            row of padding.
+        ids: <int32>[batch, result, max_length]. Each sequence through its end, then zeros. All zeros for padding rows.
         scores: <float32>[batch, result]. Log probability in nats, with length penalty for beam search.
     """
 
@@ -61,7 +60,7 @@ def _continues_after(tokens, ends):
 
 
 def max_fused_sequences(model: keras.Model, sampler: Any) -> int:
-    """Returns the maximum number of sequences that `run_loop` decodes in a fused program; 0 if it does not fuse."""
+    """Returns the maximum number of sequences in a fused program of `run_loop`; 0 if it does not fuse."""
     can_be = forms.can_fuse() and model.config.dispatch != "ragged"
     return _FUSED_ROWS // sampler.num_beams if can_be else 0
 
@@ -70,14 +69,14 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
              num_rows: int | None) -> tuple:
     """Decodes until all sequences have ended or reached `max_length`, and returns the last state after `start`.
 
-    On CPU a few sequences run in one program of XLA: the operations between their matrix products take as long as the
+    On CPU a few sequences run in one program of XLA: operations between their matrix products take as long as the
     products, and XLA fuses them.
 
     Args:
         model: SwitchTransformer. Never fused with dispatch="ragged": XLA cannot compile it.
         max_length: int. Maximum number of decoded tokens.
-        step: Function of `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state.
-            Returns the next state.
+        step: Function from `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state
+            to the next state.
         cross_cache: Tree of tensors, constant over steps.
         start: Tuple of tensors and trees of tensors. The first is <bool>[batch], whether a sequence continues.
         num_rows: int or None. Number of sequences decoded at once, if known.
@@ -121,7 +120,7 @@ class Sampler:
 
     num_beams = 1
     _any_layout = False
-    # Returns ids and scores as in `Decoded`. Without scores (they cost a pass over the logits), returns the best
+    # Returns ids and scores as in `Decoded`. Without scores, which cost a pass over the logits, returns the best
     # results, <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
     _search: Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -136,8 +135,7 @@ class Sampler:
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
             max_length: int. Maximum number of decoded tokens, including the end of sequence.
             end_id: int or tuple of int. Ids that end a sequence. None for `SwitchConfig.end_id`.
-            rows: <int32>[batch]. Number of each row among all decoded rows, for the draws of `Sample`. None for 0, 1,
-                2, ...
+            rows: <int32>[batch]. Number of each row among all decoded rows, for `Sample`. None for 0, 1, 2, ...
         """
         return Decoded(*self._run(model, features, max_length, end_id, rows))
 
@@ -207,7 +205,7 @@ class Greedy(_TokenByToken):
 class Sample(_TokenByToken):
     """Sampling from the model's distribution, optionally limited to the most probable tokens.
 
-    A sample depends only on the seed, the row's number and the position, not on the rest of the batch.
+    A sample depends only on the seed, the row's number and the position, not on its batch.
 
     Args:
         temperature: float, above 0. Divides the logits. Values below 1 favour likely tokens.
@@ -243,8 +241,8 @@ class Sample(_TokenByToken):
             is_needed = ops.cumsum(probs, axis=-1) - probs < self.top_p  # by the probability of the tokens before
             smallest = ops.min(ops.where(is_needed, descending, float("inf")), axis=-1, keepdims=True)
             logits = ops.where(logits < smallest, -float("inf"), logits)
-        # Takes the token with the shortest exponential waiting time. Short times need more than 24 random bits, so a
-        # second draw supplies the lower bits.
+        # Takes the shortest exponential waiting time. Short times need more than 24 random bits, so a second draw
+        # supplies lower bits.
         seed = random.step_seed(self.seed, position)
         below = random.step_seed(self.seed, -1 - position)
         places = partitioning.arange(vocab_size)
@@ -325,8 +323,8 @@ class Beam(Sampler):
         no_scores = ops.full((batch, beams), -float("inf"), wide)
         # All beams start equal, so only the first may be extended.
         live_scores = ops.where(partitioning.arange(beams) == 0, 0.0, no_scores)
-        # Per row: whether its search continues; last tokens, [batch, beam], tokens and log probabilities of its live
-        # sequences, best first; its finished sequences and scores, -inf for empty places.
+        # Per row: whether its search continues; last tokens, [batch, beam], tokens and log probabilities of live
+        # sequences, best first; finished sequences and scores, -inf for empty places.
         *_, finished_ids, finished_scores, _ = run_loop(
             model, max_length, step, cross_cache,
             (is_text, no_ids[..., 0], no_ids, live_scores, no_ids, no_scores, cache), num_rows and beams * num_rows)
@@ -346,7 +344,7 @@ SAMPLERS: dict[str, type[Sampler]] = {"greedy": Greedy, "sample": Sample, "beam"
 
 
 def get_sampler(sampler: str | Sampler) -> Sampler:
-    """Returns a sampler unchanged, or the sampler named "greedy", "sample" or "beam" with default arguments."""
+    """Returns a sampler unchanged, or the sampler of a name with default arguments."""
     if isinstance(sampler, Sampler):
         return sampler
     check_choice("sampler", sampler, tuple(SAMPLERS))

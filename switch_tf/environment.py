@@ -17,8 +17,8 @@ NIGHTLIES = {
     "tensorflow-datasets": ("4.9.10", "tfds-nightly"),
 }
 
-# Downstream tasks use its preprocessors and metrics. switch_tf cannot require it, because its requirements would
-# overwrite seqio and tensorflow-datasets.
+# Downstream tasks use its preprocessors and metrics. switch_tf cannot require it: its requirements would overwrite
+# seqio and tensorflow-datasets.
 T5 = "t5==0.9.4"
 
 # Distribution of TensorFlow -> versions of TensorFlow and TensorBoard (equal), of tensorflow-text and of libtpu.
@@ -68,7 +68,7 @@ def compute_with_tensorflow() -> None:
 def changed_by_variables() -> dict[str, str]:
     """Returns the user's environment variables that change what Keras, TensorFlow, XLA or JAX compute.
 
-    Leaves out variables of logs. Keras' own settings have the name of their file, `~/.keras/keras.json`.
+    Leaves out variables of logs. Keras' settings have the name of their file, `~/.keras/keras.json`.
     """
     found = {name: value for name, value in _OF_USER.items()
              if name.startswith(_PREFIXES) and not name.startswith(("TF_CPP_", "KERAS_HOME")) and value

@@ -35,7 +35,7 @@ def on_devices(described: Experiment, num_devices: int, kind: str, is_checked: b
     """Returns an experiment on a number of devices of another machine.
 
     Raises:
-        Refusal: The layout is for other devices or, if `is_checked`, the parts do not go together.
+        Refusal: The layout does not suit the devices or, if `is_checked`, the parts cannot be trained together.
     """
     return _on(described, described.layout.resolve(num_devices, kind), None, is_checked)
 
@@ -71,13 +71,13 @@ def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tu
 
 
 def train(described: Experiment) -> dict:
-    """Trains an experiment on this machine's devices; see `Experiment.train`."""
+    """Trains an experiment on this machine's devices (`Experiment.train`)."""
     trainer, configuration = make_trainer(on_this_machine(described))
     return trainer.train(configuration)
 
 
 def evaluate(described: Experiment, step: str, split: str, num_examples: int | None) -> dict:
-    """Scores a checkpoint of an experiment's run; see `Experiment.evaluate`."""
+    """Scores a checkpoint of an experiment's run (`Experiment.evaluate`)."""
     if step == "all":
         raise Refusal("step must be best, last or a step with a checkpoint, not 'all', because one is evaluated.")
     folder = places.at(described.run.model_dir)

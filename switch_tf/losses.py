@@ -20,17 +20,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
         logits: <float32>[batch, length, vocab].
         targets: <int32>[batch, length].
         loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
-        z_loss_weight: float, 0 or above. The z-loss is weight * logsumexp(logits)^2. It keeps the logits' normaliser
-            near 0.
+        z_loss_weight: float, 0 or above. The z-loss, weight * logsumexp(logits)^2, keeps the logits' normaliser near 0.
         label_smoothing: float in [0, 1). Share of each target's probability spread over the whole vocabulary. The
             entropy of the smoothed target is not subtracted (as in Mesh TensorFlow, unlike T5X).
 
     Returns:
         Means over real targets: cross-entropy and weighted z-loss in nats per token, and the share of targets with the
         largest logit. Ties go to the first, so a model with equal logits is not right everywhere.
-
-    Raises:
-        Refusal: A tensor has the wrong dtype or shape, a target is outside the vocabulary, or a weight is out of range.
     """
     z_loss_weight = checks.number("z_loss_weight", z_loss_weight, "0 or above")
     label_smoothing = checks.number("label_smoothing", label_smoothing, "in [0, 1)")
@@ -64,9 +60,6 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
 
     Returns:
         Mean over real targets, in nats per token.
-
-    Raises:
-        Refusal: A tensor has the wrong dtype or shape, or the temperature is not above 0.
     """
     logits = _at_temperature("logits", logits, temperature)
     teacher_logits = _checked("teacher_logits", teacher_logits, "float", logits.shape)
@@ -76,7 +69,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
 
 
 class Predictions(NamedTuple):
-    """A teacher's next-token probabilities: of its k most probable tokens, and of the rest together.
+    """A teacher's probabilities of the k most probable next tokens, and of the rest together.
 
     Attributes:
         token_ids: <int32>[batch, length, k], distinct at each place.
@@ -110,7 +103,7 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
     """Computes `soft_cross_entropy` to a teacher's Predictions, with all remaining tokens as one outcome.
 
     Equals `soft_cross_entropy` if k is the size of the vocabulary. Otherwise it is smaller, by the teacher's
-    probability of the remaining tokens times the cross-entropy among them.
+    probability of the remaining tokens times their cross-entropy.
 
     Args:
         logits: <float32>[batch, length, vocab].
@@ -120,9 +113,6 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
 
     Returns:
         Mean over real targets, in nats per token.
-
-    Raises:
-        Refusal: A tensor has the wrong dtype or shape, or the temperature is not above 0.
     """
     logits = _at_temperature("logits", logits, temperature)
     if not isinstance(predictions, Predictions):
@@ -193,9 +183,6 @@ def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
-
-    Raises:
-        Refusal: A tensor has the wrong dtype or shape, or the semantics are unknown.
     """
     is_counted = None if rules_of(semantics).routes_padding else padding_mask
     return balance(router_probs, expert_index, is_counted, semantics).mean.value
@@ -267,7 +254,7 @@ def router_z_loss(router_logits: Tensor, padding_mask: Mask = None) -> Tensor:
 
 
 def router_z_mean(router_logits: Tensor, padding_mask: Mask = None) -> Mean:
-    """Computes `router_z_loss` as a Mean, to be merged over parts of a batch."""
+    """Computes `router_z_loss` as a Mean, to merge over parts of a batch."""
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     squared = ops.square(ops.logsumexp(dtypes.widen(router_logits), axis=-1))
     real = _real(padding_mask, squared)
@@ -282,7 +269,7 @@ def _real(padding_mask, like):
 
 
 def _checked(name, value, kind, shape):
-    """Checks a value by `checks.tensor` and returns it as a tensor. Converts lists of numbers first."""
+    """Checks a value by `checks.tensor`, after converting lists, and returns a tensor."""
     value = ops.convert_to_tensor(value) if isinstance(value, list | tuple) else value
     checks.tensor(name, value, kind, shape)
     return ops.convert_to_tensor(value)

@@ -29,12 +29,12 @@ class RouterStats(NamedTuple):
     """Statistics of one router over real tokens.
 
     Attributes:
-        expert_load: [num_experts], share of the tokens that choose each expert first, before capacity. With expert
-            choice, each expert's share of the tokens taken.
+        expert_load: [num_experts], share of the tokens that choose each expert first, before capacity; with expert
+            choice, share of the tokens taken.
         fraction_tokens_dropped: Share of the tokens that no expert took.
         router_entropy: Entropy of the router's probabilities, in nats.
         router_confidence: Largest probability.
-        expert_usage: Share of the experts' slots that hold a token.
+        expert_usage: Share of slots that hold a token.
         load_balancing_loss: Equation 4 of the paper, without its weight.
         router_z_loss: ST-MoE's z-loss, without its weight.
     """
@@ -87,7 +87,7 @@ class StepMeasurements(NamedTuple):
 
 
 def merge(first: Any, second: Any) -> Any:
-    """Adds two trees of Means of the same structure. The first may be None, for an empty tree."""
+    """Adds two trees of Means of the same structure. The first may be None."""
     if first is None:
         return second
     return keras.tree.map_structure(operator.add, first, second)

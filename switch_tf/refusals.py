@@ -19,8 +19,8 @@ class Refusal(ValueError):
     """
 
     exit_status = statuses.REFUSED
-    # With these attributes, Keras and AutoGraph re-raise the exception unchanged. They rewrite errors of a layer or
-    # traced function into a paragraph about its call.
+    # With these attributes, Keras and AutoGraph re-raise the exception unchanged, and not as a paragraph about the call
+    # of a layer or traced function.
     _keras_call_info_injected = True
     ag_pass_through = True
 
@@ -32,7 +32,7 @@ class Outage(Refusal):
 
 
 def first_line(error: BaseException | str) -> str:
-    """Returns a message without the wrapping of gin, AutoGraph or TensorFlow, or the class of an empty exception."""
+    """Returns a message without gin's, AutoGraph's or TensorFlow's wrapping, or the class of an empty exception."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -41,7 +41,7 @@ def first_line(error: BaseException | str) -> str:
 
 
 def sentence_about_data(error: BaseException) -> str | None:
-    """Returns the message of a `data.BadData`, even if TensorFlow wrapped it in its own error; otherwise None."""
+    """Returns the message of a `data.BadData`, even if wrapped in an error of TensorFlow; otherwise None."""
     if type(error).__name__ in ("BadData", "UnreachableData"):
         return str(error)
     match = re.search(r"\b(?:Bad|Unreachable)Data: (.*)", str(error))

@@ -1,7 +1,7 @@
 """Trains SentencePiece vocabularies: `python -m switch_tf.sentencepiece_training NUM_PIECES < SENTENCES > MODEL`.
 
-A separate command, because SentencePiece cannot be interrupted within a process, and reports its progress only on
-standard error. Needs no TensorFlow.
+A separate command: SentencePiece cannot be interrupted within a process, and reports its progress only on standard
+error. Needs no TensorFlow.
 """
 
 import contextlib
@@ -26,8 +26,7 @@ with epy.lazy_imports():  # not needed to check arguments
     import tqdm
     from sentencepiece import sentencepiece_model_pb2
 
-# A rule for a character that no text contains. Without any rule, SentencePiece prints a warning whenever it loads the
-# model.
+# A rule for a character in no text. Without any rule, SentencePiece prints a warning whenever it loads the model.
 _RULES = "FFFF\tFFFD\n"
 
 # SentencePiece silently leaves out sentences of more than 4192 bytes.
@@ -154,7 +153,7 @@ def _failure(log, num_pieces, status):
 
 
 def characters_per_token(model: str, sentences: Sequence[str]) -> float:
-    """Returns the mean number of characters per piece, over about 1000 of the sentences. `model` is a file."""
+    """Returns the mean number of characters per piece, over about 1000 sentences. `model` is a file."""
     pieces = sentencepiece.SentencePieceProcessor(model_proto=places.at(model).read_bytes())
     some = sentences[::max(1, len(sentences) // 1000)]
     return sum(map(len, some)) / sum(len(pieces.encode(sentence)) for sentence in some)
@@ -170,7 +169,7 @@ def describe(result: dict) -> str:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Yields the lines of a text. Cuts lines too long for SentencePiece, between words if possible."""
+    """Yields the lines of a text. Cuts lines too long for SentencePiece, if possible between words."""
     for line in text.splitlines():
         while len(line.encode()) > _LONGEST:
             start = line.encode()[:_LONGEST].decode(errors="ignore")

@@ -19,8 +19,8 @@ from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 # Logical axes of the decoding cache, in the order of the products with query and probabilities. With other orders every
-# decoding step would transpose the cache. With 256 keys this took longer than the rest of the step; swapping only the
-# last two axes of the keys still took a tenth.
+# step would transpose the cache. With 256 keys this took longer than the rest of the step; swapping only the last two
+# axes of the keys still took a tenth.
 KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
@@ -29,7 +29,7 @@ class _Attention(KeepsShape):
     """The steps of both attentions after their projections."""
 
     def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
-        # Keras' autocast would round the position bias to bfloat16. Kernels are cast where they are used.
+        # Keras' autocast would round the position bias to bfloat16. Kernels are cast at their use.
         super().__init__(autocast=False, **kwargs)
         self._keep(num_heads=num_heads, d_kv=d_kv, dropout_rate=dropout_rate, init_scale=init_scale)
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
@@ -136,13 +136,13 @@ class MultiHeadAttention(_Attention):
         return (KEY_CACHE_AXES, self.compute_dtype), (VALUE_CACHE_AXES, self.compute_dtype)
 
     def compute_cache(self, inputs_kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cached keys and values of <compute dtype>[batch, key, d_model]."""
+        """Returns keys and values of <compute dtype>[batch, key, d_model] for the cache."""
         key, value = self._project(inputs_kv, self.key), self._project(inputs_kv, self.value)
         return ops.transpose(key, (0, 2, 3, 1)), ops.transpose(value, (0, 2, 1, 3))
 
     def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Mask = None,
                position_bias: Tensor | None = None) -> Tensor:
-        """Attends to cached keys and values while decoding. Arguments are as for `call`, and unchecked."""
+        """Attends to cached keys and values while decoding. Arguments are as for `call`, unchecked."""
         return self.mix(self._project(inputs, self.query), *cache, attention_mask, position_bias, "bhdk")
 
     def _project(self, x, kernel):
@@ -155,12 +155,12 @@ class MultiHeadAttention(_Attention):
 class SwitchSelfAttention(Routed, _Attention):
     """Self-attention with experts as input projections (arXiv 2101.03961, appendix A, figure 10).
 
-    One Switch layer computes the queries. A second, with its own router, computes one vector per token that is both key
-    and value. Dropped tokens get zero vectors: a zero query attends by position bias only, and a zero key receives
-    attention but its value adds zero.
+    One Switch layer computes the queries. A second, with its own router, computes one vector per token, both key and
+    value. Dropped tokens get zero vectors: a zero query attends by position bias only; a zero key receives attention,
+    but its value adds zero.
 
-    Queries are multiplied by d_kv^-0.5, as in Mesh TensorFlow. `MultiHeadAttention` has that factor in its initial
-    query kernel.
+    Queries are multiplied by d_kv^-0.5 (Mesh TensorFlow). `MultiHeadAttention` has this factor in its initial query
+    kernel.
 
     The experts have their own dtype. With float32 experts in a bfloat16 model, scores come from float32 queries and
     keys, and only values are cast to the dtype of the inputs.
@@ -172,8 +172,8 @@ class SwitchSelfAttention(Routed, _Attention):
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True at real tokens, which are routed. None uses Keras' mask, if any. Does
-            not mask keys: use `attention_mask` or Keras' mask.
+        padding_mask: <bool>[batch, length], True at real tokens, which are routed. None uses Keras' mask, if any. To
+            mask keys, use `attention_mask` or Keras' mask.
         token_ids: <int32>[batch, length]. Required by the "hash" policy.
         attention_mask, position_bias: See `MultiHeadAttention`.
         return_router_stats: bool. Returns the statistics and adds no losses. Set by `forward`.
@@ -241,7 +241,7 @@ class SwitchSelfAttention(Routed, _Attention):
     def attend(self, inputs: Tensor, cache: tuple[Tensor], attention_mask: Mask = None,
                position_bias: Tensor | None = None, padding_mask: Mask = None,
                token_ids: Tensor | None = None) -> Tensor:
-        """Attends to the cache while decoding. Arguments are as for `call`, and unchecked."""
+        """Attends to the cache while decoding. Arguments are as for `call`, unchecked."""
         query, _ = self._queries(inputs, padding_mask, token_ids)
         (key_value,) = cache
         return self.mix(query, key_value, ops.cast(key_value, inputs.dtype), attention_mask, position_bias, "bhkd")
@@ -276,8 +276,7 @@ def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_b
 
     Args:
         distance: <int>[...]. Key position minus query position.
-        is_bidirectional: bool. Whether half of the buckets are for keys after the query. If False, bucket 0 holds all
-            later keys.
+        is_bidirectional: bool. Whether half of the buckets are for keys after the query. If not, these have bucket 0.
         num_buckets: int.
         max_distance: int. Longer distances share a bucket.
 

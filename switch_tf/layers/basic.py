@@ -25,7 +25,7 @@ _RULES = {
 
 
 class Layer(keras.layers.Layer):
-    """Layer with its constructor's arguments in its config. Each is an attribute of the same name."""
+    """Layer with its constructor's arguments in its config and in attributes of the same names."""
 
     def _keep(self, **arguments):
         """Checks arguments by `_RULES` and stores them as attributes."""
@@ -38,7 +38,7 @@ class Layer(keras.layers.Layer):
         return random.uniform(random.layer_seed(self, purpose), tuple(shape))
 
     def get_config(self) -> dict[str, Any]:
-        # Reads the arguments of the package's class: a user's subclass may have arguments that are not attributes.
+        # Reads the arguments of the package's class: a user's subclass may not keep its own as attributes.
         made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
         names = list(inspect.signature(made_here.__init__).parameters)[1:-1]  # without self and **kwargs
         return {**super().get_config(), **{name: _config_of(getattr(self, name)) for name in names}}
@@ -51,7 +51,7 @@ class Layer(keras.layers.Layer):
 
 
 def _config_of(argument):
-    """Returns an argument for a config. Leaves out a layer's `build_config`: the outer layer builds it."""
+    """Returns an argument for a config, without a layer's `build_config`: the outer layer builds it."""
     if not isinstance(argument, keras.layers.Layer):
         return argument
     config = keras.saving.serialize_keras_object(argument)
@@ -127,8 +127,8 @@ class Dropout(KeepsShape):
 
     Args:
         rate: float in [0, 1).
-        broadcast_axis: int, 0 or above, or None. Positions along this axis share one mask. T5 drops a feature along a
-            whole sequence.
+        broadcast_axis: int, 0 or above, or None. Positions along this axis share one mask. T5 drops a feature along
+            the whole sequence.
     """
 
     def __init__(self, rate: float, broadcast_axis: int | None = None, **kwargs: Any):

@@ -16,7 +16,7 @@ class Scores(NamedTuple):
     """Inputs of a routing policy.
 
     `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None for a policy without a kernel.
-    `probs`: <router dtype>[group, tokens, expert], the router's softmax. None for a policy without a kernel.
+    `probs`: <router dtype>[group, tokens, expert], the router's softmax. None without a kernel.
     `is_real`: <bool>[group, tokens], False at padding.
     `token_ids`: <int32>[group, tokens], or None if the caller passed none.
     """
@@ -55,7 +55,7 @@ class TokenChoices(NamedTuple):
 
     `expert_index`: <int32>[group, tokens, choice]. The chosen expert.
     `slot`: <int32>[group, tokens, choice]. The token's position in its expert's buffer, in [0, capacity). Dropped
-        choices and padding have `capacity`. Two choices of a group never share a slot of an expert.
+        choices and padding have `capacity`. Choices of a group never share a slot of an expert.
     `gate`: <float32>[group, tokens, choice]. Factor of the expert's output. 0 without a slot.
     `num_experts`: int.
     `capacity`: int or int32 scalar tensor. Slots per expert and group.
@@ -73,7 +73,7 @@ class TokenChoices(NamedTuple):
         return self.slot < self.capacity
 
     def counts(self, is_real: Tensor, chosen: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
-        """Counts the load, the filled slots, and the tokens in at least one slot, over all groups.
+        """Counts the load, the filled slots, and the tokens with a slot, over all groups.
 
         Args:
             is_real: <bool>[group, tokens], False at padding.
@@ -93,16 +93,16 @@ class TokenChoices(NamedTuple):
 
     @property
     def gates(self) -> Tensor:
-        """Gates by expert, 0 for experts without the token: <float32>[group, tokens, expert]."""
+        """Gates by expert, <float32>[group, tokens, expert], 0 for experts without the token."""
         expert = ops.one_hot(self.expert_index, self.num_experts, dtype=self.gate.dtype)
         return ops.sum(expert * self.gate[..., None], axis=2)
 
 
 class ExpertChoices(NamedTuple):
-    """Decisions of experts that choose tokens. Several experts may choose the same token.
+    """Decisions of experts that choose tokens. Several may choose the same token.
 
-    `token_index`: <int32>[group, expert, slot]. The token in each slot, `num_tokens` in empty slots. There are
-        min(capacity, num_tokens) slots.
+    `token_index`: <int32>[group, expert, slot]. The token in each of min(capacity, num_tokens) slots, or `num_tokens`
+        in empty slots.
     `gate`: <float32>[group, expert, slot]. Factor of the slot's output. 0 in empty slots.
     `num_tokens`: int or int32 scalar tensor. Tokens per group.
     `num_experts`, `capacity`: See `TokenChoices`.

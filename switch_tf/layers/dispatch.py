@@ -6,7 +6,7 @@
 * `Ragged` gathers rows without empty slots. It is fastest for few experts on CPU.
 * `Gathered` looks up the kernels of each row, to decode a few sequences with static shapes.
 
-If experts choose tokens, a token may be in many slots; `ExpertChoiceEinsum` and `ExpertChoiceIndex` dispatch them.
+`ExpertChoiceEinsum` and `ExpertChoiceIndex` are for experts that choose tokens: a token may be in many slots.
 """
 
 import functools
@@ -38,7 +38,7 @@ class Dispatcher:
     """Moves tokens to the experts of their routing decisions and sums the gated outputs.
 
     `dispatch` moves rows to experts: tokens -> buffers. `compute` applies the experts. `combine` sums gated outputs by
-    token: outputs -> combined. `dispatch` and `combine` are pure functions of their arguments and the decisions.
+    token: outputs -> combined. `dispatch` and `combine` are pure functions.
 
     Shapes:
         tokens: <compute dtype>[group, tokens, d_model].
@@ -60,8 +60,8 @@ class Dispatcher:
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies an ExpertFeedForward: buffers -> outputs.
 
-        One all-to-all moves buffers from groups to experts, a second moves outputs back. If `expert_embed` is split,
-        devices that share experts each send part of every row, as in Mesh TensorFlow and T5X, not the same rows.
+        One all-to-all moves buffers from groups to experts, and a second moves outputs back. If `expert_embed` is
+        split, devices that share experts send different parts of each row (Mesh TensorFlow, T5X), not equal rows.
         """
         for axes in (AT_GROUPS, AT_EXPERTS, READ_BY_EXPERTS):
             buffers = partitioning.constrain(buffers, axes)
@@ -128,7 +128,7 @@ class Index(Dispatcher):
     """Dispatches TokenChoices by gathers in both directions.
 
     The maps between choices and rows are inverse on the kept choices. So the gradient of a gather is a gather by the
-    inverse map, and no rows are scattered.
+    inverse map, without a scatter of rows.
     """
 
     read = staticmethod(_read_or_zero)
@@ -153,7 +153,7 @@ class Index(Dispatcher):
         num_groups, group_tokens, num_choices = ops.shape(row)
         all_choices = num_groups * group_tokens * num_choices
         row = ops.where(self.decisions.is_filled, row, num_rows)
-        # The only scatter, of integers: the number, from 1, of the choice that fills each row.
+        # The only scatter, of integers: the number, from 1, of the choice in each row.
         filled = ops.scatter(ops.reshape(row, (-1, 1)), ops.arange(1, all_choices + 1, dtype="int32"),
                              (num_rows + 1,))[:num_rows]
         self._choice_of_row = ops.where(filled > 0, filled - 1, all_choices)
@@ -180,8 +180,8 @@ class Ragged(Index):
     """Dispatches TokenChoices by gathers to rows sorted by expert.
 
     Rows per expert depend on values, so XLA cannot compile it. Buffers are rows, [group * tokens * choice + 1,
-    d_model]. The last row is always empty: choices without a row read its zeros. Other empty rows are never read, and
-    their contents are arbitrary.
+    d_model]. The last row is always empty: choices without a row read its zeros. Other empty rows are never read and
+    have arbitrary contents.
     """
 
     read = staticmethod(functools.partial(ops.take, axis=0))
@@ -208,7 +208,7 @@ class Ragged(Index):
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies each expert to its rows. Returns zeros in empty rows.
 
-        At inference, experts without rows are skipped if rows are fewer than experts or their number is unknown.
+        At inference, experts without rows are skipped if rows are fewer than experts or of unknown number.
         """
         with keras.name_scope(experts.name):
             num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
@@ -227,7 +227,7 @@ class Ragged(Index):
             return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
 
     def _compute_in_a_loop(self, experts, rows):
-        """Applies experts in a loop, one turn per expert with rows."""
+        """Applies the experts with rows in a loop."""
         lengths = self._lengths
         busy = ops.nonzero(lengths > 0)[0]
         starts = ops.cumsum(lengths) - lengths
@@ -257,7 +257,7 @@ def _split(rows, lengths):
         pieces = [ops.slice(rows, (ends[i] - lengths[i], 0), (lengths[i], rows.shape[-1])) for i in range(count)]
 
         def gradient(*upstream):
-            # By default each slice's gradient would be a tensor of all rows.
+            # Otherwise each slice's gradient would be a tensor of all rows.
             num_left = ops.shape(rows)[0] - ends[-1]
             return ops.concatenate([*upstream, ops.zeros((num_left, rows.shape[-1]), rows.dtype)], axis=0)
 
@@ -269,7 +269,7 @@ def _split(rows, lengths):
 class Gathered(Dispatcher):
     """Computes each choice of TokenChoices as its own row, to predict a few tokens with static shapes.
 
-    No rows are moved: each of [group * tokens * choice, d_model] looks up the kernels of its expert.
+    Moves no rows: each of [group * tokens * choice, d_model] looks up the kernels of its expert.
     """
 
     def dispatch(self, tokens: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class ExpertChoiceIndex(Dispatcher):
         num_groups, num_tokens = ops.shape(decisions.token_index)[0], decisions.num_tokens
         group = ops.arange(num_groups, dtype="int32")[:, None, None]
         self._all_tokens = num_groups * num_tokens
-        # The token of each slot over all groups, <int32>[expert, group, capacity]. Empty slots hold the number of all
+        # The token of each slot over all groups, <int32>[expert, group, capacity]. Empty slots have the number of all
         # tokens.
         token = ops.where(decisions.token_index < num_tokens, decisions.token_index + group * num_tokens,
                           self._all_tokens)
@@ -380,7 +380,7 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
         # Without drops, nearly all slots are empty.
         return "ragged" if no_drop else others[0]
     num_rows = num_groups * num_tokens * num_choices
-    # A decoding step, or fewer choices than experts: most slots are empty, and reading kernels dominates.
+    # In a decoding step, or with fewer choices than experts, most slots are empty, and reading kernels dominates.
     # Otherwise a row per slot is compared with the overhead of products.
     is_ragged = num_tokens == 1 or num_rows < decisions.num_experts or (
         num_rows + decisions.num_experts * ROWS_PER_PRODUCT < decisions.num_experts * num_groups * decisions.capacity)

@@ -89,7 +89,7 @@ class ExpertFeedForward(_Kernels):
         activation: One of ACTIVATIONS, see `FeedForward`.
         dropout_rate: float in [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).
         init_scale: float. Each kernel's initial variance is init_scale / fan_in.
-        output_dim: int or None. Width of the outputs. Defaults to the width of the inputs.
+        output_dim: int or None. Width of the outputs. None for the width of the inputs.
 
     Call arguments:
         inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros.
@@ -122,7 +122,7 @@ class ExpertFeedForward(_Kernels):
         return _products(hidden, self.wo)
 
     def dropout_draws(self, group: Tensor, place: Tensor) -> Tensor:
-        """Draws uniform numbers for the dropout of hidden units, equal for every dispatch.
+        """Draws uniform numbers for dropout of hidden units, equal for every dispatch.
 
         Args:
             group: <int32>[..., 1]. Group of the global batch.

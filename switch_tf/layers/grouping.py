@@ -28,8 +28,8 @@ class Plan(NamedTuple):
     Attributes:
         groups: Groups.
         capacity: int or int32 scalar tensor. Slots of each expert per group.
-        shape: (sequences, length) after rows or columns of zeros are added to the batch. Masked tokens fill the rest
-            of `groups`.
+        shape: (sequences, length) of the batch with added rows or columns of zeros. Masked tokens fill the rest of
+            `groups`.
     """
 
     groups: Groups
@@ -41,9 +41,8 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
          experts_choose: bool = False) -> Plan:
     """Returns the groups and the capacity for this part of a batch.
 
-    Without drops (`context.Context.no_drop`) each sequence is a group, as any layout can hold. Two cases keep their
-    capacity: rules with `groups_are_sequences`, so a Hugging Face encoder still drops tokens, and experts that choose
-    tokens.
+    Without drops (`context.Context.no_drop`) each sequence is a group, as any layout can hold. Rules with
+    `groups_are_sequences` (a Hugging Face encoder) and experts that choose tokens keep their capacity.
 
     Args:
         grouping: Grouping.
@@ -91,8 +90,8 @@ def _common_divisor(size, multiple):
 def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
     """Returns the fewest equal groups of at most `group_size` tokens. Their number is a multiple of `groups_multiple`.
 
-    Returns None if `num_tokens` does not divide that way. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X)
-    the search starts at num_tokens // group_size groups.
+    Returns None if `num_tokens` does not divide. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X) the search
+    starts at num_tokens // group_size groups.
 
     Args:
         num_tokens: int. Tokens of the global batch.
@@ -110,7 +109,7 @@ def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
 
 
 def _fewest_groups(num_tokens, grouping):
-    """Returns the first number of groups to try: int or int32 scalar tensor, as `num_tokens`."""
+    """Returns the first number of groups to try, int or int32 scalar tensor as `num_tokens`."""
     if grouping.rules.may_exceed_group_size:
         return num_tokens // grouping.group_size
     return -(-num_tokens // grouping.group_size)
@@ -146,8 +145,8 @@ def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: 
 def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, training: bool) -> Groups:
     """Returns the groups of this part of the batch.
 
-    A training batch of known size must divide into groups. The caller pads any other batch to `count * size` with
-    masked tokens.
+    A training batch of known size must divide into groups. The caller pads other batches to `count * size` with masked
+    tokens.
 
     Args:
         shape: (sequences, length) of this part, ints or int32 scalar tensors.
@@ -178,10 +177,9 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
 
 
 def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bool) -> int | Tensor:
-    """Returns the slots of each expert in a group, by equation 3 of the paper.
+    """Returns an expert's slots in a group, by equation 3 of the paper.
 
-    Rounds down, applies the minimum, then limits it to the group's tokens. `Rules` may change rounding, limit and
-    order.
+    Rounds down, applies the minimum, then limits to the group's tokens. `Rules` may change rounding, limit and order.
 
     Args:
         group_tokens: int or int32 scalar tensor.
@@ -197,7 +195,7 @@ def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bo
     else:
         minimum, maximum, cast, rounded, cut = ops.minimum, ops.maximum, ops.cast, ops.round, ops.floor
     if rules.is_exact:
-        # Limiting the denominator keeps products in the graph within int64: str(0.1 + 0.2) has seventeen digits.
+        # A limited denominator keeps products in the graph within int64: str(0.1 + 0.2) has seventeen digits.
         ratio = fractions.Fraction(str(factor)).limit_denominator(10**6) / grouping.num_experts
         capacity = cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
     else:

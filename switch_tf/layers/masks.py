@@ -14,8 +14,8 @@ def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
     Args:
         inputs: <any float>[batch, length, d_model].
         padding_mask: <bool>[batch, length] or None. The caller's own mask, which comes first.
-        *keras_masks: As `padding_mask`. Keras passes its mask as `mask` to a layer called with one tensor, and as
-            `inputs_mask` to a layer called with several.
+        *keras_masks: As `padding_mask`. Keras passes its mask as `mask` to layers called with one tensor, and as
+            `inputs_mask` to layers called with several.
         name: str. Argument name for error messages.
 
     Returns:
@@ -33,7 +33,7 @@ def attention_mask(query_segments: Tensor, key_segments: Tensor, is_causal: bool
     """Returns the attention mask of packed sequences.
 
     Args:
-        query_segments: <int32>[batch, query]. Number of the packed example at each position, 0 for padding.
+        query_segments: <int32>[batch, query]. Number of the packed example, 0 for padding.
         key_segments: <int32>[batch, key].
         is_causal: bool. Whether later keys are masked.
 
@@ -72,8 +72,7 @@ def decoder_is_real(features: dict[str, Tensor], rules: Rules) -> Tensor:
     """Returns the decoder's padding mask, <bool>[batch, length], from its segments, else its targets, else all True.
 
     The inputs cannot mark padding: their first token, the start of the sequence, is also 0. With
-    `Rules.masks_decoder_inputs` a 0 is such a start if it is at position 0 or before a token (Flaxformer's
-    `get_decoder_logit_mask`).
+    `Rules.masks_decoder_inputs` a 0 at position 0 or before a token is a start (Flaxformer's `get_decoder_logit_mask`).
     """
     tokens = features["decoder_input_tokens"]
     if rules.masks_decoder_inputs:

@@ -53,7 +53,7 @@ class Routed:
 
     def add_router_losses(self, expert_layers: Sequence["SwitchFeedForward"], router_stats: tuple[RouterStats, ...],
                           training: bool) -> None:
-        """Adds the weighted losses. In training, passes the statistics to the observer and to stateful routers."""
+        """Adds the weighted losses. In training, also updates the observer and stateful routers."""
         if training and self.router_observer is not None:
             self.router_observer.update(router_stats)
         for experts, stats in zip(expert_layers, router_stats, strict=True):
@@ -81,8 +81,8 @@ class SwitchFeedForward(Routed, KeepsShape):
         semantics: "switch_tf", or "mtf", "t5x" or "hf" for the grouping, capacity, padding and loss rules of Mesh
             TensorFlow, T5X or Hugging Face, see `semantics.Rules`.
         dispatch: "einsum", "index", "ragged" or "auto", see `layers.dispatch`.
-        router: Name or record of a policy, or a `Router`. A Router sets jitter_noise, router_dtype and init_scale;
-            different values of these arguments are refused.
+        router: Name or record of a policy, or a `Router`. A Router sets jitter_noise, router_dtype and init_scale, and
+            different values are refused.
         output_dim: int or None. Width of the outputs, by default d_model.
 
     Call arguments:
@@ -95,7 +95,7 @@ class SwitchFeedForward(Routed, KeepsShape):
     Returns: <compute dtype>[batch, length, output_dim].
     """
 
-    # The paper's hyperparameters, all of which a functional model may set.
+    # The paper's hyperparameters, for functional models.
     def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", group_size: int = 4096,
                  num_groups_multiple: int = 1, jitter_noise: float | None = None,
                  train_capacity_factor: float = 1.25, eval_capacity_factor: float = 2.0, min_expert_capacity: int = 4,
@@ -121,7 +121,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         self.d_ff, self.activation, self.output_dim = self.experts.d_ff, activation, self.experts.output_dim
 
     def _make_router(self, router, **options):
-        """Returns the Router. Raises Refusal if a given Router does not fit the layer's arguments."""
+        """Returns the Router, after checking that it fits the layer's arguments."""
         options = {name: value for name, value in options.items() if value is not None}
         if isinstance(router, str | Policy):
             return Router(self.num_experts, policy=router, semantics=self.semantics, dtype=self.dtype_policy,
@@ -187,7 +187,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         if routes is not None:
             routes[self.path] = of_tokens(decisions.gates)
         dispatcher = dispatch.create(decisions, self.dispatch)
-        # Constrained again, so that the experts' gradient is reduced before the router's is added.
+        # Constrained again, to reduce the experts' gradient before the router's is added.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
@@ -222,7 +222,7 @@ class SwitchFeedForward(Routed, KeepsShape):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SwitchFeedForward":
-        # Layers saved by 0.1.0 may differ from their router in init_scale. Only initial values depended on it.
+        # Layers saved by 0.1.0 may differ from their router in init_scale. It only set initial values.
         return super().from_config({**config, "init_scale": None})
 
 

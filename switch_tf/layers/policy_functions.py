@@ -99,11 +99,11 @@ def hashed(scores: Scores, options: Options) -> TokenChoices:
 
 
 def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
-    """Routes to the best expert of a balanced assignment in training, and to the best expert at inference.
+    """Routes to the best expert; in training, to the best expert of a balanced assignment.
 
     Balances exp(logits) by Sinkhorn's iterations without a gradient, as V-MoE's `sparsity_constrained_ot` and Lingvo's
     `optimal_transport`. The gate stays the router's probability. Inference does not balance, as in BASE
-    (arXiv 2103.16716), so a prediction does not depend on its batch.
+    (arXiv 2103.16716), so predictions do not depend on their batch.
     """
     if options.training:
         scores = scores._replace(selection=balanced(scores.selection, scores.is_real))
@@ -134,7 +134,7 @@ def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
     """Lets each expert take the tokens that give it the highest probability (arXiv 2202.09368).
 
     Experts are balanced by construction. A token's output is the sum over the experts that took it, gated by its
-    probabilities without normalization.
+    unnormalized probabilities.
     """
     # [group, tokens, expert] -> [group, expert, tokens]
     wanted = ops.softmax(ops.transpose(scores.selection, (0, 2, 1)), axis=1)

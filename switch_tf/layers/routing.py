@@ -33,8 +33,8 @@ class Router(Layer):
         num_experts: int. Number of experts.
         num_selected_experts: int or None. Experts per token. None for the policy's default.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
-            "expert_choice", "hash", "sinkhorn", or the name of a registered policy, see `policies.register`. Or a
-            record with other parameters, such as `policies.Top2(threshold=0.5)`.
+            "expert_choice", "hash", "sinkhorn", or a registered name, see `policies.register`. Or a record with other
+            parameters, such as `policies.Top2(threshold=0.5)`.
         exploration: Exploration in training (appendix C). "input_jitter" multiplies the router's copy of the inputs by
             uniform numbers in [1 - jitter_noise, 1 + jitter_noise]. "input_dropout" drops a tenth of it. "sample" draws
             experts from the router's probabilities. "argmax" does not explore.
@@ -54,12 +54,12 @@ class Router(Layer):
             that route padding.
         expert_capacity: int or integer scalar tensor. Slots per expert and group.
         token_ids: <int32>[group, tokens]. Required by "hash".
-        is_present: <bool>[group, tokens], False at the padding of an incomplete group, which is never routed. None
-            if all tokens are present.
+        is_present: <bool>[group, tokens], False at the padding of an incomplete group, which is never routed. None if
+            all tokens are present.
         mask, inputs_mask: Keras' mask, passed by Keras.
 
-    Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` from a
-        policy with `experts_choose`.
+    Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` if
+        experts choose.
     """
 
     def __init__(self, num_experts: int, num_selected_experts: int | None = None,
@@ -168,7 +168,7 @@ class Router(Layer):
         """Updates the policy's state, if any, after a training step.
 
         Args:
-            expert_load: Mean of <float32>[expert] over the whole batch, see `RouterStats`.
+            expert_load: Mean of <float32>[expert] over the whole batch.
         """
         if not self.has_state:
             return

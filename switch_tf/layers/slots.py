@@ -73,7 +73,7 @@ def token_choices(options: Options, expert_index: Tensor, slot: Tensor, gates: T
 def positions(in_line: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Counts, for each entry, its group's earlier entries with the same expert.
 
-    Sorts: the cost of a cumulative sum over one-hots grows with the number of experts.
+    Sorts: a cumulative sum over one-hots would cost more with more experts.
 
     Args:
         in_line: <int32>[group, entry]. An expert, or `num_experts` for none.

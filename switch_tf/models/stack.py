@@ -65,8 +65,7 @@ class _Parts(KeepsShape):
 
 
 class TransformerLayer(_Parts):
-    """One pre-norm layer of the encoder or decoder: self-attention, cross-attention in decoders, and feed-forward or
-    experts.
+    """One pre-norm layer: self-attention, cross-attention in decoders, and feed-forward or experts.
 
     `relpos_bias` is the layer's own RelativePositionBias, called by the stack, or None if layers share one.
 
@@ -84,12 +83,12 @@ class TransformerLayer(_Parts):
         encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
         token_ids: <int32>[batch, length], for hash routing.
 
-    Returns: `(hidden, router_stats)`. `router_stats` is a tuple with the RouterStats of the layer's routers in the
-        order queries, keys and values, feed-forward.
+    Returns: `(hidden, router_stats)`. `router_stats` is a tuple of the layer's RouterStats, in the order queries, keys
+        and values, feed-forward.
     """
 
     def __init__(self, config: SwitchConfig, is_decoder: bool, is_sparse: bool, **kwargs: Any):
-        # Keras' autocast would round the float32 position bias. This layer has no weights of its own to cast.
+        # Keras' autocast would round the float32 position bias. This layer has no weights to cast.
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
         self.zeroes_padding = is_decoder and config.rules.masks_decoder_inputs
@@ -158,7 +157,7 @@ class TransformerLayer(_Parts):
         return hidden, router_stats + mlp_stats
 
     def _feed_forward(self, hidden, is_real, token_ids, training):
-        """Returns the hidden states after the feed-forward sublayers and a tuple of RouterStats."""
+        """Returns the hidden states after the feed-forward sublayers, and a tuple of RouterStats."""
         router_stats = ()
         x = self.pre_mlp_layer_norm(hidden)
         if self.has_feed_forward_experts:
@@ -206,7 +205,7 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
     """Computes the router losses of a whole stack and splits them evenly between its routers (Hugging Face).
 
     Tokens of all layers count as tokens of one layer. The fraction of tokens per expert is averaged over layers before
-    it is multiplied by probabilities, so layers can balance one another.
+    its product with probabilities, so layers can balance one another.
 
     Args:
         router_stats: RouterStats of each router of the stack, with `Router.reports_balance`.
@@ -290,7 +289,7 @@ class Stack(_Parts):
     # Incremental decoding.
 
     def init_cache(self, batch: int | Tensor, max_length: int) -> Cache:
-        """Returns an empty self-attention cache for each layer, zeros with room for `max_length` tokens."""
+        """Returns an empty self-attention cache for each layer: zeros for `max_length` tokens."""
         sizes = {"batch": batch, "heads": self.config.num_heads, "length": max_length, "kv": self.config.d_kv}
         return tuple(tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
                            for axes, dtype in layer.attention.cache_spec) for layer in self.layers)

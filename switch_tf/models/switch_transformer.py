@@ -43,7 +43,7 @@ class SwitchTransformer(Routed, keras.Model):
     """T5 encoder-decoder, or only the encoder, with experts in some layers (arXiv 2101.03961).
 
     `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
-    `model.forward(features)` returns `(logits, router_stats)` instead, with one RouterStats for each name in
+    `model.forward(features)` returns `(logits, router_stats)`, with one RouterStats for each of
     `config.sparse_layer_names`, in that order.
 
     Args:
@@ -57,7 +57,7 @@ class SwitchTransformer(Routed, keras.Model):
             all positions are real.
         training: bool.
 
-    Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of the encoder in an encoder-only model.
+    Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of an encoder-only model.
     """
 
     _called_with: dict[str, tuple[str, int]] | None = None  # feature name -> (dtype, rank) in the last call
@@ -79,7 +79,7 @@ class SwitchTransformer(Routed, keras.Model):
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
         self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
-        self._programs = collections.UserDict()  # of `generate`; a dict's programs would be exported by TensorFlow
+        self._programs = collections.UserDict()  # of `generate`; TensorFlow would export a dict's programs
         self.logits_dense = None if config.logits_via_embedding else LogitsDense(
             config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
 
@@ -205,8 +205,8 @@ class SwitchTransformer(Routed, keras.Model):
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0.
 
         Returns:
-            <compute dtype>[batch, length, d_model], the encoder's last hidden states (Hugging Face's T5EncoderModel).
-            Values at padding are undefined.
+            <compute dtype>[batch, length, d_model], the encoder's last hidden states (Hugging Face's T5EncoderModel),
+            undefined at padding.
         """
         return self._encode(features, masks.encoder_is_real(features), training=False)[0]
 
@@ -230,7 +230,7 @@ class SwitchTransformer(Routed, keras.Model):
                     cross_cache: tuple[Cache, Tensor]) -> tuple[Tensor, Cache]:
         """Computes the logits after one more token of each sequence.
 
-        They equal the logits of `call` at `position` for the whole sequence.
+        They equal `call`'s logits at `position` for the whole sequence.
 
         Args:
             tokens: <int32>[batch]. Token of each sequence at `position`. The first is 0, the start of a sequence.
@@ -290,7 +290,7 @@ class SwitchTransformer(Routed, keras.Model):
         checks.indices("Ids of inputs", inputs, self.config.vocab_size)
         return inputs.astype("int32")
 
-    # Built before tracing: weights created inside a trace have no values if the trace raises.
+    # Built before tracing: weights created inside a trace have no values if it raises.
     make_train_function = _after_building(keras.Model.make_train_function)
     make_test_function = _after_building(keras.Model.make_test_function)
     make_predict_function = _after_building(keras.Model.make_predict_function)

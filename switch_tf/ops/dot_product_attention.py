@@ -1,10 +1,10 @@
 """Dot-product attention with T5's position bias and a softmax in float32.
 
-Scores, [batch, heads, query, key], are the largest arrays of a step. Autodiff keeps several of them in float32 and
-reads them for each product of the backward pass. The gradient here keeps only the probabilities, in the compute dtype,
-and computes the scores' gradient in one pass. Its sum over the batch is the gradient of the position bias. On a TPU,
-blocks of queries keep their scores in on-chip memory, and outputs are divided by the sums of the exponentials, as in
-FlashAttention, so that scores become exponentials in one pass (docs/notebook/tpu.md).
+Scores, [batch, heads, query, key], are the largest arrays of a step. Autodiff keeps several in float32 and reads them
+for each product of the backward pass. This gradient keeps only the probabilities, in the compute dtype, and computes
+the scores' gradient in one pass. Its sum over the batch is the gradient of the position bias. On a TPU, blocks of
+queries keep their scores in on-chip memory. Outputs are divided by the sums of the exponentials, as in FlashAttention,
+so that scores become exponentials in one pass (docs/notebook/tpu.md).
 """
 
 from typing import TypeAlias
@@ -21,14 +21,13 @@ from switch_tf.partitioning.tensors import Tensor
 PositionBias: TypeAlias = Tensor | tuple[Tensor, ...]
 
 MASKED = -1e9
-_QUERIES, _HEADS = 1, 2  # axes of queries; in a position bias queries are at 2 and heads at 1
+_QUERIES, _HEADS = 1, 2  # axes of queries; axes 2 and 1 of a position bias
 
 
 def cut(position_bias: Tensor) -> PositionBias:
-    """Cuts <float32>[1, heads, query, key] into the blocks of attention, if it uses blocks.
+    """Cuts <float32>[1, heads, query, key] into the blocks of attention, if any.
 
-    Cut a bias shared by several layers once. A block's gradients are then added before the sum over devices; otherwise
-    XLA would send them for each layer.
+    Cut a bias shared by several layers once: its gradients are then added before, not after, the sum over devices.
     """
     _, heads, length, _ = position_bias.shape
     blocks = _blocks(length, heads)
@@ -109,9 +108,8 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
     def attend(query, key, value, *bias):
         scores = _scores(query, key, attention_mask, *(bias or (None,)))
         if forms.divides_outputs():
-            # Exponentials times scale are the softmax. The sums are over rounded exponentials. Exact sums would need
-            # another pass on a TPU, over float32 exponentials, and a query's rounded weights would still not add up
-            # to 1.
+            # Exponentials times scale are the softmax. The sums are over rounded exponentials: exact sums would need
+            # another pass on a TPU, and a query's rounded weights would still not add up to 1.
             probs = ops.cast(ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)), value.dtype)
             scale = ops.transpose(1 / ops.sum(dtypes.widen(probs), axis=-1), (0, 2, 1))[..., None]
         else:
@@ -121,11 +119,11 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
         @products.in_gradient_of(scope_of)
         def gradient(upstream):
             wide = dtypes.widen
-            # From here the exponentials serve as probabilities: the upstream gradient takes their scale.
+            # From here the exponentials serve as probabilities; the upstream gradient takes their scale.
             upstream = _scaled(upstream, scale)
             value_gradient = ops.einsum("bhqk,bqhd->bkhd", probs, upstream)
             probs_gradient = _constrain(ops.einsum("bqhd,bkhd->bhqk", wide(upstream), wide(value)))
-            # Equals the sum over keys of probabilities times their gradients, without another pass over both.
+            # Equals the sum over keys of probabilities times their gradients, without another pass.
             mean = ops.sum(wide(upstream) * mixed, axis=-1)
             scores_gradient = wide(probs) * (probs_gradient - ops.transpose(mean, (0, 2, 1))[..., None])
             if attention_mask is not None:
@@ -147,7 +145,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
 
 
 def _scaled(x, scale):
-    """Multiplies `x`, <any float>[batch, query, heads, d_kv], by the scale of each query and head, if any."""
+    """Multiplies <any float>[batch, query, heads, d_kv] by the scale of each query and head, if any."""
     return x if scale is None else ops.cast(dtypes.widen(x) * scale, x.dtype)
 
 

@@ -24,7 +24,7 @@ def dtype_policy(activation_dtype: str = "auto") -> str:
 def wide_dtype(dtype: str, narrower: str = "float32") -> str:
     """Returns the dtype of wide values in a model that computes in `dtype`: `narrower`, or float64.
 
-    A float64 model has no float32 islands: their rounding would hide the differences that it should show.
+    A float64 model has no float32 islands: their rounding would hide the differences it should show.
     """
     return "float64" if keras.backend.standardize_dtype(dtype) == "float64" else narrower
 

@@ -1,4 +1,4 @@
-"""Chooses an implementation of an operation for the current device, and compiles or recomputes functions."""
+"""Chooses implementations of operations for the current device, and compiles or recomputes functions."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -14,7 +14,7 @@ from switch_tf.partitioning.tensors import Tensor
 # The library that Keras' back end imports anyway.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
-    from tensorflow.python.ops import control_flow_util  # without a public name; Keras' own layers use it
+    from tensorflow.python.ops import control_flow_util  # no public name; Keras' layers use it
 else:
     import jax
 
@@ -24,8 +24,8 @@ _TPU_QUERIES = 256
 def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
     """Returns `function(*arguments)`, compiled by XLA for a CPU if possible.
 
-    It is possible inside a TensorFlow program for one CPU with known shapes. XLA cannot compile unknown shapes, and
-    other devices use XLA for the whole program, or were not measured.
+    Requires a TensorFlow program for one CPU with known shapes. XLA cannot compile unknown shapes. Other devices use
+    XLA for the whole program, or were not measured.
 
     Args:
         function: Function of nests of tensors.
@@ -43,19 +43,19 @@ def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
 
 
 def is_fused() -> bool:
-    """Returns whether the traced code belongs to a program of `fused`."""
+    """Returns whether the traced code is in a program of `fused`."""
     return context.current().fused_program is not None
 
 
 def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
     """Returns a tensor computed once in a program of `fused`, before its loops.
 
-    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, and compute the product
-    number by number.
+    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, and compute it number
+    by number.
 
     Args:
         key: Identifies the tensor in the program.
-        make: Function without arguments. It uses only tensors that no loop changes, such as weights.
+        make: Function without arguments, of tensors that no loop changes, such as weights.
     """
     graph, shared = context.current().fused_program
     if key not in shared:
@@ -80,8 +80,8 @@ def _can_fuse(arguments):
 def prefers_products() -> bool:
     """Returns whether to multiply by a one-hot mask instead of indexing.
 
-    A partitioner follows products across devices. XLA's programs on a CPU avoid its top-k: it takes ten times as long
-    as TensorFlow's.
+    A partitioner follows products across devices. XLA's programs on a CPU avoid its top-k, ten times as slow as
+    TensorFlow's.
     """
     return is_partitioned() or is_fused() or device_type() == "TPU"
 
@@ -89,7 +89,7 @@ def prefers_products() -> bool:
 def queries_at_a_time() -> int | None:
     """Returns the number of queries in a block of attention; None for all queries.
 
-    On a TPU the scores of a block stay on the chip. This halves the time of a layer of Switch-Base (docs/compile.md).
+    On a TPU a block's scores stay on the chip. This halves the time of a layer of Switch-Base (docs/compile.md).
     """
     return _TPU_QUERIES if divides_outputs() else None
 
@@ -97,17 +97,17 @@ def queries_at_a_time() -> int | None:
 def divides_outputs() -> bool:
     """Returns whether attention divides its outputs, not each probability, by the sums of the exponentials.
 
-    On a TPU this saves a pass over float32 scores, the longest of a layer (docs/notebook/tpu.md). On a CPU TensorFlow's
-    softmax is one operation, and on a GPU XLA's is one pass.
+    On a TPU this saves a pass over float32 scores, the longest of a layer (docs/notebook/tpu.md). TensorFlow's softmax
+    is one operation on a CPU, and XLA's one pass on a GPU.
     """
-    # A program cut over several CPUs takes a TPU's form, so that tests need no TPU.
+    # Programs cut over several CPUs take a TPU's form, so that tests need no TPU.
     return device_type() == "TPU" or is_for_compiler() and device_type() != "GPU"
 
 
 def suited_dispatches() -> tuple[str, ...]:
-    """Returns the names of the dispatches (`layers.dispatch`) that work here, the fastest first.
+    """Returns the dispatches (`layers.dispatch`) that work here, the fastest first.
 
-    "ragged" is first wherever it works, although it is faster only if enough slots would stay empty.
+    "ragged" is first wherever it works, although it is faster only with enough empty slots.
     """
     if is_partitioned():
         return ("einsum",)  # the rest index rows in the memory of one device
@@ -123,8 +123,7 @@ def compiled(function: Callable, ranks: tuple[int, ...] | None = None) -> Callab
 
     Args:
         function: Function of tensors.
-        ranks: Ranks of its <int32> arguments, for a single program for all sizes. By default each shape has its own
-            program.
+        ranks: Ranks of its <int32> arguments, for one program for all sizes. By default each shape has a program.
     """
     if keras.backend.backend() != "tensorflow":
         return function
@@ -151,14 +150,14 @@ def _has_dynamic_shapes():
 def rematerialize(function: Callable, *args: Any) -> Any:
     """Calls `function(*args)` so that the gradient recomputes its intermediate results.
 
-    The recomputation may run after the scopes of the forward pass have ended, and re-enters their context: other random
-    numbers or another part of the batch would silently give a wrong gradient. It records no routes, because the
-    function runs twice.
+    The recomputation may run after the scopes of the forward pass, and re-enters their context: other random numbers or
+    another part of the batch would silently give a wrong gradient. It records no routes, because the function runs
+    twice.
 
     Args:
         function: Function of tensors that returns a nest of floating point tensors.
         args: Nests of tensors. Floating point tensors receive gradients. The rest, such as masks, bypass the
-            recomputation, because TensorFlow would try to add their gradients.
+            recomputation: TensorFlow would try to add their gradients.
     """
     tensors = keras.tree.flatten(args)
     is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)) for x in tensors]

@@ -1,8 +1,8 @@
 """Operations by index, each with two implementations.
 
 One device indexes: a product with a one-hot mask costs as much as the whole vocabulary or all experts. A program cut
-over devices (and, for targets, a TPU) compares and multiplies: a partitioner leaves the parts of a product in place,
-but gathers the operands of an index.
+over devices (and, for targets, a TPU) compares and multiplies: a partitioner leaves parts of a product in place, but
+gathers the operands of an index.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from switch_tf.ops.products import in_gradient_of, product
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
 from switch_tf.partitioning.tensors import Tensor
 
-LEFT_OUT = -1e9  # as a logit; if all logits were left out, an infinity would give NaN gradients
+LEFT_OUT = -1e9  # as a logit; a row of infinities would have NaN gradients
 
 
 def as_ids(name: str, values: Tensor, shape: Sequence[int | None]) -> Tensor:
     """Checks token ids, <int>[shape], and returns them.
 
-    Under a strategy Keras builds a model symbolically, with the mean of the replicas' batches, so ids arrive as
-    float32. Only then they are returned as <int32>.
+    Under a strategy Keras builds a model symbolically with the mean of the replicas' batches. These ids are float32,
+    and become int32.
     """
     with keras.SymbolicScope() as scope:
         is_symbolic = scope.original_scope is not None
@@ -54,7 +54,7 @@ def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
 
 
 def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
-    """Returns rows of a table. Its gradient is dense: with sparse slices each update of a slot would be a scatter.
+    """Returns rows of a table. Its gradient is dense: sparse slices would make each update of a slot a scatter.
 
     Args:
         variable: Weight from `add_weight`, [vocab, embed].
@@ -169,9 +169,9 @@ def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
 def place_of_largest(logits: Tensor) -> Tensor:
     """Returns the index of each row's first largest number: <float32>[..., vocab] -> <int32>[...]."""
     if not prefers_products():
-        # Keras' argmax takes 60 times as long here, because it distinguishes -0 from 0.
+        # Keras' argmax takes 60 times as long here: it distinguishes -0 from 0.
         return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
-    # An argmax would gather a split vocabulary. A maximum and a minimum reduce the parts first. Floats are exact up to
+    # An argmax would gather a split vocabulary; a maximum and a minimum reduce its parts first. Floats are exact up to
     # 2^24 words; with integers TPU compilers add a pass over the logits.
     vocab_size = logits.shape[-1]
     is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))

@@ -28,8 +28,8 @@ _LARGE = 2**19  # numbers of the smallest matrix that one row is multiplied with
 def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | None = None) -> Tensor:
     """Returns `einsum(equation, x, weight)`, with the weight in the dtype of `x`.
 
-    In a program cut over devices the weight's gradient is a float32 product. Autodiff would compute it, and the devices
-    sum their parts, in bfloat16.
+    In a program cut over devices the weight's gradient is a float32 product. Autodiff would compute it, and devices sum
+    their parts, in bfloat16.
 
     Args:
         equation: Such as "blm,mf->blf". Each index occurs in two or three of the terms.
@@ -43,8 +43,8 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
     dtype = dtype or x.dtype
     if forms.is_fused():
         return _of_few_rows(left, right, result, x, variable, dtype)
-    # Both operands are widened, which is exact: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at
-    # all on JAX. A TPU's compiler removes the casts (docs/notebook/numerics.md).
+    # Widens both operands, which is exact: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at all
+    # on JAX. A TPU's compiler removes the casts (docs/notebook/numerics.md).
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
@@ -73,7 +73,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
 
 
 def _is_matmul(left, right, result):
-    """Returns whether the equation is a `matmul`. TensorFlow computes a matmul's gradients without transposed copies.
+    """Returns whether the equation is a `matmul`. Its gradients in TensorFlow need no transposed copies.
 
     As einsums the products of 128 experts took twice as long, and tied logits 1.2 times.
     """
@@ -81,7 +81,7 @@ def _is_matmul(left, right, result):
 
 
 def _of_few_rows(left, right, result, x, variable, dtype):
-    """Computes a product of few rows in a program of `forms.fused`. The matrix is computed before its loops."""
+    """Computes a product of few rows in a program of `forms.fused`, with the matrix computed before its loops."""
     count = sum(index in left for index in right)
     is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
     shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
@@ -103,8 +103,8 @@ def _of_few_rows(left, right, result, x, variable, dtype):
 def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
     """Multiplies rows with matrices in a program of XLA, as a sum of sums of a few products.
 
-    XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. A
-    matrix product would copy the matrices, and one sum of all products would go column by column.
+    XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. A matrix
+    product would copy the matrices. A sum of all products would go column by column.
 
     Args:
         rows: [row, k].
@@ -124,10 +124,10 @@ def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor])
 
 
 def _times_rows_of(table, x):
-    """Multiplies [row, k] with the transpose of the table [n, k], part by part of the table.
+    """Multiplies [row, k] with the transpose of the table [n, k], one part of the table at a time.
 
-    A product with a vector reads its part of the table in place, in all threads, and the next row of `x` finds the part
-    in the cache. XLA's library for matrix products copies the part first, which is faster for many rows.
+    A product with a vector reads its part of the table in place, in all threads, and the next row of `x` finds it in
+    the cache. XLA's library for matrix products copies the part first, which is faster for many rows.
     """
     (num_rows, width), length = x.shape, table.shape[0]
     is_by_row = num_rows <= _ROWS_TO_READ_AGAIN
@@ -150,7 +150,7 @@ def _times_rows_of(table, x):
 
 @contextlib.contextmanager
 def in_gradient_of(variable: keras.Variable) -> Iterator[None]:
-    """Names operations like autodiff's for the weight's layer, so that compiled programs show their origin."""
+    """Names operations like autodiff's for the weight's layer, to show their origin in compiled programs."""
     with contextlib.ExitStack() as stack:
         for part in ("gradient_tape", *variable.path.split("/")[:-1]):
             stack.enter_context(keras.name_scope(part))

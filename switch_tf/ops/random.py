@@ -2,7 +2,7 @@
 
 Each number is a hash of (seed, position in the global tensor), computed by elementwise integer operations. So dropout
 and jitter are equal for any layout and number of microbatches, resuming needs no generator state, and partitioners
-split the work, unlike with the Philox generator of Keras' Dropout.
+split the work, unlike with Keras' Philox generator.
 
 The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), once for each key and twice for each element.
 """
@@ -19,7 +19,7 @@ from switch_tf import context
 from switch_tf.partitioning.axes import arange
 from switch_tf.partitioning.tensors import Tensor
 
-# Keras' TensorFlow back end imports TensorFlow anyway. On JAX this module needs none of it.
+# Keras' TensorFlow back end imports it anyway. On JAX this module does not need it.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from keras.src.random import seed_generator
@@ -31,7 +31,7 @@ _OPERATION_SEED = 20210111
 def random_seed(seed: Any) -> AbstractContextManager:
     """Returns a scope in which layers draw from streams of `seed`, an int or integer scalar tensor.
 
-    It applies to its thread: under `tf.distribute`, open it in the function that each replica runs.
+    It applies to its thread: under `tf.distribute`, open it in each replica's function.
     """
     return context.within(seed=seed)
 
@@ -51,8 +51,8 @@ def fresh_seed() -> Tensor:
 
     In a replica of a `tf.distribute` strategy, under Keras' `fit` or a user's loop, TensorFlow draws it, equal in all
     replicas. Keras' global generator belongs to the thread that created it, and a replica's thread cannot create
-    variables. TensorFlow's stateful operation needs no variable, and `keras.utils.set_random_seed` seeds it too. The
-    trainer does not need it: it sets the part of the batch and each step's seed in the context.
+    variables. TensorFlow's stateful operation needs none, and `keras.utils.set_random_seed` seeds it too. The trainer
+    sets the part of the batch and each step's seed in the context instead.
     """
     seed = context.current().seed
     if seed is not None:
@@ -60,15 +60,14 @@ def fresh_seed() -> Tensor:
     if _replica_index() is not None:
         return tf.cast(tf.random.uniform((), 0, 2**31 - 1, tf.int32, seed=_OPERATION_SEED), tf.uint32)
     if keras.backend.backend() == "tensorflow":
-        # A generator created inside the traced function would lose its value for the rest of the process if the trace
-        # fails.
+        # A generator created inside a traced function would lose its value for good if the trace fails.
         with tf.init_scope():
             seed_generator.global_seed_generator()
     return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
 
 
 def _replica_index():
-    """Returns the index of the running or traced replica, an int or <int32> scalar; None outside a replica."""
+    """Returns the index of the current replica, an int or <int32> scalar; None outside a replica."""
     if (keras.backend.backend() != "tensorflow" or not tf.distribute.has_strategy()
             or tf.distribute.in_cross_replica_context()):
         return None
@@ -120,7 +119,7 @@ def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor
 def batch_positions(size: Any) -> Tensor:
     """Returns the places of this part's `size` sequences or groups in the global batch: <int32>[size]."""
     part = context.current().part
-    # Replicas of Keras' `fit` are not parts, because each groups its own tokens, but they share a seed.
+    # Replicas of Keras' `fit` are not parts (each groups its own tokens), but share a seed.
     place = part.index if part.count > 1 else _replica_index()
     index = arange(size)
     return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")

@@ -16,8 +16,8 @@ class Adafactor(keras.optimizers.Optimizer):
     """Adafactor: gradients scaled by a factored second moment, updates scaled by the size of the weight.
 
     Keras' Adafactor also keeps a full-size slot and saves no memory. This one keeps only rows and columns. Each expert
-    of a stacked weight is factored, clipped and scaled separately, as in T5X. A step reads every variable once, then
-    writes it once.
+    of a stacked weight is factored, clipped and scaled separately (T5X). A step reads every variable once, then writes
+    it once.
 
     Args:
         learning_rate: float, 0 or above, or schedule. A relative step size if `scales_by_parameter`.

@@ -23,13 +23,13 @@ class Factors(NamedTuple):
 def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None]) -> Factors | None:
     """Returns the roles of a weight's dimensions, or None to keep the whole second moment.
 
-    Logical axes decide, as in T5X, at any size: embed is the rows; mlp, heads, kv and vocab are the columns; experts
-    are stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over their two
+    Logical axes decide at any size, as in T5X: embed is the rows; mlp, heads, kv and vocab are the columns; experts are
+    stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over their two
     largest dimensions if both have at least 128 entries.
 
     Args:
         shape: Sizes of the weight's dimensions.
-        axes: Logical axis or None for each dimension.
+        axes: Logical axes of the weight.
     """
     by_role = [tuple(dim for dim, axis in enumerate(axes) if axis in role) for role in (_STACKED, _ROWS, _COLUMNS)]
     if sum(map(len, by_role)) == len(shape) and by_role[1] and by_role[2]:
@@ -64,9 +64,6 @@ def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
     Args:
         config: Configuration of the model.
         layout: Layout with a complete mesh.
-
-    Raises:
-        Refusal: The layout cannot split the model.
     """
     layout.check_sizes(config.axis_sizes)
     weights, slots = _bytes(config, lambda shape, axes: math.prod(
@@ -75,7 +72,7 @@ def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
 
 
 def _bytes(config, count):
-    """Returns the bytes of weights and of slots. `count`: function of a shape and axes to the elements to store."""
+    """Returns the bytes of weights and slots. `count`: function from shape and axes to the elements to store."""
     weights = slots = 0
     for weight in config.weights():
         weights += 4 * weight.count * count(weight.shape, weight.axes)

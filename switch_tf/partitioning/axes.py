@@ -133,8 +133,8 @@ def scatter(gradient: Tensor, axes: Axes) -> Tensor:
 def arange(size: Any, dtype: str = "int32") -> Tensor:
     """Returns 0, 1, .. size - 1 as <dtype>[size]. `size` is an int or an int32 scalar tensor.
 
-    A program cut over devices computes it: TensorFlow would fold positions and masks of up to 10 MB each into constants,
-    all of them on every device.
+    A program cut over devices computes it: TensorFlow would fold positions and masks of up to 10 MB each into
+    constants, all of them on every device.
     """
     # TensorFlow has no unsigned range on CPU.
     values = ops.cast(ops.arange(size, dtype="int32"), dtype)

@@ -1,4 +1,4 @@
-"""Back ends: they run a training step on devices."""
+"""Back ends of training steps on devices."""
 
 import importlib
 import typing

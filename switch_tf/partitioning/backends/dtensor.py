@@ -2,9 +2,9 @@
 
 Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two rules prevent silent errors:
 
-* TensorFlow combines all-reduces, which may move the read of a variable past its update. So one function computes
-  gradients and another applies them.
-* Each device would update a plain tf.Variable once. So all variables are converted and checked.
+* TensorFlow combines all-reduces, which may move a variable's read past its update. So one function computes gradients
+  and another applies them.
+* A plain tf.Variable would be updated once per device. So all variables are converted and checked.
 """
 
 import os
@@ -40,7 +40,7 @@ from switch_tf.refusals import Refusal
 
 
 def create(layout: Layout, members: Cluster) -> Partitioner:
-    """Creates the partitioner of one program over the devices of all processes, and starts this process's devices.
+    """Creates the partitioner of one program over the devices of all processes, and starts the devices of this one.
 
     With backend="auto", one device trains without DTensor.
     """
@@ -53,7 +53,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    # Counts virtual devices too. With several processes, listing TensorFlow's devices here would start them too early.
+    # Counts virtual devices too, without starting them: several processes must not list TensorFlow's devices yet.
     count = num_processes * dtensor.num_local_devices(kind)
     layout = layout.resolve(count, kind)
     if split := layout.axes_over_several:
@@ -66,7 +66,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     dimensions = list(layout.mesh.items())
     if kind == "GPU":
         os.environ.setdefault("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "1")
-        # Makes a CPU device for each GPU, which writing a checkpoint needs.
+        # Makes a CPU device for each GPU, needed to write checkpoints.
         dtensor.initialize_accelerator_system(kind)
     elif num_processes > 1:
         # TensorFlow recreates the virtual CPU devices here, and needs their number.
@@ -80,10 +80,10 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
 class DTensorPartitioner(Partitioner):
     """A mesh of devices. The layout's rules split weights, slots and activations over it.
 
-    DTensor splits a dimension over one mesh axis. Weights with a dimension over several axes are stored unfolded.
+    DTensor splits a dimension over one mesh axis. Weights with a dimension over several are stored unfolded.
 
     Args:
-        layout: Layout with its mesh complete. Each axis of activations is split over one mesh axis.
+        layout: Layout with its mesh complete. It splits each axis of activations over one mesh axis.
         mesh: DTensor's mesh with the same axes.
     """
 
@@ -105,7 +105,7 @@ class DTensorPartitioner(Partitioner):
                           "use_xla at False under a layout of several devices.")
 
     def sharding(self, axes: Axes) -> dtensor.Layout:
-        """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
+        """Returns DTensor's layout for logical axes, each split over its outermost mesh axis."""
         return self._layout([next((axis for axis in mesh_axes if self.mesh.dim_size(axis) > 1), None)
                              for mesh_axes in self.layout.spec(axes)])
 
@@ -123,7 +123,7 @@ class DTensorPartitioner(Partitioner):
         return self.constrain(value, axes)
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
-        # In the layout of its use: scattered pieces here would decide the layouts of activations. `step` scatters it.
+        # In the layout of its use; `step` scatters it. Scattered pieces here would decide the layouts of activations.
         return self.constrain(gradient, axes)
 
     def replicate(self, x: Tensor) -> Tensor:
@@ -144,14 +144,14 @@ class DTensorPartitioner(Partitioner):
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
-            # Keras identifies the variable by the object that wraps it.
+            # Keras identifies the variable by its wrapper.
             variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
                                            name=variable.name, trainable=False)
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
               select: Callable[[keras.Model], None] = lambda model: None) -> None:
         super().build(model, optimizer, select)
-        if optimizer is not None:  # not for a second model, which an objective runs without an optimizer
+        if optimizer is not None:  # not for an objective's second model
             self._trained = model.trainable_variables
 
     def _is_laid_out(self, variable):

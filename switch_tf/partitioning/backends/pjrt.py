@@ -30,7 +30,7 @@ from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
 
 _FEATURES = (None, "batch", "length")  # axes of placed features
-# Phrases in errors of a lost process: from collectives on CPUs and GPUs, and from the coordination service.
+# Phrases in errors of a lost process, from collectives on CPUs and GPUs, and from the coordination service.
 _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "GetKeyValue")
 
 
@@ -121,7 +121,7 @@ class PjrtPartitioner(Partitioner):
         return PjrtProgram(function, self)
 
     def trace(self, function: "PjrtProgram", specs: dict[str, tf.TensorSpec]) -> None:
-        """Compiles a program before its first call, so that its compile time can be shown."""
+        """Compiles a program before its first call, to show the time of compilation."""
         function.build(specs)
 
     @contextlib.contextmanager
@@ -201,7 +201,7 @@ class PjrtProgram:
     def __call__(self, features: dict[str, jax.Array]) -> Any:
         """Runs the program.
 
-        If it fails while running, e.g. for lack of memory, the variables that it assigns lose their values.
+        A failure while it runs, e.g. for lack of memory, leaves the variables that it assigns without values.
 
         Args:
             features: Feature name -> <int32>[steps, batch, length], laid out by the partitioner's `place`.
@@ -224,6 +224,6 @@ def _arrays(state):
 
 
 def _shapes(features):
-    """Returns a key for the names, shapes and dtypes of features or of their specs."""
+    """Returns a key for the names, shapes and dtypes of features or specs."""
     return tuple((name, tuple(feature.shape), np.dtype(tf.as_dtype(feature.dtype).as_numpy_dtype))
                  for name, feature in features.items())

@@ -1,7 +1,7 @@
 """Starts JAX's client of this machine's devices, and watches for lost processes.
 
-Without the watch, a process would wait in a collective for a lost neighbour, or JAX's client would abort it. A thread
-asks the coordination service for the live processes, and ends this process with a message if one is missing.
+Otherwise a process would wait in a collective for a lost neighbour, or JAX's client would abort it. A thread asks the
+coordination service for the live processes, and ends this process with a message if one is missing.
 """
 
 import atexit
@@ -40,7 +40,7 @@ _LONGEST_WAIT = 24 * 3600  # seconds to wait for all processes to finish
 
 
 def start(members: Cluster) -> None:
-    """Starts JAX on this machine's accelerators or, without any, on as many CPU devices as TensorFlow has."""
+    """Starts JAX on this machine's accelerators or, without any, on TensorFlow's number of CPU devices."""
     if devices.are_jax():
         return
     kind = "TPU" if host.has_tpu() else "GPU" if host.gpus() else "CPU"
@@ -48,7 +48,7 @@ def start(members: Cluster) -> None:
         raise Refusal("The pjrt back end compiles the step with JAX, which JAX_DISABLE_JIT forbids; unset it.")
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     jax.config.update("jax_platforms", ",".join(dict.fromkeys([_PLATFORMS[kind], "cpu"])))
-    if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # CPU programs fit only the CPU they are built for
+    if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # CPU programs fit only one kind of CPU
         jax.config.update("jax_compilation_cache_dir", str(environment.cache_folder() / "xla"))
     if kind == "CPU":
         count = dtensor.num_local_devices("CPU")
@@ -94,8 +94,8 @@ def _meet(members):
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, the run's signal to save
     jax.config.update("jax_enable_recoverability", True)  # `_Watch` reports a lost process; JAX would abort
-    # C++ code that aborts this process first sleeps for 6 s, so that a thread can report the cause: `sleep` gets the
-    # number of SIGABRT as its seconds. A Python handler would wait for Python's lock inside the signal.
+    # C++ code that aborts this process first sleeps for 6 s, so that a thread can report the cause: `sleep` takes the
+    # number of SIGABRT as seconds. A Python handler would wait for Python's lock inside the signal.
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
@@ -104,7 +104,7 @@ def _meet(members):
                "with the same list of addresses and an index of its own in TF_CONFIG.")
     with outputs.held_back() as written, _ending_on_status(written, message):
         # Cluster detection would choose devices on Slurm and query the cloud's metadata for minutes. `members` knows
-        # the hosts of a TPU slice from the same attributes.
+        # the hosts of a TPU slice.
         jax.distributed.initialize(
             first, count, members.index, cluster_detection_method="deactivate", coordinator_bind_address=bind,
             initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
@@ -113,8 +113,8 @@ def _meet(members):
 
 
 def _leave():
-    """Waits at exit for the other processes, so that they do not report this one as lost."""
-    # A command has disconnected already. After an uncaught error the loss should be reported.
+    """Waits at exit for the other processes, so that they report no loss."""
+    # A command has disconnected already. After an uncaught error they should report it.
     if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
         with outputs.held_back():
             _all_came("ended", _END_SECONDS)
@@ -142,9 +142,9 @@ def _ending_on_status(written: IO[bytes], message: str) -> Iterator[None]:
 class _Watch:
     """Two threads that end this process with `message()` when another process is lost.
 
-    One thread queries the service, and a second watches the first: if the service itself is gone, JAX's client aborts
-    while it holds the lock that the query waits for. The query needs all processes, so the threads run until their
-    process ends in order (`is_over`).
+    One queries the service, and the second watches the first: if the service itself is gone, JAX's client aborts while
+    it holds the lock that the query waits for. The query needs all processes, so the threads run until their process
+    ends in order (`is_over`).
 
     Args:
         count: Number of processes.
@@ -197,7 +197,7 @@ def _is_aborting():
 
 @contextlib.contextmanager
 def watching(message: Callable[[], str]) -> Iterator[None]:
-    """Ends this process with this message if another JAX process is lost in this scope without raising an error."""
+    """Ends this process with this message if another JAX process is lost in this scope without an error."""
     watch = _Watch.of_this_process
     if watch is None:
         yield
@@ -224,7 +224,7 @@ def end_together(message: str) -> None:
 
 
 def end_soon(status: int) -> None:
-    """Makes this process, after a failure, exit with a status without a long wait for the other processes."""
+    """Makes this failed process exit with a status, without a long wait for the other processes."""
     if _Watch.of_this_process is None:
         return
 
@@ -238,7 +238,7 @@ def end_soon(status: int) -> None:
 
 
 def _all_came(place, seconds):
-    """Waits for all processes at a named barrier and returns whether they came."""
+    """Waits for all processes at a named barrier. Returns whether they came."""
     try:
         distributed.global_state.client.wait_at_barrier(f"switch_tf: {place}", 1000 * seconds)
     except jax.errors.JaxRuntimeError:
@@ -249,5 +249,5 @@ def _all_came(place, seconds):
 def _disconnect():
     _Watch.of_this_process.is_over = True
     if jax.process_index() == 0:
-        time.sleep(1)  # this process hosts the service; without it, clients still connected would abort
+        time.sleep(1)  # this process hosts the service; still connected clients would abort without it
     jax.distributed.shutdown()

@@ -1,8 +1,8 @@
 """Strategies of tf.distribute: MirroredStrategy, OneDeviceStrategy and TPUStrategy.
 
-Every device runs the whole step on its part of the batch, and stores every variable whole. Each replica divides its
-losses by the tokens of the whole batch. Token groups and random numbers belong to the whole batch
-(`axes.part_of_batch`), and gradients are summed. So replicas take the same step as one device.
+Every device runs the whole step on its part of the batch, and stores every variable whole. Replicas divide losses by
+the tokens of the whole batch and sum gradients. Token groups and random numbers belong to the whole batch
+(`axes.part_of_batch`). So replicas take the same step as one device.
 
 TPUStrategy, with a replica on each core, needs a TPU and has never run on one.
 """
@@ -28,8 +28,8 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of "mirrored", "one_device" or "tpu".
 
-    "one_device" is the first device, or one core of a TPU. With several processes it trains with DTensor, on CPUs and
-    GPUs. "tpu" is the TPU of this machine, or the TPU named by TPU_NAME.
+    "one_device" is the first device, or one core of a TPU; several processes train with DTensor on CPUs and GPUs. "tpu"
+    is the TPU of this machine, or the TPU named by TPU_NAME.
     """
     kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
     local = tf.experimental.dtensor.num_local_devices(kind)
@@ -40,7 +40,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
             return _on_tpu(layout.resolve(1, kind))
         layout = layout.resolve(local, kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
-    # On a TPU VM the chips are local, and TPU_NAME, exported as Google's pages advise, is ignored.
+    # A TPU VM has local chips, so TPU_NAME, exported there as Google's pages advise, is ignored.
     name = None if host.has_tpu() else os.environ.get("TPU_NAME")
     if backend == "tpu" and not name and not host.has_tpu():
         raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
@@ -98,7 +98,7 @@ class StrategyPartitioner(Partitioner):
 
     def _adopt(self, optimizer):
         # A Keras optimizer reads the strategy at creation, and would sum a step's gradients again. It must still sum
-        # the gradients of `fit`, or replicas would diverge.
+        # gradients of `fit`, or replicas would diverge.
         all_reduce = optimizer._all_reduce_sum_gradients
         object.__setattr__(optimizer, "_distribution_strategy", self.strategy)
         object.__setattr__(optimizer, "_all_reduce_sum_gradients",
@@ -130,7 +130,7 @@ class StrategyPartitioner(Partitioner):
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
-            # Each replica is traced in its own thread, which starts without this thread's context.
+            # A replica is traced in its own thread, without this thread's context.
             gradients, totals, *others = self.strategy.run(
                 context.carried(lambda features: compute(self._share(features))), args=(features,))
             return gradients, totals, *self._first(others)
