@@ -68,7 +68,7 @@ def number(name: str, value: Any, rule: str) -> int | float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Checks a bool. Refuses words such as "no", which are true in Python."""
+    """Checks a bool. Refuses words such as "no": they are true in Python."""
     numpy = sys.modules.get("numpy")  # imported already if the value is NumPy's
     if not isinstance(value, bool if numpy is None else (bool, numpy.bool_)):
         raise Refusal(f"{name} must be True or False, not {shown(value)}.")
@@ -158,7 +158,7 @@ def tensor(name: str, value: Any, kind: str, shape: Sequence[int | None], may_br
     """Raises a Refusal unless a tensor has a kind and shape.
 
     Args:
-        name: str. Name of the argument in the message.
+        name: str. Name in the message.
         value: Tensor of any back end, symbolic or not, or NumPy array.
         kind: str. "float", "int", "bool", or "number" for any of them.
         shape: Length of each dimension, None for any length.
@@ -202,7 +202,7 @@ def indices(name: str, values: Any, count: int) -> None:
     """Raises a Refusal unless all indices are in [0, count).
 
     Args:
-        name: str. Name of the argument in the message.
+        name: str. Name in the message.
         values: NumPy array of int, or None if not known yet.
         count: int.
     """

@@ -120,8 +120,8 @@ class Sampler:
 
     num_beams = 1
     _any_layout = False
-    # Returns ids and scores as in `Decoded`. Without scores, which cost a pass over the logits, returns the best
-    # results, <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
+    # Returns ids and scores as in `Decoded`. Without scores, saves a pass over the logits and returns the best results,
+    # <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
     _search: Callable[..., tuple[Tensor, Tensor | None]]
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
@@ -133,7 +133,7 @@ class Sampler:
         Args:
             model: SwitchTransformer, built.
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-            max_length: int. Maximum number of decoded tokens, including the end of sequence.
+            max_length: int. Maximum number of decoded tokens, including the end.
             end_id: int or tuple of int. Ids that end a sequence. None for `SwitchConfig.end_id`.
             rows: <int32>[batch]. Number of each row among all decoded rows, for `Sample`. None for 0, 1, 2, ...
         """

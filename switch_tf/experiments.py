@@ -32,11 +32,7 @@ def on_this_machine(described: Experiment, is_checked: bool = True) -> Experimen
 
 
 def on_devices(described: Experiment, num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
-    """Returns an experiment on a number of devices of another machine.
-
-    Raises:
-        Refusal: The layout does not suit the devices or, if `is_checked`, the parts cannot be trained together.
-    """
+    """Returns an experiment on a number of devices of another machine."""
     return _on(described, described.layout.resolve(num_devices, kind), None, is_checked)
 
 

@@ -19,7 +19,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
     Args:
         logits: <float32>[batch, length, vocab].
         targets: <int32>[batch, length].
-        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
+        loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
         z_loss_weight: float, 0 or above. The z-loss, weight * logsumexp(logits)^2, keeps the logits' normaliser near 0.
         label_smoothing: float in [0, 1). Share of each target's probability spread over the whole vocabulary. The
             entropy of the smoothed target is not subtracted (as in Mesh TensorFlow, unlike T5X).
@@ -55,7 +55,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
 
     Args:
         logits, teacher_logits: <float32>[batch, length, vocab].
-        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
+        loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
         temperature: float above 0, T.
 
     Returns:
@@ -74,7 +74,7 @@ class Predictions(NamedTuple):
     Attributes:
         token_ids: <int32>[batch, length, k], distinct at each place.
         log_probs: <float>[batch, length, k].
-        log_rest: <float>[batch, length], log probability of the rest. About -1e9 if k is the size of the vocabulary.
+        log_rest: <float>[batch, length], log probability of the rest. About -1e9 if k is the vocabulary's size.
     """
 
     token_ids: Any
@@ -87,7 +87,7 @@ def most_probable(teacher_logits: Tensor, num_tokens: int, temperature: float = 
 
     Args:
         teacher_logits: <float32>[batch, length, vocab].
-        num_tokens: int, k, at most the size of the vocabulary.
+        num_tokens: int, k, at most the vocabulary's size.
         temperature: float above 0, T.
     """
     logits = _at_temperature("teacher_logits", teacher_logits, temperature)
@@ -102,13 +102,13 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
                               temperature: float = 1.0) -> Mean:
     """Computes `soft_cross_entropy` to a teacher's Predictions, with all remaining tokens as one outcome.
 
-    Equals `soft_cross_entropy` if k is the size of the vocabulary. Otherwise it is smaller, by the teacher's
+    Equals `soft_cross_entropy` if k is the vocabulary's size. Otherwise it is smaller, by the teacher's
     probability of the remaining tokens times their cross-entropy.
 
     Args:
         logits: <float32>[batch, length, vocab].
         predictions: Predictions at temperature T.
-        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
+        loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
         temperature: float above 0, T.
 
     Returns:
@@ -197,9 +197,6 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Mask = Non
         second_place_weight: float, 0 or above. Weight of the second choices' loss (Mesh TensorFlow). This loss is 1.0
             when even; weight 0 leaves it out. The probabilities of second choices are renormalised without the first
             choice, and their factors follow the first choices' factors: [group, 2 * expert].
-
-    Raises:
-        Refusal: The weight is above 0 with fewer than two choices.
     """
     rules = rules_of(semantics)
     second_place_weight = checks.number("second_place_weight", second_place_weight, "0 or above")

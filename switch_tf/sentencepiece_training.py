@@ -98,7 +98,7 @@ def check_output(output: str) -> None:
 
 
 def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
-    """Trains a vocabulary in a separate process, which Ctrl-C ends, and shows its progress.
+    """Trains a vocabulary in a separate process that Ctrl-C ends, and shows its progress.
 
     Args:
         sentences: Texts to learn the pieces from.

@@ -98,7 +98,7 @@ class MultiHeadAttention(_Attention):
     The usual 1/sqrt(d_kv) is folded into the initial query kernel: N(0, init_scale / (d_model d_kv)).
 
     Args:
-        num_heads: int. Number of heads.
+        num_heads: int.
         d_kv: int. Width of a head.
         dropout_rate: float in [0, 1). Dropout of the attention probabilities, with one mask for all queries.
         init_scale: float. Factor of every initial variance.
@@ -172,8 +172,8 @@ class SwitchSelfAttention(Routed, _Attention):
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True at real tokens, which are routed. None uses Keras' mask, if any. To
-            mask keys, use `attention_mask` or Keras' mask.
+        padding_mask: <bool>[batch, length], True at tokens to route. Defaults to Keras' mask. To mask keys, use
+            `attention_mask` or Keras' mask.
         token_ids: <int32>[batch, length]. Required by the "hash" policy.
         attention_mask, position_bias: See `MultiHeadAttention`.
         return_router_stats: bool. Returns the statistics and adds no losses. Set by `forward`.
@@ -234,7 +234,7 @@ class SwitchSelfAttention(Routed, _Attention):
 
     def compute_cache(self, inputs: Tensor, padding_mask: Mask = None,
                       token_ids: Tensor | None = None) -> tuple[Tensor]:
-        """Returns the cached keys, which are also the values."""
+        """Returns the keys, also used as values, for the cache."""
         key_value, _ = self._project(self.key_value_experts, inputs, padding_mask, token_ids)
         return (ops.transpose(key_value, (0, 2, 1, 3)),)
 

@@ -137,7 +137,7 @@ class Dropout(KeepsShape):
         self.broadcast_axis = checks.optional("broadcast_axis", broadcast_axis, checks.integer, 0)
 
     def build(self, input_shape: Shape | None = None) -> None:
-        """Sets the layer's path, which seeds its random stream."""
+        """Sets the layer's path, the seed of its random stream."""
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         checks.tensor("inputs", inputs, "float", [None] * len(inputs.shape))
@@ -157,7 +157,7 @@ class TokenEmbedding(KeepsShape):
     """Embedding table with initial standard deviation 1 and unscaled outputs, as in T5.
 
     Args:
-        vocab_size: int. Number of tokens.
+        vocab_size: int.
         d_model: int. Width of an embedding.
 
     Call arguments:
@@ -200,7 +200,7 @@ class LogitsDense(KeepsShape):
     """Projection to logits with its own weights, as in T5 1.1.
 
     Args:
-        vocab_size: int. Number of tokens.
+        vocab_size: int.
         init_scale: float. The initial variance is init_scale / d_model.
 
     Call arguments:

@@ -349,9 +349,6 @@ def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> D
     Args:
         decisions: TokenChoices or ExpertChoices.
         dispatch: "einsum", "index", "ragged" (for TokenChoices only), or "auto" for the fastest.
-
-    Raises:
-        Refusal: The form does not fit the decisions or the device.
     """
     name = fastest(decisions) if dispatch == "auto" else dispatch
     named: dict[str, type[Dispatcher]] = {"einsum": Einsum, "index": Index, "ragged": Ragged, "gathered": Gathered}
@@ -367,7 +364,7 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
     """Returns the name of the fastest dispatch of the decisions on the current device."""
     first, *others = forms.suited_dispatches()
     if isinstance(decisions, ExpertChoices):
-        # No slots are empty, so "ragged" gains nothing.
+        # No slots are empty, so "ragged" has no advantage.
         return next(name for name in (first, *others) if name != "ragged")
     num_groups, num_tokens, num_choices = decisions.slot.shape
     no_drop = context.current().no_drop

@@ -84,7 +84,7 @@ class ExpertFeedForward(_Kernels):
     """Feed-forward experts, one per row of the expert dimension.
 
     Args:
-        num_experts: int. Number of experts.
+        num_experts: int.
         d_ff: int. Hidden width of each expert.
         activation: One of ACTIVATIONS, see `FeedForward`.
         dropout_rate: float in [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).

@@ -49,9 +49,6 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
         shape: (sequences, length), ints or int32 scalar tensors.
         training: bool. Requires a batch that divides into groups, see `plan_groups`.
         experts_choose: bool. Whether experts choose tokens.
-
-    Raises:
-        Refusal: A training batch does not divide into groups.
     """
     if grouping.rules.groups_are_sequences:
         # An expert takes each token once.

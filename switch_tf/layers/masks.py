@@ -13,7 +13,7 @@ def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
 
     Args:
         inputs: <any float>[batch, length, d_model].
-        padding_mask: <bool>[batch, length] or None. The caller's own mask, which comes first.
+        padding_mask: <bool>[batch, length] or None. The caller's own mask.
         *keras_masks: As `padding_mask`. Keras passes its mask as `mask` to layers called with one tensor, and as
             `inputs_mask` to layers called with several.
         name: str. Argument name for error messages.

@@ -87,7 +87,7 @@ class SwitchFeedForward(Routed, KeepsShape):
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True at real tokens. None uses Keras' mask, if any.
+        padding_mask: <bool>[batch, length], True at real tokens. Defaults to Keras' mask.
         token_ids: <int32>[batch, length]. Required by the "hash" policy.
         return_router_stats: bool. Returns `(outputs, RouterStats)` and adds no losses. Set by `forward`.
         mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.

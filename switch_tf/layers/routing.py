@@ -30,7 +30,7 @@ class Router(Layer):
     section 2.4). Padding is never routed, takes no slot and is not counted.
 
     Args:
-        num_experts: int. Number of experts.
+        num_experts: int.
         num_selected_experts: int or None. Experts per token. None for the policy's default.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
             "expert_choice", "hash", "sinkhorn", or a registered name, see `policies.register`. Or a record with other
@@ -50,12 +50,12 @@ class Router(Layer):
 
     Call arguments:
         inputs: <any float>[group, tokens, d_model].
-        padding_mask: <bool>[group, tokens], True at real tokens. None uses Keras' mask, if any. Ignored by semantics
+        padding_mask: <bool>[group, tokens], True at real tokens. Defaults to Keras' mask. Ignored by semantics
             that route padding.
         expert_capacity: int or integer scalar tensor. Slots per expert and group.
         token_ids: <int32>[group, tokens]. Required by "hash".
-        is_present: <bool>[group, tokens], False at the padding of an incomplete group, which is never routed. None if
-            all tokens are present.
+        is_present: <bool>[group, tokens], False at the padding of an incomplete group, never routed. None if all tokens
+            are present.
         mask, inputs_mask: Keras' mask, passed by Keras.
 
     Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` if
@@ -151,7 +151,7 @@ class Router(Layer):
         x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
             noise = self._draw("jitter", ops.shape(inputs))
-            # XLA and TensorFlow would round float32 factors differently, which a float64 model would show.
+            # A float64 model would show that XLA and TensorFlow round float32 factors differently.
             noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":

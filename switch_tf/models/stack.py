@@ -171,8 +171,6 @@ class TransformerLayer(_Parts):
             hidden = hidden + self.extra_mlp_dropout(x, training=training)
         return partitioning.constrain(hidden, ("batch", "length", "embed")), router_stats
 
-    # Incremental decoding.
-
     def decode_step(self, hidden: Tensor, is_real: Tensor, cache: tuple[Tensor, ...], position: Tensor,
                     cross_cache: tuple[Tensor, ...], attention_mask: Tensor, encoder_decoder_mask: Tensor,
                     position_bias: Tensor, token_ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -182,7 +180,7 @@ class TransformerLayer(_Parts):
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False after the end of a sequence.
             cache: Self-attention cache from `Stack.init_cache` or the previous step.
-            position: <int32> scalar. Position of the token.
+            position: <int32> scalar.
             cross_cache: Cross-attention cache of the encoder's outputs.
             attention_mask, encoder_decoder_mask, position_bias, token_ids: As for the class, for one query.
 
@@ -286,8 +284,6 @@ class Stack(_Parts):
             hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
         return hidden
 
-    # Incremental decoding.
-
     def init_cache(self, batch: int | Tensor, max_length: int) -> Cache:
         """Returns an empty self-attention cache for each layer: zeros for `max_length` tokens."""
         sizes = {"batch": batch, "heads": self.config.num_heads, "length": max_length, "kv": self.config.d_kv}
@@ -303,7 +299,7 @@ class Stack(_Parts):
             embedded: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False after the end of a sequence.
             cache: Self-attention cache from `init_cache` or the previous step.
-            position: <int32> scalar. Position of the token.
+            position: <int32> scalar.
             cross_cache: Each layer's cached keys and values of the encoder's outputs.
             encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
             token_ids: <int32>[batch, 1].

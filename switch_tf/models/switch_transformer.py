@@ -255,7 +255,7 @@ class SwitchTransformer(Routed, keras.Model):
 
         Args:
             inputs: <int32>[batch, length] as a NumPy array, tensor or list. 0 is padding, before or after the ids.
-            max_length: int. Maximum number of decoded tokens, including the end of sequence.
+            max_length: int. Maximum number of decoded tokens, including the end.
             sampler: "greedy", "sample", "beam" or a sampler, such as `switch_tf.decoding.Sample(top_p=0.9)`.
             end_id: int or tuple of int. Ids that end a sequence. Defaults to `SwitchConfig.end_id`.
 

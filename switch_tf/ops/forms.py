@@ -119,7 +119,7 @@ def suited_dispatches() -> tuple[str, ...]:
 
 
 def compiled(function: Callable, ranks: tuple[int, ...] | None = None) -> Callable:
-    """Returns the function as a `tf.function`. On JAX, which compiles loops anyway, returns it unchanged.
+    """Returns the function as a `tf.function`. JAX compiles loops anyway, so there it stays unchanged.
 
     Args:
         function: Function of tensors.
@@ -150,8 +150,8 @@ def _has_dynamic_shapes():
 def rematerialize(function: Callable, *args: Any) -> Any:
     """Calls `function(*args)` so that the gradient recomputes its intermediate results.
 
-    The recomputation may run after the scopes of the forward pass, and re-enters their context: other random numbers or
-    another part of the batch would silently give a wrong gradient. It records no routes, because the function runs
+    The recomputation may run after the scopes of the forward pass, and re-enters their context: different random
+    numbers or another part of the batch would silently give a wrong gradient. It records no routes: the function runs
     twice.
 
     Args:

@@ -43,8 +43,8 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
     dtype = dtype or x.dtype
     if forms.is_fused():
         return _of_few_rows(left, right, result, x, variable, dtype)
-    # Widens both operands, which is exact: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at all
-    # on JAX. A TPU's compiler removes the casts (docs/notebook/numerics.md).
+    # Widens both operands exactly: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at all on JAX.
+    # A TPU's compiler removes the casts (docs/notebook/numerics.md).
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
@@ -127,7 +127,7 @@ def _times_rows_of(table, x):
     """Multiplies [row, k] with the transpose of the table [n, k], one part of the table at a time.
 
     A product with a vector reads its part of the table in place, in all threads, and the next row of `x` finds it in
-    the cache. XLA's library for matrix products copies the part first, which is faster for many rows.
+    the cache. XLA's library for matrix products copies the part first. This is faster for many rows.
     """
     (num_rows, width), length = x.shape, table.shape[0]
     is_by_row = num_rows <= _ROWS_TO_READ_AGAIN

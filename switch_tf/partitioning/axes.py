@@ -1,7 +1,7 @@
 """The two annotations of layers: `add_weight` and `constrain` take logical axes.
 
-Without an active layout they are plain Keras and the identity, so layers run unchanged on one CPU. A back end that cuts
-a program over devices traces it within `context.within(annotator=...)`. An annotator has
+Without an active layout they are plain Keras and the identity. A back end that cuts a program over devices traces it
+within `context.within(annotator=...)`. An annotator has
 
     layout            Layout with its mesh complete
     is_for_compiler   whether XLA's partitioner cuts the program

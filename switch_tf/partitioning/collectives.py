@@ -1,7 +1,4 @@
-"""Collectives of a program cut over devices, parsed from DTensor's or XLA's text.
-
-DTensor writes its programs to the folder of `dump_partitioned_programs`.
-"""
+"""Collectives of a program cut over devices, parsed from DTensor's or XLA's text."""
 
 import math
 import os

@@ -37,7 +37,7 @@ class Layout:
     Args:
         mesh_shape: Mesh axes and their sizes in devices, such as "data=4,model=2". One axis of the rules may be
             missing: it takes the remaining devices.
-        rules: Pairs of a logical axis and one or several mesh axes, the outermost first. Logical axes without a rule
+        rules: Pairs of a logical axis and one or several mesh axes, outermost first. Logical axes without a rule
             are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with experts
             over "expert" and groups over ("data", "expert"), expert buffers have groups over "data".
         at_rest_rules: Further rules for stored weights and optimizer slots, for dimensions that `rules` leave whole.
@@ -147,7 +147,7 @@ class Layout:
                 if sum(self.mesh.get(axis, 1) > 1 for axis in self.mesh_axes(logical)) > 1]
 
     def spec(self, axes: Sequence[str | None], at_rest: bool = False) -> tuple[tuple[str, ...], ...]:
-        """Returns the mesh axes that split each dimension, the outermost first; () for an unsplit dimension.
+        """Returns the mesh axes that split each dimension, outermost first; () for an unsplit dimension.
 
         Args:
             axes: Logical axes of the tensor.
@@ -182,7 +182,7 @@ class Layout:
                        for weight in weights)
 
     def mesh_axes(self, axis: str) -> tuple[str, ...]:
-        """Returns the mesh axes that can split tensors along a logical axis, the outermost first."""
+        """Returns the mesh axes that can split tensors along a logical axis, outermost first."""
         return _as_tuple(dict(self.rules).get(axis, ()))
 
     def num_pieces(self, axis: str) -> int:

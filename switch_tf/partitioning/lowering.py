@@ -43,7 +43,7 @@ def device_mesh(layout: Layout, devices: Sequence[jax.Device]) -> Mesh:
     """Returns a layout's mesh. Its neighbours are neighbours on the chips' network.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
         devices: One device for each place of the mesh.
     """
     slices = {getattr(device, "slice_index", 0) for device in devices}
@@ -64,7 +64,7 @@ class XlaAnnotator:
     """Annotator (`axes`) of a program that XLA cuts over a mesh.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
     """
 
     is_for_compiler = True
@@ -202,7 +202,7 @@ def lower_call(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec],
         function: Function of features, from `Partitioner.step` or `Partitioner.results`.
         specs: Feature name -> shape and dtype, in the order of the program's arguments.
         variables: All variables that the function may read.
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
     """
     @context.within(annotator=XlaAnnotator(layout) if layout.num_devices > 1 else None, is_lowered=True)
     def traced(*tensors):

@@ -39,7 +39,7 @@ class Partitioner:
     """One device, the first of its kind. Subclasses cut the step over several.
 
     Attributes:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
         num_processes: Number of processes that train together.
         process_index: Index of this process.
         num_parts: Number of parts of the batch with separate programs: the replicas of tf.distribute.
@@ -172,7 +172,7 @@ class Partitioner:
         return lambda features: call(at_step(features, 0))
 
     def compile(self, function: Callable, use_xla: bool = False) -> Callable:
-        """Compiles a function of `step` or `results`. On CPUs without XLA, whose products are slower there."""
+        """Compiles a function of `step` or `results`. On CPUs without XLA: its products are slower there."""
         return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:

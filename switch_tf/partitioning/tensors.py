@@ -1,6 +1,6 @@
 """Types of tensors and shapes in signatures.
 
-Layers take tensors of any back end: TensorFlow's, JAX's, and Keras' symbolic ones. Docstrings give dtypes and shapes.
+Layers take tensors of any back end: TensorFlow's, JAX's, and Keras' symbolic ones.
 """
 
 from collections.abc import Sequence

@@ -188,7 +188,7 @@ def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[st
 
     Args:
         shape: Shape of the weight.
-        spec: Mesh axes that split each dimension, the outermost first. Axes of one device are ignored.
+        spec: Mesh axes that split each dimension, outermost first. Axes of one device are ignored.
         mesh: Number of devices along each mesh axis.
     """
     first, last = [], []
@@ -283,8 +283,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
     """A weight or slot in pieces on the devices. Keras reads and assigns it like a tf.Variable.
 
     Functions traced by TensorFlow read and assign `symbol`, an argument of the lowered program without numbers of its
-    own. Elsewhere the variable has the numbers of `array`. Reading it as an eager tensor, which a gradient tape may
-    watch, copies them to `symbol`.
+    own. Elsewhere the variable has the numbers of `array`. Eager reads copy them to `symbol`, for gradient tapes.
 
     Args:
         symbol: tf.Variable in reserved memory.
@@ -314,7 +313,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
             return tf.convert_to_tensor(self.symbol.read_value(), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host. With several processes, all of them call it together.
+        """Returns the whole value on the host. All processes call it together.
 
         Raises:
             Refusal: A step failed while it ran and left no value.
@@ -331,11 +330,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         return multihost_utils.process_allgather(array, tiled=True)
 
     def assign(self, value: Tensor) -> Any:
-        """Assigns a tensor in a traced function, or a whole host array, the same in all processes.
-
-        Raises:
-            Refusal: The value has another shape.
-        """
+        """Assigns a tensor in a traced function, or a whole host array, the same in all processes."""
         return self._assign("assign", value)
 
     def assign_add(self, value: Tensor) -> Any:

@@ -2,7 +2,7 @@
 
 Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two rules prevent silent errors:
 
-* TensorFlow combines all-reduces, which may move a variable's read past its update. So one function computes gradients
+* TensorFlow combines all-reduces, and may move a variable's read past its update. So one function computes gradients
   and another applies them.
 * A plain tf.Variable would be updated once per device. So all variables are converted and checked.
 """
@@ -83,7 +83,7 @@ class DTensorPartitioner(Partitioner):
     DTensor splits a dimension over one mesh axis. Weights with a dimension over several are stored unfolded.
 
     Args:
-        layout: Layout with its mesh complete. It splits each axis of activations over one mesh axis.
+        layout: Layout with a complete mesh. It splits each axis of activations over one mesh axis.
         mesh: DTensor's mesh with the same axes.
     """
 
@@ -112,8 +112,6 @@ class DTensorPartitioner(Partitioner):
     def _layout(self, mesh_axes):
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in mesh_axes], self.mesh)
 
-    # An annotator (`axes`).
-
     def constrain(self, x: Tensor, axes: Axes) -> Tensor:
         return dtensor.relayout(x, self.sharding(axes))
 
@@ -128,8 +126,6 @@ class DTensorPartitioner(Partitioner):
 
     def replicate(self, x: Tensor) -> Tensor:
         return x  # already replicated, and DTensor cannot move unsigned integers
-
-    # Variables.
 
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
@@ -156,8 +152,6 @@ class DTensorPartitioner(Partitioner):
 
     def _is_laid_out(self, variable):
         return isinstance(stored(variable), DTensorVariable)
-
-    # Steps.
 
     def rows(self, batch_size: int) -> tuple[int, int]:
         ranges = [index[0] for index in slices((batch_size,), self.sharding(("batch",)))]

@@ -55,7 +55,7 @@ class PjrtPartitioner(Partitioner):
     """A mesh of JAX's devices. The layout's rules split weights, slots and activations over it.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
 
     Attributes:
         variables: The live variables.
@@ -86,8 +86,6 @@ class PjrtPartitioner(Partitioner):
         """Returns JAX's sharding for logical axes."""
         return lowering.named_sharding(self.mesh, self.layout.spec(axes, at_rest))
 
-    # Variables.
-
     def _is_laid_out(self, variable):
         return isinstance(variable.value, PjrtVariable)
 
@@ -106,8 +104,6 @@ class PjrtPartitioner(Partitioner):
         for variable in optimizer.variables:
             variable._value = self._variable(variable.value, variable.value.numpy(), self.sharding(()))
 
-    # Steps.
-
     def rows(self, batch_size: int) -> tuple[int, int]:
         slices = self.sharding(("batch",)).addressable_devices_indices_map((batch_size,)).values()
         ranges = [index[0].indices(batch_size) for index in slices]
@@ -121,7 +117,7 @@ class PjrtPartitioner(Partitioner):
         return PjrtProgram(function, self)
 
     def trace(self, function: "PjrtProgram", specs: dict[str, tf.TensorSpec]) -> None:
-        """Compiles a program before its first call, to show the time of compilation."""
+        """Compiles a program before its first call."""
         function.build(specs)
 
     @contextlib.contextmanager

@@ -76,7 +76,7 @@ class StrategyPartitioner(Partitioner):
     """Replicas of a strategy. MirroredStrategy traces them one after another.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
         strategy: Strategy of tf.distribute for the devices of this process.
     """
 
