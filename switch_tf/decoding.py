@@ -94,7 +94,7 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
 
 
 def _log_probs(logits, tokens):
-    """Computes log probabilities, <float32>[batch, length], of <int32>[batch, length] tokens from logits."""
+    """Computes the log probabilities of tokens, <float32>[batch, length]."""
     normalizer, logit, _ = indexing.normalizers_and_targets(logits, tokens)
     return logit - normalizer
 

@@ -259,7 +259,7 @@ def router_z_mean(router_logits: Tensor, padding_mask: Mask = None) -> Mean:
 
 
 def _real(padding_mask, like):
-    """Returns 1 at real tokens and 0 at padding, in the dtype and [group, tokens] of a tensor."""
+    """Returns 1 at real tokens and 0 at padding, in a tensor's dtype and shape."""
     if padding_mask is None:
         return ops.ones_like(like)
     return ops.cast(_checked("padding_mask", padding_mask, "bool", like.shape), like.dtype)

@@ -159,8 +159,7 @@ class SwitchSelfAttention(Routed, _Attention):
     value. Dropped tokens get zero vectors: a zero query attends by position bias only; a zero key receives attention,
     but its value adds zero.
 
-    Queries are multiplied by d_kv^-0.5 (Mesh TensorFlow). `MultiHeadAttention` has this factor in its initial query
-    kernel.
+    Queries are multiplied by d_kv^-0.5 (Mesh TensorFlow), unlike in `MultiHeadAttention`.
 
     The experts have their own dtype. With float32 experts in a bfloat16 model, scores come from float32 queries and
     keys, and only values are cast to the dtype of the inputs.

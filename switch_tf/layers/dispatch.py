@@ -81,7 +81,7 @@ class Dispatcher:
 
 
 def _gated(outputs, gate):
-    """Multiplies <compute dtype> outputs by <float32> gates in float32, with broadcasting."""
+    """Multiplies outputs by gates in float32, with broadcasting."""
     outputs = dtypes.widen(outputs)
     return outputs * ops.cast(gate, outputs.dtype)
 

@@ -76,7 +76,7 @@ def _completed(shape, multiple):
 
 
 def _common_divisor(size, multiple):
-    """Returns the greatest common divisor of a size, int or int32 scalar tensor, and an int."""
+    """Returns the greatest common divisor of a size, int or tensor, and an int."""
     if isinstance(size, int):
         return math.gcd(size, multiple)
     # Not ops.gcd: XLA computes no shapes from its loop.
@@ -106,22 +106,19 @@ def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
 
 
 def _fewest_groups(num_tokens, grouping):
-    """Returns the first number of groups to try, int or int32 scalar tensor as `num_tokens`."""
+    """Returns the first number of groups to try."""
     if grouping.rules.may_exceed_group_size:
         return num_tokens // grouping.group_size
     return -(-num_tokens // grouping.group_size)
 
 
 def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: int = 1) -> None:
-    """Checks that a training batch divides into groups.
+    """Raises Refusal unless a training batch divides into groups. Names the nearest batch sizes that do.
 
     Args:
         num_sequences, length: int. Shape of the global batch.
         grouping: Grouping.
         num_parts: int. Parts of the batch, each with whole groups.
-
-    Raises:
-        Refusal: It does not. The message names the nearest batch sizes that do.
     """
     num_tokens, multiple = num_sequences * length, grouping.groups_multiple
     groups = global_groups(num_tokens, grouping)
@@ -143,15 +140,12 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
     """Returns the groups of this part of the batch.
 
     A training batch of known size must divide into groups. The caller pads other batches to `count * size` with masked
-    tokens.
+    tokens. A partitioned batch needs a known size.
 
     Args:
         shape: (sequences, length) of this part, ints or int32 scalar tensors.
         grouping: Grouping.
         training: bool.
-
-    Raises:
-        Refusal: A training batch does not divide, or a partitioned batch has an unknown size.
     """
     part, multiple = context.current().part, grouping.groups_multiple
     num_tokens = shape[0] * shape[1]

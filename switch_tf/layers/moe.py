@@ -67,7 +67,7 @@ class SwitchFeedForward(Routed, KeepsShape):
     """Sparse feed-forward layer that routes each token to experts (arXiv 2101.03961, section 2).
 
     Tokens compete for expert slots within their group. A dropped token gets exactly zero, so a residual connection
-    passes it on unchanged. In a user's model, the layer adds its weighted losses with `add_loss`.
+    passes it on unchanged. Calls add the weighted losses with `add_loss`.
 
     Args:
         num_experts, d_ff, activation: See `ExpertFeedForward`.
@@ -227,12 +227,12 @@ class SwitchFeedForward(Routed, KeepsShape):
 
 
 def _is_zero(count):
-    """Returns whether an int or int32 scalar tensor is known to be 0."""
+    """Returns whether a count, int or tensor, is known to be 0."""
     return isinstance(count, int) and not count
 
 
 def _padded(x, counts):
-    """Adds zeros at the end of the leading axes. `counts`: int or int32 scalar tensor for each."""
+    """Adds `counts` zeros, ints or tensors, at the end of the leading axes."""
     if all(map(_is_zero, counts)):
         return x
     return ops.pad(x, (*((0, count) for count in counts), *((0, 0),) * (len(x.shape) - len(counts))))

@@ -145,7 +145,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
 
 
 def _scaled(x, scale):
-    """Multiplies <any float>[batch, query, heads, d_kv] by the scale of each query and head, if any."""
+    """Multiplies [batch, query, heads, d_kv] by the scale of each query and head, if any."""
     return x if scale is None else ops.cast(dtypes.widen(x) * scale, x.dtype)
 
 

@@ -72,7 +72,7 @@ def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
 
 
 def _bytes(config, count):
-    """Returns the bytes of weights and slots. `count`: function from shape and axes to the elements to store."""
+    """Returns the bytes of weights and slots. `count` maps shape and axes to the number of stored elements."""
     weights = slots = 0
     for weight in config.weights():
         weights += 4 * weight.count * count(weight.shape, weight.axes)

@@ -88,9 +88,6 @@ class Partitioner:
             model: Model, unbuilt or built within `creates_variables`.
             optimizer: Unbuilt optimizer, or None.
             select: Function that freezes weights of the model before the optimizer builds its slots.
-
-        Raises:
-            Refusal: A variable was created outside of the layout.
         """
         with self.creates_variables():
             if not model.built:  # Keras builds a functional model at creation, in `creates_variables`
@@ -176,7 +173,7 @@ class Partitioner:
         return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
-        """Traces a compiled function before its first call, to show the time of tracing."""
+        """Traces a compiled function before its first call."""
         function.get_concrete_function(specs)
 
     @contextlib.contextmanager

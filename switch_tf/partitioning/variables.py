@@ -313,11 +313,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
             return tf.convert_to_tensor(self.symbol.read_value(), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host. All processes call it together.
-
-        Raises:
-            Refusal: A step failed while it ran and left no value.
-        """
+        """Returns the whole value on the host. All processes call it together."""
         return self._whole(self.array)
 
     def _whole(self, array):
