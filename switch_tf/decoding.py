@@ -133,7 +133,7 @@ class Sampler:
         Args:
             model: SwitchTransformer, built.
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-            max_length: int. Maximum number of decoded tokens, including the end.
+            max_length: int. Maximum number of decoded tokens, including the end of sequence.
             end_id: int or tuple of int. Ids that end a sequence. None for `SwitchConfig.end_id`.
             rows: <int32>[batch]. Number of each row among all decoded rows, for `Sample`. None for 0, 1, 2, ...
         """

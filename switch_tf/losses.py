@@ -55,7 +55,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
 
     Args:
         logits, teacher_logits: <float32>[batch, length, vocab].
-        loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
+        loss_weights: See `cross_entropy`.
         temperature: float above 0, T.
 
     Returns:
@@ -106,10 +106,8 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
     probability of the remaining tokens times their cross-entropy.
 
     Args:
-        logits: <float32>[batch, length, vocab].
         predictions: Predictions at temperature T.
-        loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
-        temperature: float above 0, T.
+        logits, loss_weights, temperature: See `soft_cross_entropy`.
 
     Returns:
         Mean over real targets, in nats per token.

@@ -173,10 +173,8 @@ class SwitchSelfAttention(Routed, _Attention):
         inputs: <compute dtype>[batch, length, d_model].
         padding_mask: <bool>[batch, length], True at tokens to route. Defaults to Keras' mask. To mask keys, use
             `attention_mask` or Keras' mask.
-        token_ids: <int32>[batch, length]. Required by the "hash" policy.
+        token_ids, return_router_stats, mask, inputs_mask: See `SwitchFeedForward`.
         attention_mask, position_bias: See `MultiHeadAttention`.
-        return_router_stats: bool. Returns the statistics and adds no losses. Set by `forward`.
-        mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
 
     Returns: <compute dtype>[batch, length, d_model].
     """

@@ -180,7 +180,7 @@ class TransformerLayer(_Parts):
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False after the end of a sequence.
             cache: Self-attention cache from `Stack.init_cache` or the previous step.
-            position: <int32> scalar.
+            position: <int32> scalar. Position of the token.
             cross_cache: Cross-attention cache of the encoder's outputs.
             attention_mask, encoder_decoder_mask, position_bias, token_ids: As for the class, for one query.
 
@@ -297,12 +297,8 @@ class Stack(_Parts):
 
         Args:
             embedded: <compute dtype>[batch, 1, d_model].
-            is_real: <bool>[batch, 1], False after the end of a sequence.
-            cache: Self-attention cache from `init_cache` or the previous step.
-            position: <int32> scalar.
-            cross_cache: Each layer's cached keys and values of the encoder's outputs.
-            encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
-            token_ids: <int32>[batch, 1].
+            is_real, position, encoder_decoder_mask, token_ids: See `TransformerLayer.decode_step`.
+            cache, cross_cache: Self-attention and cross-attention caches of all layers.
 
         Returns:
             `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.

@@ -237,7 +237,7 @@ class SwitchTransformer(Routed, keras.Model):
             is_real: <bool>[batch], False after the end of a sequence. Logits there are undefined.
             cache: Self-attention cache from `prefill` or the previous step.
             position: <int32> scalar.
-            cross_cache: Cross-attention cache from `prefill`.
+            cross_cache: From `prefill`.
 
         Returns:
             `(logits, cache)`: <float32>[batch, vocab_size] and the updated cache.
@@ -255,7 +255,7 @@ class SwitchTransformer(Routed, keras.Model):
 
         Args:
             inputs: <int32>[batch, length] as a NumPy array, tensor or list. 0 is padding, before or after the ids.
-            max_length: int. Maximum number of decoded tokens, including the end.
+            max_length: int. Maximum number of decoded tokens, including the end of sequence.
             sampler: "greedy", "sample", "beam" or a sampler, such as `switch_tf.decoding.Sample(top_p=0.9)`.
             end_id: int or tuple of int. Ids that end a sequence. Defaults to `SwitchConfig.end_id`.
 
