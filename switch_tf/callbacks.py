@@ -15,19 +15,19 @@ _MEANS = tuple(name for name in RouterStats._fields if name != "expert_load")
 
 
 class RouterStatistics(keras.callbacks.Callback):
-    """Router statistics of each epoch's training batches, added to the history and to the logs of later callbacks.
+    """Router statistics of each epoch's training batches, for the history and the logs of later callbacks.
 
     Keys are `router/<statistic>` by the names of `metrics.RouterStats` (means over the epoch's tokens and over layers)
-    and `router/dead_experts` (number of experts, over all layers, that no token chose). Sums are accumulated on the
-    device during the step, and work with XLA, `steps_per_execution` and `tf.distribute` strategies.
+    and `router/dead_experts` (number of experts, over all layers, that no token chose). Sums accumulate on the device
+    during the step, and work with XLA, `steps_per_execution` and `tf.distribute`.
 
-    Place it before callbacks that monitor a key, such as EarlyStopping. `fit` retraces its step for it.
+    Place it before callbacks that monitor a key, such as EarlyStopping. It makes `fit` retrace its step.
 
     Args:
-        per_layer: bool. Whether to add `router/<layer>/<statistic>` for each layer as well.
+        per_layer: bool. Whether to also add `router/<layer>/<statistic>` for each layer.
 
     Raises:
-        Refusal: from `fit`, for a model without experts or another back end than TensorFlow.
+        Refusal: From `fit`, for a model without experts or a back end other than TensorFlow.
     """
 
     def __init__(self, per_layer: bool = False):
@@ -65,7 +65,7 @@ class RouterStatistics(keras.callbacks.Callback):
 
 
 def _outermost_observed(layer):
-    """Returns the outermost layers or models that pass router statistics to an observer."""
+    """Returns the outermost layers or models that pass statistics to an observer."""
     if isinstance(layer, Routed):
         return [layer] if layer.routers else []
     inner = layer._flatten_layers(include_self=False, recursive=False)
@@ -76,7 +76,7 @@ class _Sums:
     """Sums of RouterStats over batches and replicas.
 
     Args:
-        routers: dict from router name to number of experts, see `Routed`.
+        routers: dict from router name to number of experts (`Routed`).
     """
 
     def __init__(self, routers):
@@ -93,7 +93,7 @@ class _Sums:
             load.assign_add(ops.cast(stats.expert_load.total, "float32"))
 
     def take(self):
-        """Returns the statistics of each router by name, and sets all sums to zero."""
+        """Returns the statistics of each router by name, and resets all sums to zero."""
         sums, *loads = (ops.convert_to_numpy(variable).copy() for variable in (self._sums, *self._loads))
         for variable in (self._sums, *self._loads):
             variable.assign(ops.zeros_like(variable))
@@ -104,6 +104,6 @@ class _Sums:
 
 
 def _sum(shape):
-    """Creates a float32 variable that sums over replicas, even if the model computes in bfloat16."""
+    """Creates a float32 variable that sums over replicas, even in a bfloat16 model."""
     return keras.Variable("zeros", shape, "float32", trainable=False, autocast=False, aggregation="sum",
                           synchronization="on_read")

@@ -1,7 +1,7 @@
-"""Checks of values. Each function returns the value to keep, or raises a Refusal of one sentence.
+"""Checks of values. Each function returns the value to keep or raises a Refusal of one sentence.
 
-Integers, floats and booleans of numpy are converted to Python's, so that a configuration can be written as JSON. True,
-False, NaN and infinities are not numbers. Of a tensor, only what is known while tracing is checked.
+NumPy's integers, floats and booleans become Python's, so that configurations can be JSON. True, False, NaN and
+infinities are not numbers. Checks of a tensor cover only what is known while tracing.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
-# Words of the sentence that refuses a number -> the rule.
+# Words for a rule in a refusal -> the rule.
 _RULES = {
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in (0, 1)": lambda value: 0 < value < 1,
@@ -35,7 +35,7 @@ _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",
 
 
 def integer(name: str, value: Any, at_least: int) -> int:
-    """Checks an integer that is a size or seed of tensors, from `at_least` to 2**31 - 1."""
+    """Checks an integer size or seed, from `at_least` to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < at_least:
         raise Refusal(f"{name} must be an integer of at least {at_least}, not {shown(value)}.")
     if int(value) > _LARGEST_INTEGER:
@@ -44,7 +44,7 @@ def integer(name: str, value: Any, at_least: int) -> int:
 
 
 def ids(name: str, value: Any, count: int | None = None) -> int | tuple[int, ...]:
-    """Checks one id in [0, count), or a list or tuple of such ids, which is returned as a tuple."""
+    """Checks an id in [0, count), or a list or tuple of ids (returned as a tuple)."""
     is_one = not isinstance(value, list | tuple)
     found = [integer(name if is_one else f"Each id of {name}", id_, 0) for id_ in ([value] if is_one else value)]
     if count is not None and found and max(found) >= count:
@@ -55,9 +55,9 @@ def ids(name: str, value: Any, count: int | None = None) -> int | tuple[int, ...
 def number(name: str, value: Any, rule: str) -> int | float:
     """Checks a finite number by a rule: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [0, 1]", "in [1e-6, 1e6]",
     "above 0" or "0 or above"."""
-    converted: int | float = math.nan  # follows no rule
+    converted: int | float = math.nan  # violates every rule
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # of a large fractions.Fraction; a float of this size is infinite
+        with contextlib.suppress(OverflowError):  # from a large fractions.Fraction; large floats are infinite
             converted = int(value) if isinstance(value, numbers.Integral) else float(value)
     if abs(converted) == math.inf or not _RULES[rule](converted):
         raise Refusal(f"{name} must be a number {rule}, not {shown(value)}.")
@@ -68,32 +68,32 @@ def number(name: str, value: Any, rule: str) -> int | float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Checks a bool. Words such as "no", which are true in Python, are refused."""
-    numpy = sys.modules.get("numpy")  # is imported if the value is one of numpy's
+    """Checks a bool. Refuses words such as "no": they are true in Python."""
+    numpy = sys.modules.get("numpy")  # imported already if the value is NumPy's
     if not isinstance(value, bool if numpy is None else (bool, numpy.bool_)):
         raise Refusal(f"{name} must be True or False, not {shown(value)}.")
     return bool(value)
 
 
 def text(name: str, value: Any) -> str:
-    """Checks text that is not empty."""
+    """Checks nonempty text."""
     if not isinstance(value, str) or not value.strip():
         raise Refusal(f"{name} must be text that is not empty, not {shown(value)}.")
     return value
 
 
 def path(name: str, value: Any) -> Any:
-    """Checks a path of this machine or of a bucket, given as text or as a path, and returns it as `places.at` does."""
+    """Checks a path of this machine or of a bucket, as text or path, and returns it in the form of `places.at`."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
         raise Refusal(f"{name} must be a path, not {shown(value)}.")
     return places.at(place(name, value))
 
 
 def place(name: str, value: Any) -> Any:
-    """Checks text or a path that must name a file or folder of this machine or of a bucket, which need not exist.
+    """Checks text or a path for a file or folder of this machine or of a bucket. It need not exist.
 
-    Other URLs are refused, because pathlib would turn "s3://b/x" into the local folder "s3:/b/x", and so are names that
-    are too long for the file system.
+    Refuses other URLs (pathlib would turn "s3://b/x" into the local folder "s3:/b/x") and names too long for the file
+    system.
     """
     if not isinstance(value, os.PathLike):
         text(name, value)
@@ -118,7 +118,7 @@ def place(name: str, value: Any) -> Any:
 
 
 def new_folder(folder: Any) -> None:
-    """Raises a Refusal unless a folder is empty or does not exist, so that nothing is overwritten."""
+    """Raises a Refusal unless a folder is empty or missing, so that no file is overwritten."""
     with reading(folder):
         is_new = not folder.exists() or folder.is_dir() and not any(folder.iterdir())
     if not is_new:
@@ -126,12 +126,12 @@ def new_folder(folder: Any) -> None:
 
 
 def optional(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> Any:
-    """Returns None for None, and `check(name, value, *rule)` for any other value."""
+    """Returns None, or `check(name, value, *rule)` for any other value."""
     return None if value is None else check(name, value, *rule)
 
 
 def lengths(name: str, value: Any) -> dict[str, int]:
-    """Checks the numbers of tokens of an input and of a target sequence, `{"inputs": ..., "targets": ...}`."""
+    """Checks the numbers of tokens of a sequence, `{"inputs": ..., "targets": ...}`."""
     if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
         raise Refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
                       f"{{'inputs': 128, 'targets': 29}}, not {shown(value)}.")
@@ -147,7 +147,7 @@ def fields(record: Any, names: Iterable[str], check: Callable[..., Any], *rule: 
 
 @contextlib.contextmanager
 def arguments_of_keras() -> Iterator[None]:
-    """Refuses what Keras finds wrong with arguments that a caller passes on. Holds only the call of its constructor."""
+    """Converts Keras' errors about passed-on arguments to Refusals. Only for the call of a Keras constructor."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -158,8 +158,8 @@ def tensor(name: str, value: Any, kind: str, shape: Sequence[int | None], may_br
     """Raises a Refusal unless a tensor has a kind and shape.
 
     Args:
-        name: str. Name of the argument in the sentence.
-        value: Tensor of any back end, symbolic or not, or numpy array.
+        name: str. Name in the message.
+        value: Tensor of any back end, symbolic or not, or NumPy array.
         kind: str. "float", "int", "bool", or "number" for any of them.
         shape: Length of each dimension, None for any length.
         may_broadcast: bool. Whether a dimension may also be 1.
@@ -176,11 +176,11 @@ def tensor(name: str, value: Any, kind: str, shape: Sequence[int | None], may_br
 
 
 def width(input_shape: Sequence[int | None], rank: int | None = 3) -> int:
-    """Returns the last dimension of the inputs that a layer is built for.
+    """Returns the width, the last dimension, of a layer's inputs.
 
     Args:
         input_shape: tuple of int or None.
-        rank: int or None. Number of dimensions that the inputs must have, None for any.
+        rank: int or None. Required number of dimensions, None for any.
     """
     shape = tuple(input_shape or ())
     if not shape or rank not in (None, len(shape)) or shape[-1] is None:
@@ -191,7 +191,7 @@ def width(input_shape: Sequence[int | None], rank: int | None = 3) -> int:
 
 
 def size(name: str, value: Any, at_least: int) -> Any:
-    """Checks an integer, or an integer scalar tensor whose value is known only when the graph runs."""
+    """Checks an integer, or an integer scalar tensor of unknown value."""
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, numbers.Integral):
         tensor(name, value, "int", ())
         return value
@@ -202,8 +202,8 @@ def indices(name: str, values: Any, count: int) -> None:
     """Raises a Refusal unless all indices are in [0, count).
 
     Args:
-        name: str. Name of the argument in the sentence.
-        values: numpy array of int, or None if the values are not known yet.
+        name: str. Name in the message.
+        values: NumPy array of int, or None if not known yet.
         count: int.
     """
     if values is None or not values.size:
@@ -214,13 +214,13 @@ def indices(name: str, values: Any, count: int) -> None:
 
 
 def shown(value: Any) -> str:
-    """Returns `repr(value)` in one line of at most 120 characters, for a sentence."""
+    """Returns `repr(value)` in one line of at most 120 characters, for a message."""
     line = " ".join(repr(value).split())
     return line if len(line) <= 120 else f"{line[:120]}..."
 
 
 def printable(text: str) -> str:
-    """Returns a text with what a terminal would obey or cannot show, such as control characters, written as `\\x1b`."""
+    """Returns a text with unprintable characters escaped, such as `\\x1b`."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 

@@ -1,9 +1,8 @@
-"""The ambient state of a trace: what layers, data sources and back ends read without receiving it as an argument.
+"""The ambient state of a trace: layers, data sources and back ends read it without an argument.
 
-Each thread has a context of its own and starts with the defaults. A function that another thread calls (a replica of
-`tf.distribute`), or that runs after its scope was left (a recomputation in the backward pass), takes a context along by
-`carried`. Functions that TensorFlow traces in the thread of the caller, such as those of `tf.data` and `tf.function`,
-need nothing.
+Each thread has its own context and starts with the defaults. `carried` takes a context along for a function that
+another thread calls (a replica of `tf.distribute`) or that runs after its scope has ended (a recomputation in the
+backward pass). Functions that TensorFlow traces in the caller's thread (`tf.data`, `tf.function`) do not need it.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 class Part(NamedTuple):
     """Part `index` (int or int32 scalar tensor) of `count` equal, contiguous parts of the global batch."""
 
-    count: int  # type: ignore[assignment]  # hides a method of tuple that nobody calls
+    count: int  # type: ignore[assignment]  # hides an unused method of tuple
     index: Any
 
 
@@ -25,18 +24,17 @@ class Context:
     """Ambient state of the code that runs or is traced.
 
     Attributes:
-        annotator: Object (`partitioning.axes`) that lays out the tensors of one program for many devices. None leaves
-            them as they are.
-        variable_axes: Logical axes of the variable that is being created, for the back end that stores it.
-        part: Part of the global batch that the code sees.
+        annotator: Object (`partitioning.axes`) that lays out the tensors of one program for many devices, or None.
+        variable_axes: Logical axes of the variable in creation, for the back end that stores it.
+        part: Visible part of the global batch.
         seed: int or integer scalar tensor, the seed of random numbers. None draws one from Keras' global generator.
-        fused_program: Graph that `forms.fused` traces for XLA on a CPU, and tensors that its loops share by key. None
-            outside one.
+        fused_program: Graph that `forms.fused` traces for XLA on a CPU, and the tensors shared by its loops, by key.
+            Elsewhere None.
         no_drop: Whether each expert has a slot for every token, so that no prediction depends on its neighbours.
-        routes: Dictionary in which every layer of experts stores its gates, <float32>[batch, length, expert], by its
-            path. They multiply the experts' outputs, and are 0 for experts without the token. None records nothing.
-        is_lowered: Whether the traced function is lowered for JAX. Variables of the pjrt back end become its arguments.
-        endless_passes: Whether `data.passes` yields pass after pass of a training split without an end.
+        routes: Path of a layer of experts -> its gates, <float32>[batch, length, expert]. They multiply the experts'
+            outputs, and are 0 for experts without the token. Layers store them here. None records no gates.
+        is_lowered: Whether the traced function is lowered for JAX, with variables of the pjrt back end as arguments.
+        endless_passes: Whether `data.passes` repeats a training split without end.
     """
 
     annotator: Any = None
@@ -61,7 +59,7 @@ def current() -> Context:
 
 @contextlib.contextmanager
 def within(**changes: Any) -> Iterator[None]:
-    """Changes fields of the context in a `with` block, or in each call of a function that this decorates."""
+    """Changes fields of the context in a `with` block, or in each call of a decorated function."""
     token = _context.set(dataclasses.replace(_context.get(), **changes))
     try:
         yield
@@ -70,5 +68,5 @@ def within(**changes: Any) -> Iterator[None]:
 
 
 def carried(function: Callable, **changes: Any) -> Callable:
-    """Returns a function that runs in the context in which `carried` was called, with these changes, in any thread."""
+    """Makes a function run, in any thread, in the current context with these changes."""
     return within(**vars(dataclasses.replace(_context.get(), **changes)))(function)

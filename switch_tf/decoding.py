@@ -19,17 +19,16 @@ from switch_tf.ops import dtypes, forms, indexing, random
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-END_ID = SwitchConfig.end_id  # in the vocabularies of T5, mT5 and ByT5, and in those trained by `switch-tf vocabulary`
+END_ID = SwitchConfig.end_id  # in the vocabularies of T5, mT5, ByT5 and `switch-tf vocabulary`
 _BUCKET = 32
-_FUSED_ROWS = 8  # with more, matrix products take most of the time, and looking kernels up by row reads too much
+_FUSED_ROWS = 8  # with more, matrix products dominate, and looking up kernels by row reads too much
 
 
 class Decoded(NamedTuple):
     """Decoded sequences of each row of a batch, best first.
 
     Attributes:
-        ids: <int32>[batch, result, max_length]. Each sequence up to and including its end, then zeros. All zeros for a
-            row of padding.
+        ids: <int32>[batch, result, max_length]. Each sequence through its end, then zeros. All zeros for padding rows.
         scores: <float32>[batch, result]. Log probability in nats, with length penalty for beam search.
     """
 
@@ -53,7 +52,7 @@ def check_decodes(config: SwitchConfig) -> None:
 
 
 def _continues_after(tokens, ends):
-    """Returns whether sequences continue after tokens, <int32>[...]: <bool>[...], False at each of `ends`."""
+    """Returns whether sequences continue after tokens, <int32>[...] -> <bool>[...]: False at each of `ends`."""
     continues = ops.ones_like(tokens, "bool")
     for end in ends:
         continues = continues & ops.not_equal(tokens, end)
@@ -61,24 +60,24 @@ def _continues_after(tokens, ends):
 
 
 def max_fused_sequences(model: keras.Model, sampler: Any) -> int:
-    """Returns how many sequences `run_loop` decodes at most in a fused program, 0 if it fuses none."""
+    """Returns the maximum number of sequences in a fused program of `run_loop`; 0 if it does not fuse."""
     can_be = forms.can_fuse() and model.config.dispatch != "ragged"
     return _FUSED_ROWS // sampler.num_beams if can_be else 0
 
 
 def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cross_cache: Any, start: tuple,
              num_rows: int | None) -> tuple:
-    """Decodes until all sequences have ended or `max_length` is reached, and returns the last state after `start`.
+    """Decodes until all sequences have ended or reached `max_length`, and returns the last state after `start`.
 
-    On CPU a few sequences run in one program compiled by XLA: the operations between their matrix products take as long
-    as the products, and XLA fuses them.
+    On CPU a few sequences run in one program of XLA: operations between their matrix products take as long as the
+    products, and XLA fuses them.
 
     Args:
-        model: SwitchTransformer. With dispatch="ragged" it is never fused, because XLA cannot compile that.
+        model: SwitchTransformer. Never fused with dispatch="ragged": XLA cannot compile it.
         max_length: int. Maximum number of decoded tokens.
-        step: Function of `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state.
-            Returns the next state.
-        cross_cache: Tree of tensors that no step changes.
+        step: Function from `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state
+            to the next state.
+        cross_cache: Tree of tensors, constant over steps.
         start: Tuple of tensors and trees of tensors. The first is <bool>[batch], whether a sequence continues.
         num_rows: int or None. Number of sequences decoded at once, if known.
     """
@@ -95,7 +94,7 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
 
 
 def _log_probs(logits, tokens):
-    """Computes log probabilities, <float32>[batch, length], of logits and <int32>[batch, length] tokens."""
+    """Computes the log probabilities of tokens, <float32>[batch, length]."""
     normalizer, logit, _ = indexing.normalizers_and_targets(logits, tokens)
     return logit - normalizer
 
@@ -117,27 +116,26 @@ def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
 
 
 class Sampler:
-    """Base class of the samplers. Each one decodes a batch in `_search`."""
+    """Base class of the samplers. `_search` decodes a batch."""
 
     num_beams = 1
     _any_layout = False
-    # Returns ids and scores as in `Decoded`; without scores, which cost a pass over the logits, <int32>[batch,
-    # max_length] of the best results, and None. DTensor cannot slice these out of all.
+    # Returns ids and scores as in `Decoded`. Without scores, saves a pass over the logits and returns the best results,
+    # <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
     _search: Callable[..., tuple[Tensor, Tensor | None]]
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
                end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:
-        """Decodes the best sequences of each row: `num_results` of a `Beam`, else one.
+        """Decodes the best sequences of each row: `num_results` of a `Beam`, otherwise one.
 
-        Experts drop no tokens, except in encoders with semantics="hf". See `context.Context.no_drop`.
+        Experts drop no tokens, except in encoders with semantics="hf" (`context.Context.no_drop`).
 
         Args:
             model: SwitchTransformer, built.
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
             max_length: int. Maximum number of decoded tokens, including the end of sequence.
             end_id: int or tuple of int. Ids that end a sequence. None for `SwitchConfig.end_id`.
-            rows: <int32>[batch]. Number of each row among all decoded rows, from which `Sample` draws. None for 0, 1,
-                2, ...
+            rows: <int32>[batch]. Number of each row among all decoded rows, for `Sample`. None for 0, 1, 2, ...
         """
         return Decoded(*self._run(model, features, max_length, end_id, rows))
 
@@ -145,7 +143,7 @@ class Sampler:
             end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Tensor:
         """Decodes the ids of the best sequence of each row, <int32>[batch, max_length]. Arguments as for `decode`.
 
-        Faster than `decode`, except for `Beam`, which needs scores. `Greedy` works under any layout.
+        Faster than `decode`, except for `Beam`: it needs scores. `Greedy` works under any layout.
         """
         return self._run(model, features, max_length, end_id, rows, has_scores=False)[0]
 
@@ -167,7 +165,7 @@ class Sampler:
 
 
 class _TokenByToken(Sampler):
-    """A sampler with one result, of tokens that `_choose` picks one at a time."""
+    """A sampler with one result. `_choose` picks its tokens one at a time."""
 
     _choose: Callable[..., Tensor]
 
@@ -185,7 +183,7 @@ class _TokenByToken(Sampler):
 
         inputs = features["encoder_input_tokens"]
         batch = ops.shape(inputs)[0]
-        # Whether each sequence continues, its last token, its tokens so far and their log probability.
+        # Per sequence: whether it continues, its last token, its tokens so far and their log probability.
         _, _, ids, _, scores = run_loop(model, max_length, step, cross_cache, (
             ops.any(masks.encoder_is_real(features), axis=1), ops.cast(ops.zeros_like(inputs[:, 0]), "int32"),
             ops.zeros((batch, max_length), "int32"), cache,
@@ -207,7 +205,7 @@ class Greedy(_TokenByToken):
 class Sample(_TokenByToken):
     """Sampling from the model's distribution, optionally limited to the most probable tokens.
 
-    A sample depends only on the seed, the row's number and the position, not on the batch around the row.
+    A sample depends only on the seed, the row's number and the position, not on its batch.
 
     Args:
         temperature: float, above 0. Divides the logits. Values below 1 favour likely tokens.
@@ -240,11 +238,11 @@ class Sample(_TokenByToken):
         if self.top_p is not None and self.top_p < 1:
             descending, _ = ops.top_k(logits, vocab_size)
             probs = ops.softmax(descending, axis=-1)
-            is_needed = ops.cumsum(probs, axis=-1) - probs < self.top_p  # by the probability that comes before
+            is_needed = ops.cumsum(probs, axis=-1) - probs < self.top_p  # by the probability of the tokens before
             smallest = ops.min(ops.where(is_needed, descending, float("inf")), axis=-1, keepdims=True)
             logits = ops.where(logits < smallest, -float("inf"), logits)
-        # The token with the shortest of exponential waiting times. Short times need more than 24 random bits, so a
-        # second draw supplies the bits below the first.
+        # Takes the shortest exponential waiting time. Short times need more than 24 random bits, so a second draw
+        # supplies lower bits.
         seed = random.step_seed(self.seed, position)
         below = random.step_seed(self.seed, -1 - position)
         places = partitioning.arange(vocab_size)
@@ -258,9 +256,9 @@ class Beam(Sampler):
     """Beam search with T5's length penalty.
 
     Sequences are ranked by log probability / ((5 + tokens) / 6)^length_penalty, counting the end of sequence (arXiv
-    1609.08144, section 7; T5's `alpha`). The search of a row ends when no live sequence can pass the finished ones, or
-    at `max_length`, where live sequences count as finished. As in Hugging Face's search, a sequence finishes only if
-    its end is among the `num_beams` best candidates.
+    1609.08144, section 7; T5's `alpha`). A row's search ends when no live sequence can pass the finished ones, or at
+    `max_length`, where live sequences count as finished. As in Hugging Face, a sequence finishes only if its end is
+    among the `num_beams` best candidates.
 
     Args:
         num_beams: int, at least 1. Number of live sequences.
@@ -282,7 +280,7 @@ class Beam(Sampler):
         beams, vocab_size, wide = self.num_beams, model.config.vocab_size, dtypes.wide_dtype(model.compute_dtype)
         if 2 * beams > vocab_size:
             raise Refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not {beams}.")
-        # Even if every end is a candidate of every beam, enough candidates remain to extend.
+        # Leaves enough candidates to extend even if every end is a candidate of every beam.
         num_candidates = beams * min(vocab_size, 1 + max(1, len(set(ends))))
 
         def penalty(length):
@@ -323,10 +321,10 @@ class Beam(Sampler):
             lambda cached: ops.repeat(cached, beams, axis=0), model.prefill(features, max_length))
         no_ids = ops.zeros((batch, beams, max_length), "int32")
         no_scores = ops.full((batch, beams), -float("inf"), wide)
-        # All beams start alike, so only the first may be extended.
+        # All beams start equal, so only the first may be extended.
         live_scores = ops.where(partitioning.arange(beams) == 0, 0.0, no_scores)
-        # Whether the search of each row continues; the last tokens, [batch, beam], the tokens and the log probabilities
-        # of its live sequences, best first; its finished sequences and scores, -inf for empty places.
+        # Per row: whether its search continues; last tokens, [batch, beam], tokens and log probabilities of live
+        # sequences, best first; finished sequences and scores, -inf for empty places.
         *_, finished_ids, finished_scores, _ = run_loop(
             model, max_length, step, cross_cache,
             (is_text, no_ids[..., 0], no_ids, live_scores, no_ids, no_scores, cache), num_rows and beams * num_rows)
@@ -346,7 +344,7 @@ SAMPLERS: dict[str, type[Sampler]] = {"greedy": Greedy, "sample": Sample, "beam"
 
 
 def get_sampler(sampler: str | Sampler) -> Sampler:
-    """Returns a sampler unchanged, or the sampler named "greedy", "sample" or "beam" with default arguments."""
+    """Returns a sampler unchanged, or the sampler of a name with default arguments."""
     if isinstance(sampler, Sampler):
         return sampler
     check_choice("sampler", sampler, tuple(SAMPLERS))

@@ -1,6 +1,6 @@
-"""Requirements of the Python environment, and versions that are known to work together.
+"""Requirements of the Python environment, and versions known to work together.
 
-`import switch_tf` makes the check that cannot wait, `switch-tf doctor` all others. Imports only the standard library.
+`import switch_tf` runs only the urgent check, `switch-tf doctor` all. Imports only the standard library.
 """
 
 import json
@@ -17,30 +17,30 @@ NIGHTLIES = {
     "tensorflow-datasets": ("4.9.10", "tfds-nightly"),
 }
 
-# Downstream tasks use its preprocessors and metrics. Its requirements would overwrite seqio and tensorflow-datasets, so
-# switch_tf cannot require it.
+# Downstream tasks use its preprocessors and metrics. switch_tf cannot require it: its requirements would overwrite
+# seqio and tensorflow-datasets.
 T5 = "t5==0.9.4"
 
-# Distribution of TensorFlow -> versions of TensorFlow and TensorBoard (the same), of tensorflow-text and of libtpu.
+# Distribution of TensorFlow -> versions of TensorFlow and TensorBoard (equal), of tensorflow-text and of libtpu.
 # tensorflow-tpu brings its own client of TPUs.
 _TENSORFLOW = {"tensorflow": ("2.21.0", "2.21.1", "0.0.42.1"), "tensorflow-tpu": ("2.20.0", "2.20.1", "0.0.21")}
-# The same without NVIDIA's part, beside JAX's client of a GPU.
+# TensorFlow without NVIDIA's part, for use with JAX's client of a GPU.
 _TENSORFLOW["tensorflow-cpu"] = _TENSORFLOW["tensorflow"]
-# Versions of the tests, by the distribution of TensorFlow.
+# Tested versions by distribution of TensorFlow.
 KNOWN_GOOD = {name: {name: version, "tensorflow-text": text, "keras": "3.15.1", "jax": "0.10.2", "jaxlib": "0.10.2",
                      "tensorboard": version, "libtpu": libtpu}
               for name, (version, text, libtpu) in _TENSORFLOW.items()}
 
-# Prefixes of the variables that change what a run computes.
+# Prefixes of the variables that change a run's computation.
 _PREFIXES = ("KERAS_", "TF_", "XLA_", "JAX_", "NVIDIA_TF32_OVERRIDE")
-_OF_USER = dict(os.environ)  # before anything changes them
+_OF_USER = dict(os.environ)  # before any change
 
 # JAX's clients of NVIDIA's GPUs.
 _CUDA_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version of an installed distribution, None if it is absent."""
+    """Returns the version of an installed distribution, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def cuda_plugin() -> str | None:
-    """Returns the distribution that is JAX's client of NVIDIA's GPUs, None if none is installed."""
+    """Returns the installed distribution of JAX's client of NVIDIA's GPUs, or None."""
     return next(filter(installed_version, _CUDA_PLUGINS), None)
 
 
@@ -58,17 +58,17 @@ def goes_with(libtpu: str, known_good: str) -> bool:
 
 
 def compute_with_tensorflow() -> None:
-    """Sets Keras' back end to TensorFlow, whatever KERAS_BACKEND and ~/.keras/keras.json say.
+    """Sets Keras' back end to TensorFlow, overriding KERAS_BACKEND and ~/.keras/keras.json.
 
-    Has to be called before Keras is imported.
+    Call it before Keras is imported.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
 def changed_by_variables() -> dict[str, str]:
-    """Returns the environment variables that change what Keras, TensorFlow, XLA or JAX compute, as the user set them.
+    """Returns the user's environment variables that change what Keras, TensorFlow, XLA or JAX compute.
 
-    Those of logs do not. Keras' own settings stand under the name of their file, `~/.keras/keras.json`.
+    Leaves out variables of logs. Keras' settings have the name of their file, `~/.keras/keras.json`.
     """
     found = {name: value for name, value in _OF_USER.items()
              if name.startswith(_PREFIXES) and not name.startswith(("TF_CPP_", "KERAS_HOME")) and value
@@ -76,7 +76,7 @@ def changed_by_variables() -> dict[str, str]:
     file = pathlib.Path(_OF_USER.get("KERAS_HOME") or pathlib.Path.home() / ".keras") / "keras.json"
     try:
         chosen = json.loads(file.read_text())
-    except (OSError, ValueError):  # Keras writes it anew
+    except (OSError, ValueError):  # Keras rewrites it
         chosen = None
     chosen = chosen if isinstance(chosen, dict) else {}
     others = {name: chosen[name] for name, usual in (("backend", "tensorflow"), ("floatx", "float32"))
@@ -88,7 +88,7 @@ def check_single_distributions() -> None:
     """Refuses an environment in which a nightly build overwrote seqio or tensorflow-datasets.
 
     Raises:
-        ImportError: One sentence that ends with the command that repairs the environment.
+        ImportError: One sentence that ends with the command to repair the environment.
     """
     overwritten = {name: nightly for name, (_, nightly) in NIGHTLIES.items() if installed_version(nightly)}
     if overwritten:
@@ -102,7 +102,7 @@ def check_single_distributions() -> None:
 
 
 def pip() -> str:
-    """Returns the command for the pip of this interpreter: `pip` if that is the one on the path."""
+    """Returns the command for this interpreter's pip: `pip` if it is on the path."""
     on_path = shutil.which("pip")
     if on_path and pathlib.Path(on_path).parent == pathlib.Path(sys.executable).parent:
         return "pip"
@@ -110,30 +110,30 @@ def pip() -> str:
 
 
 def install_t5() -> str:
-    """Returns the command that installs t5 for the tasks that use it."""
+    """Returns the command that installs t5, for tasks that use it."""
     return f"{pip()} install --no-deps {T5}"
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns the folder of files that switch_tf can create again: prepared corpora, tokenised tasks."""
+    """Returns the folder of files that switch_tf can recreate: prepared corpora, tokenised tasks."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "switch_tf"
 
 
 def visible_processes() -> str:
-    """Returns a text that identifies the processes which this one can see: of one boot of a machine and one container.
+    """Returns a text that identifies the processes visible to this one, by the machine's boot and the container.
 
-    Names of hosts do not: those of containers and fresh machines are often the same.
+    Host names do not: containers and fresh machines often share them.
     """
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether one of the processes that this one can see has an id."""
+    """Returns whether a visible process has this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # another user's process
         return True
     return True

@@ -21,7 +21,7 @@ from switch_tf.training.trainer import Trainer
 def on_this_machine(described: Experiment, is_checked: bool = True) -> Experiment:
     """Returns an experiment on the devices of all processes that train together.
 
-    Starts the devices: if there are several processes, they have to meet before TensorFlow does anything else.
+    Starts the devices. With several processes, call it before any TensorFlow operation.
 
     Raises:
         Refusal: The layout does not suit the devices or, if `is_checked`, the parts cannot be trained together.
@@ -32,11 +32,7 @@ def on_this_machine(described: Experiment, is_checked: bool = True) -> Experimen
 
 
 def on_devices(described: Experiment, num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
-    """Returns an experiment on a number of devices of another machine.
-
-    Raises:
-        Refusal: The layout is for other devices or, if `is_checked`, the parts do not go together.
-    """
+    """Returns an experiment on a number of devices of another machine."""
     return _on(described, described.layout.resolve(num_devices, kind), None, is_checked)
 
 
@@ -53,7 +49,7 @@ def _on(described, layout, partitioner, is_checked):
 
 
 def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
-    """Opens the initial weights of an experiment on devices, and makes its trainer with the vocabulary that they need.
+    """Opens an experiment's initial weights, and makes its trainer with the vocabulary that they need.
 
     Args:
         described: Experiment.
@@ -71,13 +67,13 @@ def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tu
 
 
 def train(described: Experiment) -> dict:
-    """Trains an experiment on this machine's devices; see `Experiment.train`."""
+    """Trains an experiment on this machine's devices (`Experiment.train`)."""
     trainer, configuration = make_trainer(on_this_machine(described))
     return trainer.train(configuration)
 
 
 def evaluate(described: Experiment, step: str, split: str, num_examples: int | None) -> dict:
-    """Scores a checkpoint of an experiment's run; see `Experiment.evaluate`."""
+    """Scores a checkpoint of an experiment's run (`Experiment.evaluate`)."""
     if step == "all":
         raise Refusal("step must be best, last or a step with a checkpoint, not 'all', because one is evaluated.")
     folder = places.at(described.run.model_dir)

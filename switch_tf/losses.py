@@ -19,18 +19,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
     Args:
         logits: <float32>[batch, length, vocab].
         targets: <int32>[batch, length].
-        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
-        z_loss_weight: float, 0 or above. The z-loss is weight * logsumexp(logits)^2, which keeps the logits' normaliser
-            near 0.
+        loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
+        z_loss_weight: float, 0 or above. The z-loss, weight * logsumexp(logits)^2, keeps the logits' normaliser near 0.
         label_smoothing: float in [0, 1). Share of each target's probability spread over the whole vocabulary. The
             entropy of the smoothed target is not subtracted (as in Mesh TensorFlow, unlike T5X).
 
     Returns:
         Means over real targets: cross-entropy and weighted z-loss in nats per token, and the share of targets with the
-        largest logit. Ties go to the first (argmax), so a model with equal logits is not right everywhere.
-
-    Raises:
-        Refusal: a tensor with the wrong dtype or shape, a target outside the vocabulary, or a weight out of range.
+        largest logit. Ties go to the first, so a model with equal logits is not right everywhere.
     """
     z_loss_weight = checks.number("z_loss_weight", z_loss_weight, "0 or above")
     label_smoothing = checks.number("label_smoothing", label_smoothing, "in [0, 1)")
@@ -52,21 +48,18 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
 
 
 def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Tensor, temperature: float = 1.0) -> Mean:
-    """Computes T^2 times the cross-entropy between a teacher's probabilities and a student's, both at temperature T.
+    """Computes T^2 times the cross-entropy between a teacher's and a student's probabilities, both at temperature T.
 
     T^2 keeps the gradient's size at any temperature (Hinton et al., 2015, section 2; Mesh TensorFlow's
-    StudentTeacher). Its smallest value is T^2 times the entropy of the teacher's probabilities.
+    StudentTeacher). The minimum is T^2 times the entropy of the teacher's probabilities.
 
     Args:
         logits, teacher_logits: <float32>[batch, length, vocab].
-        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
+        loss_weights: See `cross_entropy`.
         temperature: float above 0, T.
 
     Returns:
         Mean over real targets, in nats per token.
-
-    Raises:
-        Refusal: a tensor with the wrong dtype or shape, or a temperature of 0 or less.
     """
     logits = _at_temperature("logits", logits, temperature)
     teacher_logits = _checked("teacher_logits", teacher_logits, "float", logits.shape)
@@ -76,12 +69,12 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
 
 
 class Predictions(NamedTuple):
-    """A teacher's probabilities of the next token: of its k most probable ones, and of all others together.
+    """A teacher's probabilities of the k most probable next tokens, and of the rest together.
 
     Attributes:
-        token_ids: <int32>[batch, length, k], different ones at each place.
+        token_ids: <int32>[batch, length, k], distinct at each place.
         log_probs: <float>[batch, length, k].
-        log_rest: <float>[batch, length], log of the others' probability. About -1e9 if k is the size of the vocabulary.
+        log_rest: <float>[batch, length], log probability of the rest. About -1e9 if k is the vocabulary's size.
     """
 
     token_ids: Any
@@ -94,7 +87,7 @@ def most_probable(teacher_logits: Tensor, num_tokens: int, temperature: float = 
 
     Args:
         teacher_logits: <float32>[batch, length, vocab].
-        num_tokens: int, k, at most the size of the vocabulary.
+        num_tokens: int, k, at most the vocabulary's size.
         temperature: float above 0, T.
     """
     logits = _at_temperature("teacher_logits", teacher_logits, temperature)
@@ -107,22 +100,17 @@ def most_probable(teacher_logits: Tensor, num_tokens: int, temperature: float = 
 
 def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_weights: Tensor,
                               temperature: float = 1.0) -> Mean:
-    """Computes `soft_cross_entropy` to a teacher's Predictions, in which all other tokens are one outcome.
+    """Computes `soft_cross_entropy` to a teacher's Predictions, with all remaining tokens as one outcome.
 
-    With all tokens of the vocabulary it is `soft_cross_entropy`; with fewer it is smaller, by the teacher's probability
-    of the others times the cross-entropy among them.
+    Equals `soft_cross_entropy` if k is the vocabulary's size. Otherwise it is smaller, by the teacher's
+    probability of the remaining tokens times their cross-entropy.
 
     Args:
-        logits: <float32>[batch, length, vocab].
         predictions: Predictions at temperature T.
-        loss_weights: <number>[batch, length], 1 for real targets and 0 for padding.
-        temperature: float above 0, T.
+        logits, loss_weights, temperature: See `soft_cross_entropy`.
 
     Returns:
         Mean over real targets, in nats per token.
-
-    Raises:
-        Refusal: a tensor with the wrong dtype or shape, or a temperature of 0 or less.
     """
     logits = _at_temperature("logits", logits, temperature)
     if not isinstance(predictions, Predictions):
@@ -142,13 +130,13 @@ def _soft_mean(per_target, loss_weights, temperature):
 
 
 def _at_temperature(name, logits, temperature):
-    """Returns logits divided by a temperature, after checking both."""
+    """Checks logits and temperature, and returns their quotient."""
     temperature = checks.number("temperature", temperature, "above 0")
     return dtypes.widen(_checked(name, logits, "float", (None, None, None))) / temperature
 
 
 def _split_log_probs(logits, token_ids):
-    """Returns the log-probabilities of some tokens, and that of all others together."""
+    """Returns the log probabilities of some tokens, and of the rest together."""
     chosen, others = indexing.split_off(logits, token_ids)
     # 1 - sum(probs) would lose all digits of a small rest, and its gradient.
     log_rest = ops.logsumexp(others, axis=-1)
@@ -162,7 +150,7 @@ class Balance(NamedTuple):
     Attributes:
         fraction: <float32>[group, expert], f_e times the number of experts, without a gradient.
         mean_prob: <float32>[group, expert], P_e.
-        num_counted: <float32>[group], number of tokens that weight the group's loss.
+        num_counted: <float32>[group], number of tokens, the weight of the group's loss.
     """
 
     fraction: Any
@@ -186,17 +174,13 @@ def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask
     Args:
         router_probs: <float32>[group, tokens, expert].
         expert_index: <int32>[group, tokens] with the first choice, or [group, tokens, choice] with all choices.
-        padding_mask: <bool>[group, tokens], True where the token is real, or None.
+        padding_mask: <bool>[group, tokens], True at real tokens, or None.
         semantics: str. See `semantics.Rules`. "mtf" divides by all tokens, like Mesh TensorFlow: with one choice it
             includes padding in f and P and multiplies f by the mean of the mask; with several it masks both. "t5x"
-            counts every choice in f, so the even loss of k choices is k. "t5x" and "hf" count padding like any token
-            and ignore the mask.
+            counts every choice in f, so the even loss of k choices is k. "t5x" and "hf" ignore the mask.
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
-
-    Raises:
-        Refusal: a tensor with the wrong dtype or shape, or unknown semantics.
     """
     is_counted = None if rules_of(semantics).routes_padding else padding_mask
     return balance(router_probs, expert_index, is_counted, semantics).mean.value
@@ -208,12 +192,9 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Mask = Non
 
     Args:
         router_probs, expert_index, padding_mask, semantics: See `load_balancing_loss`.
-        second_place_weight: float, 0 or above. Weight of the second choices' loss (Mesh TensorFlow). That loss is 1.0
-            when even, and a weight of 0 leaves it out. The probabilities of second choices are renormalised without
-            the first choice, and their factors follow those of the first choices, [group, 2 * expert].
-
-    Raises:
-        Refusal: a weight above 0 with fewer than two choices.
+        second_place_weight: float, 0 or above. Weight of the second choices' loss (Mesh TensorFlow). This loss is 1.0
+            when even; weight 0 leaves it out. The probabilities of second choices are renormalised without the first
+            choice, and their factors follow the first choices' factors: [group, 2 * expert].
     """
     rules = rules_of(semantics)
     second_place_weight = checks.number("second_place_weight", second_place_weight, "0 or above")
@@ -259,7 +240,7 @@ def router_z_loss(router_logits: Tensor, padding_mask: Mask = None) -> Tensor:
 
     Args:
         router_logits: <float32>[group, tokens, expert].
-        padding_mask: <bool>[group, tokens], True where the token is real, or None.
+        padding_mask: <bool>[group, tokens], True at real tokens, or None.
 
     Returns:
         <float32> scalar.
@@ -268,7 +249,7 @@ def router_z_loss(router_logits: Tensor, padding_mask: Mask = None) -> Tensor:
 
 
 def router_z_mean(router_logits: Tensor, padding_mask: Mask = None) -> Mean:
-    """Computes `router_z_loss` as a Mean, which merges over parts of a batch."""
+    """Computes `router_z_loss` as a Mean, to merge over parts of a batch."""
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     squared = ops.square(ops.logsumexp(dtypes.widen(router_logits), axis=-1))
     real = _real(padding_mask, squared)
@@ -276,14 +257,14 @@ def router_z_mean(router_logits: Tensor, padding_mask: Mask = None) -> Mean:
 
 
 def _real(padding_mask, like):
-    """Returns 1 at real tokens and 0 at padding, in the dtype and [group, tokens] of a tensor."""
+    """Returns 1 at real tokens and 0 at padding, in a tensor's dtype and shape."""
     if padding_mask is None:
         return ops.ones_like(like)
     return ops.cast(_checked("padding_mask", padding_mask, "bool", like.shape), like.dtype)
 
 
 def _checked(name, value, kind, shape):
-    """Returns the value as a tensor after `checks.tensor`. Lists of numbers are converted first."""
+    """Checks a value by `checks.tensor`, after converting lists, and returns a tensor."""
     value = ops.convert_to_tensor(value) if isinstance(value, list | tuple) else value
     checks.tensor(name, value, kind, shape)
     return ops.convert_to_tensor(value)

@@ -1,4 +1,4 @@
-"""Metrics as (total, weight) pairs. They merge exactly over microbatches, replicas and steps and are divided once."""
+"""Metrics as (total, weight) pairs. They merge exactly over microbatches, replicas and steps, and are divided once."""
 
 import operator
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Mean(NamedTuple):
 
     @property
     def value(self) -> Tensor:
-        """total / weight, or 0 if the weight is 0, as in a batch of padding alone."""
+        """total / weight; 0 if the weight is 0, as in a batch of only padding."""
         return ops.divide_no_nan(self.total, self.weight)
 
 
@@ -29,12 +29,12 @@ class RouterStats(NamedTuple):
     """Statistics of one router over real tokens.
 
     Attributes:
-        expert_load: [num_experts], share of the tokens that choose each expert first, before capacity. With expert
-            choice, each expert's share of the tokens taken.
+        expert_load: [num_experts], share of the tokens that choose each expert first, before capacity; with expert
+            choice, share of the tokens taken.
         fraction_tokens_dropped: Share of the tokens that no expert took.
         router_entropy: Entropy of the router's probabilities, in nats.
         router_confidence: Largest probability.
-        expert_usage: Share of the experts' slots that hold a token.
+        expert_usage: Share of slots that hold a token.
         load_balancing_loss: Equation 4 of the paper, without its weight.
         router_z_loss: ST-MoE's z-loss, without its weight.
     """
@@ -71,13 +71,13 @@ class Measurements(NamedTuple):
 
 
 class StepMeasurements(NamedTuple):
-    """Metrics of a training step: those of its batch, and means over steps.
+    """Metrics of a training step: its batch's, and means over steps.
 
     Attributes:
         batch: Measurements.
         tokens: Real tokens of a batch, inputs and targets together.
         gradient_norm: Global norm of the gradient, before clipping.
-        loss: The loss that the step minimises.
+        loss: The minimised loss.
     """
 
     batch: Measurements
@@ -87,14 +87,14 @@ class StepMeasurements(NamedTuple):
 
 
 def merge(first: Any, second: Any) -> Any:
-    """Adds two trees of Means of the same structure. None as the first tree is empty."""
+    """Adds two trees of Means of the same structure. The first may be None."""
     if first is None:
         return second
     return keras.tree.map_structure(operator.add, first, second)
 
 
 def to_host(measured: Any) -> Any:
-    """Copies a tree of Means to the host as float64, because sums over many steps outgrow float32."""
+    """Copies a tree of Means to the host as float64: sums over many steps outgrow float32."""
     return keras.tree.map_structure(lambda number: np.asarray(number, np.float64), measured)
 
 

@@ -1,7 +1,7 @@
 """Trains SentencePiece vocabularies: `python -m switch_tf.sentencepiece_training NUM_PIECES < SENTENCES > MODEL`.
 
-The command exists because nothing can interrupt SentencePiece within a process, and because it reports its progress on
-standard error only. Needs no TensorFlow.
+A separate command: SentencePiece cannot be interrupted within a process, and reports its progress only on standard
+error. Needs no TensorFlow.
 """
 
 import contextlib
@@ -21,13 +21,12 @@ from etils import epy
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places, whole_file
 
-with epy.lazy_imports():  # the checks of arguments need none of them
+with epy.lazy_imports():  # not needed to check arguments
     import sentencepiece
     import tqdm
     from sentencepiece import sentencepiece_model_pb2
 
-# A rule for a character that no text contains. Without any rule, SentencePiece prints a warning whenever it loads the
-# model.
+# A rule for a character in no text. Without any rule, SentencePiece prints a warning whenever it loads the model.
 _RULES = "FFFF\tFFFD\n"
 
 # SentencePiece silently leaves out sentences of more than 4192 bytes.
@@ -46,21 +45,21 @@ def train(
     Args:
         sentences: Texts to learn the pieces from.
         num_pieces: int. Size of the vocabulary without sentinels. Padding is 0, the end of sequence 1, unknown 2.
-        is_quiet: bool. Whether nothing is written to standard error.
-        keeps_whitespace: bool. Whether text is encoded with every space and newline, as source code needs it.
-            Otherwise it is normalised (NFKC), and spaces and newlines become one space.
+        is_quiet: bool. Whether standard error stays empty.
+        keeps_whitespace: bool. Whether every space and newline is encoded, as source code needs. Otherwise text is
+            normalised (NFKC), and spaces and newlines become one space.
 
     Raises:
         RuntimeError: SentencePiece cannot train, for example because the text has too few different pieces.
     """
-    model = io.BytesIO()  # a file name would be written into the model
+    model = io.BytesIO()  # a file's name would enter the model
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {}
         if keeps_whitespace:
             rules = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".tsv"))
             rules.write(_RULES)
             rules.flush()
-            # A newline is in no sentence and becomes its byte.
+            # No sentence has a newline, so it becomes its byte.
             options = {"remove_extra_whitespaces": False, "add_dummy_prefix": False,
                        "allow_whitespace_only_pieces": True, "normalization_rule_tsv": rules.name}
         sentencepiece.SentencePieceTrainer.train(
@@ -82,12 +81,12 @@ def train(
     if not keeps_whitespace:
         return model.getvalue()
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in it, compiled
+    proto.normalizer_spec.normalization_rule_tsv = ""  # the model has the compiled rules
     return proto.SerializeToString(deterministic=True)
 
 
 def check_output(output: str) -> None:
-    """Refuses an `--output` that exists or cannot be written."""
+    """Refuses an `--output` that exists or is not writable."""
     folder = os.path.dirname(output) or "."
     if places.at(output).is_dir() or not os.path.basename(output):
         raise Refusal(f"--output must be a file, not {output!r}.")
@@ -99,12 +98,12 @@ def check_output(output: str) -> None:
 
 
 def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
-    """Trains a vocabulary in a process of its own, which Ctrl-C ends, and shows its progress.
+    """Trains a vocabulary in a separate process that Ctrl-C ends, and shows its progress.
 
     Args:
         sentences: Texts to learn the pieces from.
         num_pieces: Size of the vocabulary without sentinels.
-        output: Path of the model, which appears when it is complete.
+        output: Path of the model. It appears when complete.
 
     Raises:
         Refusal: The text does not allow that size, or the process was killed.
@@ -128,7 +127,7 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
 
 
 def _show_progress(lines, num_pieces):
-    """Shows the progress of a training; returns the last lines of its log."""
+    """Shows the progress of a training and returns the last lines of its log."""
     log, first = deque(maxlen=40), None
     with tqdm.tqdm(desc=f"training {num_pieces} pieces", bar_format="{desc} [{elapsed}]") as progress:
         for line in lines:
@@ -154,7 +153,7 @@ def _failure(log, num_pieces, status):
 
 
 def characters_per_token(model: str, sentences: Sequence[str]) -> float:
-    """Returns the mean number of characters of a piece, over some 1000 of the sentences. `model` is a file."""
+    """Returns the mean number of characters per piece, over about 1000 sentences. `model` is a file."""
     pieces = sentencepiece.SentencePieceProcessor(model_proto=places.at(model).read_bytes())
     some = sentences[::max(1, len(sentences) // 1000)]
     return sum(map(len, some)) / sum(len(pieces.encode(sentence)) for sentence in some)
@@ -170,7 +169,7 @@ def describe(result: dict) -> str:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Yields the lines of a text. Lines that are too long for SentencePiece are cut, between words if possible."""
+    """Yields the lines of a text. Cuts lines too long for SentencePiece, if possible between words."""
     for line in text.splitlines():
         while len(line.encode()) > _LONGEST:
             start = line.encode()[:_LONGEST].decode(errors="ignore")

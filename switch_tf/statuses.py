@@ -1,8 +1,8 @@
-"""Exit statuses of commands, from which a supervisor knows whether to start a run again."""
+"""Exit statuses of commands. They tell a supervisor whether to restart a run."""
 
 FINISHED, BUG, REFUSED, DIVERGED, OUTAGE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-# How a run has ended, in words. A shell, too, has 130 after Ctrl-C.
+# How a run ended. Shells also use 130 after Ctrl-C.
 MEANINGS = {
     FINISHED: "the run has reached its last step",
     BUG: "a bug, with its traceback",
@@ -13,10 +13,10 @@ MEANINGS = {
 }
 EPILOG = f"Exit status: {'; '.join(f'{status}: {meaning}' for status, meaning in MEANINGS.items())}."
 
-# Later ones may be consequences of earlier ones: to the other processes, one that has ended is an outage.
+# Later statuses may follow from earlier ones: an ended process is an outage for the rest.
 _CAUSES_FIRST = (BUG, DIVERGED, REFUSED, INTERRUPTED, OUTAGE, FINISHED)
 
 
 def of_all(statuses: list[int]) -> int:
-    """Returns the exit status of a run of several processes: the one that caused the others."""
+    """Returns the exit status of a run of several processes: the cause of the rest."""
     return min(statuses, key=lambda status: _CAUSES_FIRST.index(status) if status in _CAUSES_FIRST else -1)

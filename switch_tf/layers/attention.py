@@ -1,6 +1,6 @@
-"""T5's attention: dense or with experts as projections, and relative position biases.
+"""T5's attention, dense or with experts as projections, and relative position biases.
 
-No bias terms, softmax in float32.
+Without bias terms; softmax in float32.
 """
 
 from typing import Any
@@ -18,18 +18,18 @@ from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attent
 from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
-# Logical axes of the decoding cache. The product with the query needs this order of keys. Without it every decoding
-# step would transpose the whole cache: with 256 keys that took longer than the rest of the step, and swapping only the
-# last two axes still took a tenth of it.
+# Logical axes of the decoding cache, in the order of the products with query and probabilities. With other orders every
+# step would transpose the cache. With 256 keys this took longer than the rest of the step; swapping only the last two
+# axes of the keys still took a tenth.
 KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
 
 class _Attention(KeepsShape):
-    """What both attentions do after their projections."""
+    """The steps of both attentions after their projections."""
 
     def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
-        # Keras' autocast would round the position bias to bfloat16; kernels are cast where they are used instead.
+        # Keras' autocast would round the position bias to bfloat16. Kernels are cast at their use.
         super().__init__(autocast=False, **kwargs)
         self._keep(num_heads=num_heads, d_kv=d_kv, dropout_rate=dropout_rate, init_scale=init_scale)
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
@@ -56,10 +56,9 @@ class _Attention(KeepsShape):
             checks.tensor("position_bias", position_bias, "float", (1, self.num_heads, query_length, key_length), True)
 
     def _drop_keys(self, value, training):
-        """Applies attention dropout to values, [batch, key, heads, d_kv], by dropping whole keys of a head.
+        """Drops whole keys of a head from values, [batch, key, heads, d_kv].
 
-        Dropping a key's value for all queries equals T5's dropout of probabilities, which shares one mask between
-        queries.
+        Equals T5's dropout of probabilities, with one mask for all queries.
         """
         if not training or not self.dropout.rate:
             return value
@@ -69,15 +68,15 @@ class _Attention(KeepsShape):
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask,
             position_bias: PositionBias | None, keys: str = "bkhd") -> Tensor:
-        """Attends from projected queries to keys, mixes values, and projects the heads back to d_model.
+        """Attends from projected queries to keys, mixes values, and projects them back to d_model.
 
         Args:
             query: <any float>[batch, query, heads, d_kv].
             key: <any float>[batch, key, heads, d_kv].
             value: <compute dtype>[batch, key, heads, d_kv].
-            attention_mask, position_bias: see `MultiHeadAttention`.
-            keys: Axes of `key`, in order: "bkhd", or while decoding "bhdk" (KEY_CACHE_AXES) or "bhkd"
-                (VALUE_CACHE_AXES). Cached values always have the axes "bhkd".
+            attention_mask, position_bias: See `MultiHeadAttention`.
+            keys: Axes of `key`: "bkhd" or, while decoding, "bhdk" (KEY_CACHE_AXES) or "bhkd" (VALUE_CACHE_AXES).
+                Cached values always have "bhkd".
 
         Returns:
             <compute dtype>[batch, query, d_model]
@@ -99,7 +98,7 @@ class MultiHeadAttention(_Attention):
     The usual 1/sqrt(d_kv) is folded into the initial query kernel: N(0, init_scale / (d_model d_kv)).
 
     Args:
-        num_heads: int. Number of heads.
+        num_heads: int.
         d_kv: int. Width of a head.
         dropout_rate: float in [0, 1). Dropout of the attention probabilities, with one mask for all queries.
         init_scale: float. Factor of every initial variance.
@@ -109,8 +108,7 @@ class MultiHeadAttention(_Attention):
         inputs_kv: <compute dtype>[batch, key, d_model], or None for self-attention.
         attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
         position_bias: <float32>[1, heads, query, key], or its blocks by `cut`, or None. Added to the scores.
-        mask, inputs_mask, inputs_kv_mask: <bool>[batch, length], set by Keras from the masks of its tensors. Masked
-            keys are not attended to.
+        mask, inputs_mask, inputs_kv_mask: <bool>[batch, length], passed by Keras. Masked keys get no attention.
 
     Returns: <compute dtype>[batch, query, d_model].
     """
@@ -138,13 +136,13 @@ class MultiHeadAttention(_Attention):
         return (KEY_CACHE_AXES, self.compute_dtype), (VALUE_CACHE_AXES, self.compute_dtype)
 
     def compute_cache(self, inputs_kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values of <compute dtype>[batch, key, d_model] in the layout of the cache."""
+        """Returns keys and values of <compute dtype>[batch, key, d_model] for the cache."""
         key, value = self._project(inputs_kv, self.key), self._project(inputs_kv, self.value)
         return ops.transpose(key, (0, 2, 3, 1)), ops.transpose(value, (0, 2, 1, 3))
 
     def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Mask = None,
                position_bias: Tensor | None = None) -> Tensor:
-        """Attends to cached keys and values while decoding. Arguments are those of the layer and are not checked."""
+        """Attends to cached keys and values while decoding. Arguments are as for `call`, unchecked."""
         return self.mix(self._project(inputs, self.query), *cache, attention_mask, position_bias, "bhdk")
 
     def _project(self, x, kernel):
@@ -157,15 +155,14 @@ class MultiHeadAttention(_Attention):
 class SwitchSelfAttention(Routed, _Attention):
     """Self-attention with experts as input projections (arXiv 2101.03961, appendix A, figure 10).
 
-    One Switch layer computes the queries. Another one, with a router of its own, computes a single vector per token
-    that is both key and value. Dropped tokens get zero vectors: a zero query attends by position bias alone, and a zero
-    key still receives attention but its value adds nothing.
+    One Switch layer computes the queries. A second, with its own router, computes one vector per token, both key and
+    value. Dropped tokens get zero vectors: a zero query attends by position bias only; a zero key receives attention,
+    but its value adds zero.
 
-    Queries are multiplied by d_kv^-0.5, as in Mesh TensorFlow. `MultiHeadAttention` has that factor in the initializer
-    of its query kernel instead.
+    Queries are multiplied by d_kv^-0.5 (Mesh TensorFlow), unlike in `MultiHeadAttention`.
 
-    The experts have their own dtype. With float32 experts in a bfloat16 model, scores are computed from float32 queries
-    and keys, and only values are cast to the dtype of the inputs.
+    The experts have their own dtype. With float32 experts in a bfloat16 model, scores come from float32 queries and
+    keys, and only values are cast to the dtype of the inputs.
 
     Args:
         query_experts, key_value_experts: SwitchFeedForward with output_dim = num_heads * d_kv.
@@ -174,12 +171,10 @@ class SwitchSelfAttention(Routed, _Attention):
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True at real tokens, which are routed. None uses Keras' mask, if any. Does
-            not mask keys: use `attention_mask` or Keras' mask.
-        token_ids: <int32>[batch, length]. Required by the "hash" policy.
+        padding_mask: <bool>[batch, length], True at tokens to route. Defaults to Keras' mask. To mask keys, use
+            `attention_mask` or Keras' mask.
+        token_ids, return_router_stats, mask, inputs_mask: See `SwitchFeedForward`.
         attention_mask, position_bias: See `MultiHeadAttention`.
-        return_router_stats: bool. Returns the statistics and adds no losses. Set by `forward`.
-        mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
 
     Returns: <compute dtype>[batch, length, d_model].
     """
@@ -204,12 +199,12 @@ class SwitchSelfAttention(Routed, _Attention):
 
     @property
     def expert_layers(self) -> tuple[SwitchFeedForward, ...]:
-        """The two SwitchFeedForward, in the order of their statistics."""
+        """The two layers of experts, in the order of their statistics."""
         return self.query_experts, self.key_value_experts
 
     @property
     def routers(self) -> dict[str, int]:
-        """Number of experts by router name, see `Routed`."""
+        """Number of experts by router name."""
         return {f"{self.name}/{experts.name}": experts.num_experts for experts in self.expert_layers}
 
     def call(self, inputs: Tensor, padding_mask: Mask = None, token_ids: Tensor | None = None,
@@ -236,14 +231,14 @@ class SwitchSelfAttention(Routed, _Attention):
 
     def compute_cache(self, inputs: Tensor, padding_mask: Mask = None,
                       token_ids: Tensor | None = None) -> tuple[Tensor]:
-        """Returns the keys, which are the values too, in the layout of the cache."""
+        """Returns the keys, also used as values, for the cache."""
         key_value, _ = self._project(self.key_value_experts, inputs, padding_mask, token_ids)
         return (ops.transpose(key_value, (0, 2, 1, 3)),)
 
     def attend(self, inputs: Tensor, cache: tuple[Tensor], attention_mask: Mask = None,
                position_bias: Tensor | None = None, padding_mask: Mask = None,
                token_ids: Tensor | None = None) -> Tensor:
-        """Attends to the cache while decoding. Arguments are those of the layer and are not checked."""
+        """Attends to the cache while decoding. Arguments are as for `call`, unchecked."""
         query, _ = self._queries(inputs, padding_mask, token_ids)
         (key_value,) = cache
         return self.mix(query, key_value, ops.cast(key_value, inputs.dtype), attention_mask, position_bias, "bhkd")
@@ -261,7 +256,7 @@ class SwitchSelfAttention(Routed, _Attention):
     def compute_output_spec(self, inputs: Tensor, attention_mask: Mask = None,
                             position_bias: PositionBias | None = None, training: bool = False,
                             return_router_stats: bool = False, **kwargs: Any) -> Any:
-        # Explicit for the same reason as in SwitchFeedForward.
+        # Explicit for the reason in SwitchFeedForward.
         checks.flag("return_router_stats", return_router_stats)
         self._check(inputs, inputs, attention_mask, position_bias, training)
         stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
@@ -272,14 +267,13 @@ class SwitchSelfAttention(Routed, _Attention):
 
 def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_buckets: int = 32,
                              max_distance: int = 128) -> np.ndarray:
-    """Assigns relative positions to buckets: one each when near, logarithmic up to `max_distance`, then the last.
+    """Assigns relative positions to buckets: exact when near, logarithmic up to `max_distance`, then the last.
 
-    Uses NumPy because accelerators round logarithms differently at the edges of buckets.
+    Uses NumPy: accelerators round logarithms differently at bucket edges.
 
     Args:
         distance: <int>[...]. Key position minus query position.
-        is_bidirectional: bool. Whether half of the buckets are for keys after the query. Otherwise bucket 0 holds all
-            later keys.
+        is_bidirectional: bool. Whether half of the buckets are for keys after the query. If not, these have bucket 0.
         num_buckets: int.
         max_distance: int. Longer distances share a bucket.
 
@@ -311,8 +305,8 @@ class RelativePositionBias(Layer):
         is_bidirectional: bool. True in encoders, False in decoders.
 
     Call arguments:
-        query_length, key_length: int, or <int32> scalar if a length is unknown while tracing.
-        first_query: int or <int32> scalar. Position of the first query. The first key is at position 0.
+        query_length, key_length: int, or <int32> scalar if unknown while tracing.
+        first_query: int or <int32> scalar. Position of the first query. Keys start at position 0.
 
     Returns: <float32>[1, heads, query, key].
     """
@@ -322,7 +316,7 @@ class RelativePositionBias(Layer):
         super().__init__(**kwargs)
         self._keep(num_heads=num_heads)
         self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
-        # Half of a direction's buckets are exact; the logarithmic ones must reach further than those.
+        # Half of a direction's buckets are exact; the logarithmic half must reach further.
         per_exact = 4 if is_bidirectional else 2
         self.num_buckets = checks.integer("num_buckets", num_buckets, per_exact)
         self.max_distance = checks.integer("max_distance", max_distance, self.num_buckets // per_exact + 1)
@@ -337,8 +331,8 @@ class RelativePositionBias(Layer):
     def call(self, query_length: int | Tensor, key_length: int | Tensor, first_query: int | Tensor = 0) -> Tensor:
         query_length = checks.size("query_length", query_length, at_least=1)
         key_length = checks.size("key_length", key_length, at_least=1)
-        # A bias depends only on key - query. Looking up the query + key - 1 distances once, then cutting a shifted row
-        # for each query, keeps [query, key] constants and scatters out of the program.
+        # A bias depends only on key - query. One lookup of the query + key - 1 distances, then a shifted row for each
+        # query, keeps [query, key] constants and scatters out of the program.
         furthest = self.max_distance  # longer distances share its bucket
         table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
                                          self.max_distance)

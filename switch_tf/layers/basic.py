@@ -11,11 +11,11 @@ from switch_tf.ops import dtypes, forms, indexing, products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
-# Registers a class, so that Keras opens saved models with it.
+# Registers a class, so that Keras can load models that use it.
 serializable = keras.saving.register_keras_serializable("switch_tf")
 
 
-# Arguments of layers -> the smallest integer, or the rule of a number, see `checks.number`.
+# Argument of a layer -> its smallest integer, or the rule of a number (`checks.number`).
 _RULES = {
     "num_experts": 1, "vocab_size": 1, "d_model": 1, "d_ff": 1, "num_heads": 1, "d_kv": 1,
     "dropout_rate": "in [0, 1)", "expert_dropout_rate": "in [0, 1)", "jitter_noise": "in [0, 1)",
@@ -25,20 +25,20 @@ _RULES = {
 
 
 class Layer(keras.layers.Layer):
-    """Layer that writes its constructor's arguments into its config. Each is an attribute of the same name."""
+    """Layer with its constructor's arguments in its config and in attributes of the same names."""
 
     def _keep(self, **arguments):
-        """Checks arguments by the rules of their names, and sets attributes to their values."""
+        """Checks arguments by `_RULES` and stores them as attributes."""
         for name, value in arguments.items():
             check = checks.number if isinstance(_RULES[name], str) else checks.integer
             setattr(self, name, check(name, value, _RULES[name]))
 
     def _draw(self, purpose, shape):
-        """Draws <float32>[shape] uniform numbers in [0, 1), whose first axis is this part of the batch."""
+        """Draws <float32>[shape] uniform numbers in [0, 1). The first axis is this part of the batch."""
         return random.uniform(random.layer_seed(self, purpose), tuple(shape))
 
     def get_config(self) -> dict[str, Any]:
-        # A subclass outside the package may have arguments that are no attributes, so the package's are read.
+        # Reads the arguments of the package's class: a user's subclass may not keep its own as attributes.
         made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
         names = list(inspect.signature(made_here.__init__).parameters)[1:-1]  # without self and **kwargs
         return {**super().get_config(), **{name: _config_of(getattr(self, name)) for name in names}}
@@ -51,7 +51,7 @@ class Layer(keras.layers.Layer):
 
 
 def _config_of(argument):
-    """Returns an argument for a config. A layer is serialized without `build_config`: the outer layer builds it."""
+    """Returns an argument for a config, without a layer's `build_config`: the outer layer builds it."""
     if not isinstance(argument, keras.layers.Layer):
         return argument
     config = keras.saving.serialize_keras_object(argument)
@@ -60,16 +60,16 @@ def _config_of(argument):
 
 
 class KeepsShape(Layer):
-    """Layer that keeps the shape and the Keras mask of its input. `summary` shows the shape without a call."""
+    """Layer that keeps the shape and Keras mask of its input. `summary` shows the shape without a call."""
 
     supports_masking = True
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
-        """Returns the shape of the outputs, a tuple of int or None."""
+        """Returns the output shape, a tuple of int or None."""
         return tuple(input_shape)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns symbolic outputs by tracing `call`, because inferring a shape alone would skip its checks."""
+        """Returns symbolic outputs by tracing `call`: inferring only the shape would skip its checks."""
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
 
@@ -106,8 +106,7 @@ class RMSNorm(KeepsShape):
 
 
 def drop(x: Tensor, draws: Tensor, rate: float) -> Tensor:
-    """Applies dropout: zeroes the elements of `x` with a draw below `rate` and multiplies the rest by
-    1 / (1 - rate).
+    """Applies dropout: zeroes elements with a draw below `rate` and multiplies the rest by 1 / (1 - rate).
 
     Rounds once, to the dtype of `x`: a bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
 
@@ -122,14 +121,14 @@ def drop(x: Tensor, draws: Tensor, rate: float) -> Tensor:
 
 @serializable
 class Dropout(KeepsShape):
-    """Zeroes elements with probability `rate` in training and scales the others by 1 / (1 - rate).
+    """Zeroes elements with probability `rate` in training and scales the rest by 1 / (1 - rate).
 
     Masks do not depend on layout, microbatches or restarts.
 
     Args:
         rate: float in [0, 1).
-        broadcast_axis: int, 0 or above, or None. Positions along this axis share one mask. T5 drops a feature for the
-            whole length of a sequence.
+        broadcast_axis: int, 0 or above, or None. Positions along this axis share one mask. T5 drops a feature along
+            the whole sequence.
     """
 
     def __init__(self, rate: float, broadcast_axis: int | None = None, **kwargs: Any):
@@ -138,7 +137,7 @@ class Dropout(KeepsShape):
         self.broadcast_axis = checks.optional("broadcast_axis", broadcast_axis, checks.integer, 0)
 
     def build(self, input_shape: Shape | None = None) -> None:
-        """Creates no weights. Building sets the layer's path, which seeds its random stream."""
+        """Sets the layer's path, the seed of its random stream."""
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         checks.tensor("inputs", inputs, "float", [None] * len(inputs.shape))
@@ -158,7 +157,7 @@ class TokenEmbedding(KeepsShape):
     """Embedding table with initial standard deviation 1 and unscaled outputs, as in T5.
 
     Args:
-        vocab_size: int. Number of tokens.
+        vocab_size: int.
         d_model: int. Width of an embedding.
 
     Call arguments:
@@ -191,7 +190,7 @@ class TokenEmbedding(KeepsShape):
 
 
 def _logits(equation, hidden, variable):
-    # In bfloat16, logits near 32 would be multiples of 1/4, and several would tie for the largest.
+    # bfloat16 logits near 32 would be multiples of 1/4, with ties for the largest.
     logits = products.product(equation, hidden, variable, dtypes.wide_dtype(hidden.dtype))
     return partitioning.constrain(logits, ("batch", "length", "vocab"))
 
@@ -201,7 +200,7 @@ class LogitsDense(KeepsShape):
     """Projection to logits with its own weights, as in T5 1.1.
 
     Args:
-        vocab_size: int. Number of tokens.
+        vocab_size: int.
         init_scale: float. The initial variance is init_scale / d_model.
 
     Call arguments:

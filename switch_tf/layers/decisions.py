@@ -16,7 +16,7 @@ class Scores(NamedTuple):
     """Inputs of a routing policy.
 
     `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None for a policy without a kernel.
-    `probs`: <router dtype>[group, tokens, expert], the router's softmax. None for a policy without a kernel.
+    `probs`: <router dtype>[group, tokens, expert], the router's softmax. None without a kernel.
     `is_real`: <bool>[group, tokens], False at padding.
     `token_ids`: <int32>[group, tokens], or None if the caller passed none.
     """
@@ -31,13 +31,13 @@ class Options(NamedTuple):
     """Settings of one call of a routing policy.
 
     `num_experts`: int.
-    `capacity`: int or int32 scalar tensor. Slots of each expert for each group.
+    `capacity`: int or int32 scalar tensor. Slots per expert and group.
     `num_choices`: int. Experts per token.
     `is_normalized`: bool. Divides the gates of several choices by their sum.
     `training`: bool.
-    `policy`: policies.Policy. Its fields are the policy's parameters.
-    `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference, where decisions are not random.
-    `state`: dict of <float32>[expert], the vectors that `policy.state` names.
+    `policy`: policies.Policy, with the policy's parameters as fields.
+    `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference: decisions are deterministic.
+    `state`: dict of <float32>[expert], the vectors named by `policy.state`.
     """
 
     num_experts: int
@@ -55,10 +55,10 @@ class TokenChoices(NamedTuple):
 
     `expert_index`: <int32>[group, tokens, choice]. The chosen expert.
     `slot`: <int32>[group, tokens, choice]. The token's position in its expert's buffer, in [0, capacity). Dropped
-        choices and padding have `capacity`. Two choices of a group never share a slot of an expert.
-    `gate`: <float32>[group, tokens, choice]. Multiplies the expert's output. 0 without a slot.
+        choices and padding have `capacity`. Choices of a group never share a slot of an expert.
+    `gate`: <float32>[group, tokens, choice]. Factor of the expert's output. 0 without a slot.
     `num_experts`: int.
-    `capacity`: int or int32 scalar tensor. Slots of each expert for each group.
+    `capacity`: int or int32 scalar tensor. Slots per expert and group.
     """
 
     expert_index: Any
@@ -73,16 +73,16 @@ class TokenChoices(NamedTuple):
         return self.slot < self.capacity
 
     def counts(self, is_real: Tensor, chosen: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
-        """Counts the load, the slots that hold a token, and the tokens in at least one slot, over all groups.
+        """Counts the load, the filled slots, and the tokens with a slot, over all groups.
 
         Args:
             is_real: <bool>[group, tokens], False at padding.
-            chosen: <int32>[group, tokens, choice]. A token is counted for the first.
+            chosen: <int32>[group, tokens, choice]. A token counts for its first choice.
             dtype: Dtype of the counts.
 
         Returns:
             `(load, num_filled, num_served)`. `load` is a Mean of <dtype>[expert]: tokens by first choice before
-            capacity, or tokens taken if experts choose. The other two are <dtype> scalars.
+            capacity, or tokens taken if experts choose. `num_filled` and `num_served` are <dtype> scalars.
         """
         wants = ops.one_hot(chosen[..., 0], self.num_experts, dtype="int32")
         wants = wants * ops.cast(is_real[..., None], "int32")
@@ -93,17 +93,17 @@ class TokenChoices(NamedTuple):
 
     @property
     def gates(self) -> Tensor:
-        """Gates by expert, 0 for experts without the token: <float32>[group, tokens, expert]."""
+        """Gates by expert, <float32>[group, tokens, expert], 0 for experts without the token."""
         expert = ops.one_hot(self.expert_index, self.num_experts, dtype=self.gate.dtype)
         return ops.sum(expert * self.gate[..., None], axis=2)
 
 
 class ExpertChoices(NamedTuple):
-    """Decisions of experts that choose tokens. Several experts may choose the same token.
+    """Decisions of experts that choose tokens. Several may choose the same token.
 
-    `token_index`: <int32>[group, expert, slot]. The token in each slot, `num_tokens` in empty slots. There are
-        min(capacity, num_tokens) slots.
-    `gate`: <float32>[group, expert, slot]. Multiplies the slot's output. 0 in empty slots.
+    `token_index`: <int32>[group, expert, slot]. The token in each of min(capacity, num_tokens) slots, or `num_tokens`
+        in empty slots.
+    `gate`: <float32>[group, expert, slot]. Factor of the slot's output. 0 in empty slots.
     `num_tokens`: int or int32 scalar tensor. Tokens per group.
     `num_experts`, `capacity`: See `TokenChoices`.
     """
@@ -115,7 +115,7 @@ class ExpertChoices(NamedTuple):
     capacity: Any
 
     def counts(self, is_real: Tensor, chosen: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
-        """Counts as `TokenChoices.counts`. `is_real` and `chosen` make no difference here."""
+        """Counts as `TokenChoices.counts`. Ignores `is_real` and `chosen`."""
         num_groups = ops.shape(self.token_index)[0]
         is_filled = ops.cast(self.token_index < self.num_tokens, "int32")
         load = ops.cast(ops.sum(is_filled, axis=(0, 2)), dtype)
@@ -126,11 +126,11 @@ class ExpertChoices(NamedTuple):
 
     @property
     def gates(self) -> Tensor:
-        """Gates by expert, see `TokenChoices.gates`. Requires a known number of tokens."""
+        """Gates by expert, as `TokenChoices.gates`. Requires a known number of tokens."""
         token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
         return ops.einsum("gest,ges->gte", token, self.gate)
 
     @property
     def gate_of_slot(self) -> Tensor:
-        """Gates as buffers have them: <float32>[expert, group, capacity, 1]."""
+        """Gates in the order of the buffers: <float32>[expert, group, capacity, 1]."""
         return ops.transpose(self.gate, (1, 0, 2))[..., None]

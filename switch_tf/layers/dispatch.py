@@ -1,4 +1,4 @@
-"""Dispatch of tokens to experts and combination of their outputs, in four forms with the same results.
+"""Dispatch of tokens to experts and combination of their outputs, in four forms with equal results.
 
 * `Einsum` multiplies by one-hot masks, as GShard (arXiv 2006.16668, section 3.1). TPU partitioners turn each product
   into one all-to-all. Its cost grows with tokens times slots.
@@ -6,7 +6,7 @@
 * `Ragged` gathers rows without empty slots. It is fastest for few experts on CPU.
 * `Gathered` looks up the kernels of each row, to decode a few sequences with static shapes.
 
-`ExpertChoiceEinsum` and `ExpertChoiceIndex` are the forms for experts that choose tokens: a token may be in many slots.
+`ExpertChoiceEinsum` and `ExpertChoiceIndex` are for experts that choose tokens: a token may be in many slots.
 """
 
 import functools
@@ -24,44 +24,44 @@ from switch_tf.ops import dtypes, forms, products, random
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-# Axes of the slot buffers: on the devices of the groups, on those of the experts, and as experts read them.
+# Axes of the slot buffers: split by group, split by expert, and as experts read them.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
 AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
 READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 # Overhead of one product per expert, in rows (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
-# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding` compiles by XLA.
+# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding` compiles with XLA.
 GATHERED_ROWS = 16
 
 
 class Dispatcher:
     """Moves tokens to the experts of their routing decisions and sums the gated outputs.
 
-    `dispatch` moves rows to experts: tokens -> buffers. `combine` sums gated outputs by token: outputs -> combined.
-    Both are pure functions of their arguments and of the decisions. Between them, `compute` applies the experts.
+    `dispatch` moves rows to experts: tokens -> buffers. `compute` applies the experts. `combine` sums gated outputs by
+    token: outputs -> combined. `dispatch` and `combine` are pure functions.
 
     Shapes:
         tokens: <compute dtype>[group, tokens, d_model].
-        buffers: <compute dtype>[expert, group, capacity, d_model], one row per slot, zeros in empty slots. Or
-            <compute dtype>[row, d_model] for a form without buffers, which overrides `compute`.
+        buffers: <compute dtype>[expert, group, capacity, d_model], one row per slot, zeros in empty slots. Forms
+            without buffers have <compute dtype>[row, d_model] and override `compute`.
         outputs: <compute dtype>, the shape of the buffers with last dimension output_dim.
         combined: <float32>[group, tokens, output_dim], zeros for dropped tokens.
 
     Args:
-        decisions: `decisions.TokenChoices`, or `decisions.ExpertChoices` for the forms named after them.
+        decisions: `decisions.TokenChoices`, or `decisions.ExpertChoices` for the ExpertChoice forms.
     """
 
     dispatch: Callable[[Tensor], Tensor]
     combine: Callable[[Tensor], Tensor]
 
     def __init__(self, decisions: TokenChoices | ExpertChoices):
-        self.decisions: Any = decisions  # each form knows which of the two it gets
+        self.decisions: Any = decisions  # each form takes one of the two types
 
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies an ExpertFeedForward: buffers -> outputs.
 
-        An all-to-all moves buffers from groups to experts, and another one back. If `expert_embed` is split, devices
-        that share experts send a part of every row each, as in Mesh TensorFlow and T5X, instead of the same rows.
+        One all-to-all moves buffers from groups to experts, and a second moves outputs back. If `expert_embed` is
+        split, devices that share experts send different parts of each row (Mesh TensorFlow, T5X), not equal rows.
         """
         for axes in (AT_GROUPS, AT_EXPERTS, READ_BY_EXPERTS):
             buffers = partitioning.constrain(buffers, axes)
@@ -72,7 +72,7 @@ class Dispatcher:
 
     def run(self, experts: ExpertFeedForward, tokens: Tensor, training: bool) -> Tensor:
         """Dispatches, applies an ExpertFeedForward and combines: tokens -> combined."""
-        # `aot` attributes time by these scopes.
+        # `aot` attributes time to these scopes.
         with keras.name_scope("dispatch"):
             buffers = self.dispatch(tokens)
         outputs = self.compute(experts, buffers, training)
@@ -81,7 +81,7 @@ class Dispatcher:
 
 
 def _gated(outputs, gate):
-    """Multiplies <compute dtype> outputs by <float32> gates in float32. Shapes broadcast."""
+    """Multiplies outputs by gates in float32, with broadcasting."""
     outputs = dtypes.widen(outputs)
     return outputs * ops.cast(gate, outputs.dtype)
 
@@ -99,7 +99,7 @@ def _with_gradient(forward, backward, rows):
 
 
 def _read_or_zero(rows, index):
-    """Gathers rows. The index one past the last row reads zeros."""
+    """Gathers rows. One index past the last row reads zeros."""
     return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
 
 
@@ -115,7 +115,7 @@ class Einsum(Dispatcher):
                    for choice, mask in enumerate(self._masks(outputs.dtype)))
 
     def _masks(self, dtype):
-        """Yields for each choice 1 where a token fills a slot, else 0: <dtype>[group, tokens, expert, capacity]."""
+        """Yields <dtype>[group, tokens, expert, capacity] for each choice: 1 where a token fills a slot, else 0."""
         for choice in range(self.decisions.slot.shape[-1]):
             expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
             # A dropped token's slot is `capacity`, so its one-hot row is zero.
@@ -127,8 +127,8 @@ class Einsum(Dispatcher):
 class Index(Dispatcher):
     """Dispatches TokenChoices by gathers in both directions.
 
-    The maps between choices and rows are inverse on the kept choices, so the gradient of a gather by one is a gather by
-    the other: no rows are scattered.
+    The maps between choices and rows are inverse on the kept choices. So the gradient of a gather is a gather by the
+    inverse map, without a scatter of rows.
     """
 
     read = staticmethod(_read_or_zero)
@@ -153,7 +153,7 @@ class Index(Dispatcher):
         num_groups, group_tokens, num_choices = ops.shape(row)
         all_choices = num_groups * group_tokens * num_choices
         row = ops.where(self.decisions.is_filled, row, num_rows)
-        # The only scatter, of integers: the number of the choice that fills each row, counted from 1.
+        # The only scatter, of integers: the number, from 1, of the choice in each row.
         filled = ops.scatter(ops.reshape(row, (-1, 1)), ops.arange(1, all_choices + 1, dtype="int32"),
                              (num_rows + 1,))[:num_rows]
         self._choice_of_row = ops.where(filled > 0, filled - 1, all_choices)
@@ -179,9 +179,9 @@ class Index(Dispatcher):
 class Ragged(Index):
     """Dispatches TokenChoices by gathers to rows sorted by expert.
 
-    The number of rows per expert depends on values, so XLA cannot compile it. Buffers are rows,
-    [group * tokens * choice + 1, d_model]. The last one is always empty: choices without a row read its zeros. Other
-    empty rows are never read, and their contents are arbitrary.
+    Rows per expert depend on values, so XLA cannot compile it. Buffers are rows, [group * tokens * choice + 1,
+    d_model]. The last row is always empty: choices without a row read its zeros. Other empty rows are never read and
+    have arbitrary contents.
     """
 
     read = staticmethod(functools.partial(ops.take, axis=0))
@@ -197,9 +197,9 @@ class Ragged(Index):
                                   ops.reshape(buffer, (-1,)), num_segments=num_experts * num_groups)
         starts = ops.cumsum(lengths) - lengths
         self._fill_rows(ops.take(starts, buffer) + decisions.slot, num_groups * group_tokens * num_choices)
-        # One more row, which is empty. Empty rows may hold anything, so any valid index does.
+        # One more row, always empty. Empty rows may hold any value, so any valid index does.
         self._choice_of_row = ops.append(self._choice_of_row, 0) % ops.size(self._row_of_choice)
-        # Rows of each expert, <int32>[expert], and the group and place of each row, see `dropout_draws`.
+        # Rows of each expert, <int32>[expert], and the group and place of each row (`dropout_draws`).
         self._lengths = ops.sum(ops.reshape(lengths, (num_experts, num_groups)), axis=1)
         group = ops.take(random.batch_positions(num_groups), buffer % num_groups)
         self._group = ops.take(group, self._choice_of_row)
@@ -208,8 +208,7 @@ class Ragged(Index):
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies each expert to its rows. Returns zeros in empty rows.
 
-        At inference, experts without rows are skipped if there are fewer rows than experts or the number of rows is
-        unknown.
+        At inference, experts without rows are skipped if rows are fewer than experts or of unknown number.
         """
         with keras.name_scope(experts.name):
             num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
@@ -228,7 +227,7 @@ class Ragged(Index):
             return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
 
     def _compute_in_a_loop(self, experts, rows):
-        """Applies experts in a loop, one turn per expert with rows."""
+        """Applies the experts with rows in a loop."""
         lengths = self._lengths
         busy = ops.nonzero(lengths > 0)[0]
         starts = ops.cumsum(lengths) - lengths
@@ -258,7 +257,7 @@ def _split(rows, lengths):
         pieces = [ops.slice(rows, (ends[i] - lengths[i], 0), (lengths[i], rows.shape[-1])) for i in range(count)]
 
         def gradient(*upstream):
-            # Without it, each slice's gradient would be a tensor of all rows.
+            # Otherwise each slice's gradient would be a tensor of all rows.
             num_left = ops.shape(rows)[0] - ends[-1]
             return ops.concatenate([*upstream, ops.zeros((num_left, rows.shape[-1]), rows.dtype)], axis=0)
 
@@ -268,9 +267,9 @@ def _split(rows, lengths):
 
 
 class Gathered(Dispatcher):
-    """Computes each choice of TokenChoices as a row of its own, to predict a few tokens with static shapes.
+    """Computes each choice of TokenChoices as its own row, to predict a few tokens with static shapes.
 
-    No rows are moved: each one, of [group * tokens * choice, d_model], looks up the kernels of its expert.
+    Moves no rows: each of [group * tokens * choice, d_model] looks up the kernels of its expert.
     """
 
     def dispatch(self, tokens: Tensor) -> Tensor:
@@ -309,7 +308,7 @@ class ExpertChoiceEinsum(Einsum):
 class ExpertChoiceIndex(Dispatcher):
     """Dispatches ExpertChoices by a gather, and combines by a segment sum.
 
-    The gradient of the gather is the segment sum, and the reverse.
+    Each is the gradient of the other.
     """
 
     def __init__(self, decisions: ExpertChoices):
@@ -317,8 +316,8 @@ class ExpertChoiceIndex(Dispatcher):
         num_groups, num_tokens = ops.shape(decisions.token_index)[0], decisions.num_tokens
         group = ops.arange(num_groups, dtype="int32")[:, None, None]
         self._all_tokens = num_groups * num_tokens
-        # The token of each slot over all groups, <int32>[expert, group, capacity]. An empty slot holds the number of
-        # all tokens.
+        # The token of each slot over all groups, <int32>[expert, group, capacity]. Empty slots have the number of all
+        # tokens.
         token = ops.where(decisions.token_index < num_tokens, decisions.token_index + group * num_tokens,
                           self._all_tokens)
         self._token = ops.transpose(token, (1, 0, 2))
@@ -349,10 +348,7 @@ def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> D
 
     Args:
         decisions: TokenChoices or ExpertChoices.
-        dispatch: "einsum", "index", "ragged" (for TokenChoices only), or "auto" for the fastest one.
-
-    Raises:
-        Refusal: The form does not fit the decisions or the device.
+        dispatch: "einsum", "index", "ragged" (for TokenChoices only), or "auto" for the fastest.
     """
     name = fastest(decisions) if dispatch == "auto" else dispatch
     named: dict[str, type[Dispatcher]] = {"einsum": Einsum, "index": Index, "ragged": Ragged, "gathered": Gathered}
@@ -368,12 +364,12 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
     """Returns the name of the fastest dispatch of the decisions on the current device."""
     first, *others = forms.suited_dispatches()
     if isinstance(decisions, ExpertChoices):
-        # No slots are empty, so leaving them out gains nothing.
+        # No slots are empty, so "ragged" has no advantage.
         return next(name for name in (first, *others) if name != "ragged")
     num_groups, num_tokens, num_choices = decisions.slot.shape
     no_drop = context.current().no_drop
     if first != "ragged":
-        # A decoding step of a few sequences: buffers would have a row for every expert and sequence.
+        # In a decoding step of a few sequences, buffers would have a row for every expert and sequence.
         is_step = no_drop and num_tokens == 1 and isinstance(num_groups, int)
         is_gathered = is_step and num_groups * num_choices <= GATHERED_ROWS and not partitioning.is_partitioned()
         return "gathered" if is_gathered else first
@@ -381,8 +377,8 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
         # Without drops, nearly all slots are empty.
         return "ragged" if no_drop else others[0]
     num_rows = num_groups * num_tokens * num_choices
-    # A decoding step, or fewer choices than experts: most slots are empty, and reading kernels takes most of the time.
-    # Otherwise a row for each slot is compared with the overhead of products.
+    # In a decoding step, or with fewer choices than experts, most slots are empty, and reading kernels dominates.
+    # Otherwise a row per slot is compared with the overhead of products.
     is_ragged = num_tokens == 1 or num_rows < decisions.num_experts or (
         num_rows + decisions.num_experts * ROWS_PER_PRODUCT < decisions.num_experts * num_groups * decisions.capacity)
     return "ragged" if is_ragged else others[0]

@@ -17,7 +17,7 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
 
 
 class _Kernels(Layer):
-    """Kernels and activation that the dense layer and the experts share."""
+    """Kernels and activation of the dense layer and the experts."""
 
     def __init__(self, d_ff, activation, dropout_rate, init_scale, **kwargs):
         super().__init__(**kwargs)
@@ -32,13 +32,13 @@ class _Kernels(Layer):
             return partitioning.add_weight(self, name, (*stacked, *shape), (*stacked_axes, *axes), initializer)
 
         names = ("wi_0", "wi_1") if self.activation in GATED_ACTIVATIONS else ("wi",)
-        # One for both kernels. `add_weight` clones it, and creating another would shift the seeds of all later weights.
+        # Shared: `add_weight` clones it, and creating a second one would shift the seeds of all later weights.
         initializer = kernel_initializer(self.init_scale, d_model)
         self.input_kernels = [add(name, (d_model, self.d_ff), ("embed", width), initializer) for name in names]
         self.wo = add("wo", (self.d_ff, output_dim), (width, "embed"), kernel_initializer(self.init_scale, self.d_ff))
 
     def activate(self, products):
-        """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from a list of the products."""
+        """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from the list of products."""
         hidden = _FUNCTIONS[self.activation](products[0])
         return hidden if len(products) == 1 else hidden * products[1]
 
@@ -84,12 +84,12 @@ class ExpertFeedForward(_Kernels):
     """Feed-forward experts, one per row of the expert dimension.
 
     Args:
-        num_experts: int. Number of experts.
+        num_experts: int.
         d_ff: int. Hidden width of each expert.
-        activation: one of ACTIVATIONS, see `FeedForward`.
+        activation: One of ACTIVATIONS, see `FeedForward`.
         dropout_rate: float in [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).
         init_scale: float. Each kernel's initial variance is init_scale / fan_in.
-        output_dim: int or None. Width of the outputs, by default that of the inputs.
+        output_dim: int or None. Width of the outputs. None for the width of the inputs.
 
     Call arguments:
         inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros.
@@ -122,7 +122,7 @@ class ExpertFeedForward(_Kernels):
         return _products(hidden, self.wo)
 
     def dropout_draws(self, group: Tensor, place: Tensor) -> Tensor:
-        """Draws uniform numbers for the dropout of hidden units, the same for every dispatch.
+        """Draws uniform numbers for dropout of hidden units, equal for every dispatch.
 
         Args:
             group: <int32>[..., 1]. Group of the global batch.

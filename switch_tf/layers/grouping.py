@@ -16,7 +16,7 @@ from switch_tf.refusals import Refusal
 
 
 class Groups(NamedTuple):
-    """`count` groups of `size` tokens. int32 scalar tensors if the number of tokens is unknown, otherwise ints."""
+    """`count` groups of `size` tokens: ints, or int32 scalar tensors if the number of tokens is unknown."""
 
     count: Any
     size: Any
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     Attributes:
         groups: Groups.
         capacity: int or int32 scalar tensor. Slots of each expert per group.
-        shape: (sequences, length) that rows or columns of zeros complete the batch to. Masked tokens complete that to
+        shape: (sequences, length) of the batch with added rows or columns of zeros. Masked tokens fill the rest of
             `groups`.
     """
 
@@ -41,18 +41,14 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
          experts_choose: bool = False) -> Plan:
     """Returns the groups and the capacity for this part of a batch.
 
-    Without drops (`context.Context.no_drop`) each sequence is a group, which any layout can hold. Rules with
-    `groups_are_sequences` keep their fixed capacity, so a Hugging Face encoder still drops tokens, and experts that
-    choose tokens take as many as usual.
+    Without drops (`context.Context.no_drop`) each sequence is a group, as any layout can hold. Rules with
+    `groups_are_sequences` (a Hugging Face encoder) and experts that choose tokens keep their capacity.
 
     Args:
         grouping: Grouping.
         shape: (sequences, length), ints or int32 scalar tensors.
         training: bool. Requires a batch that divides into groups, see `plan_groups`.
-        experts_choose: bool. Experts choose tokens.
-
-    Raises:
-        Refusal: A training batch does not divide into groups.
+        experts_choose: bool. Whether experts choose tokens.
     """
     if grouping.rules.groups_are_sequences:
         # An expert takes each token once.
@@ -67,9 +63,9 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
 
 
 def _completed(shape, multiple):
-    """Returns the shape with more rows or more columns, whichever is less, for a multiple of tokens (Flaxformer)."""
+    """Returns the shape with added rows or columns, whichever is less, for a multiple of tokens (Flaxformer)."""
     rows, columns = shape
-    # A part of a batch is completed for itself.
+    # Each part of a batch is completed separately.
     multiple //= math.gcd(multiple, context.current().part.count)
     more_rows = -rows % (multiple // _common_divisor(columns, multiple))
     more_columns = -columns % (multiple // _common_divisor(rows, multiple))
@@ -80,19 +76,19 @@ def _completed(shape, multiple):
 
 
 def _common_divisor(size, multiple):
-    """Returns the greatest common divisor of a size, int or int32 scalar tensor, and an int."""
+    """Returns the greatest common divisor of a size, int or tensor, and an int."""
     if isinstance(size, int):
         return math.gcd(size, multiple)
-    # Not ops.gcd: it loops, and XLA computes no shapes from a loop.
+    # Not ops.gcd: XLA computes no shapes from its loop.
     divisors = ops.convert_to_tensor([one for one in range(1, multiple + 1) if multiple % one == 0], "int32")
     return ops.max(ops.where(ops.equal(size % divisors, 0), divisors, 1))
 
 
 def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
-    """Returns the fewest equal groups of at most `group_size` tokens, a multiple of `groups_multiple` in number.
+    """Returns the fewest equal groups of at most `group_size` tokens. Their number is a multiple of `groups_multiple`.
 
-    Returns None if `num_tokens` cannot be divided that way. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X)
-    the search starts at num_tokens // group_size groups.
+    Returns None if `num_tokens` does not divide. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X) the search
+    starts at num_tokens // group_size groups.
 
     Args:
         num_tokens: int. Tokens of the global batch.
@@ -110,22 +106,19 @@ def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
 
 
 def _fewest_groups(num_tokens, grouping):
-    """Returns the first number of groups to try: int or int32 scalar tensor, as `num_tokens`."""
+    """Returns the first number of groups to try."""
     if grouping.rules.may_exceed_group_size:
         return num_tokens // grouping.group_size
     return -(-num_tokens // grouping.group_size)
 
 
 def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: int = 1) -> None:
-    """Checks that a training batch divides into groups.
+    """Raises Refusal unless a training batch divides into groups. Names the nearest batch sizes that do.
 
     Args:
         num_sequences, length: int. Shape of the global batch.
         grouping: Grouping.
-        num_parts: int. Parts of the batch that must each hold whole groups.
-
-    Raises:
-        Refusal: It does not. Names the nearest batch sizes that do.
+        num_parts: int. Parts of the batch, each with whole groups.
     """
     num_tokens, multiple = num_sequences * length, grouping.groups_multiple
     groups = global_groups(num_tokens, grouping)
@@ -146,16 +139,13 @@ def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: 
 def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, training: bool) -> Groups:
     """Returns the groups of this part of the batch.
 
-    A training batch of known size must divide into groups. Any other batch is padded by the caller with masked tokens
-    to `count * size`.
+    A training batch of known size must divide into groups. The caller pads other batches to `count * size` with masked
+    tokens. A partitioned batch needs a known size.
 
     Args:
         shape: (sequences, length) of this part, ints or int32 scalar tensors.
         grouping: Grouping.
         training: bool.
-
-    Raises:
-        Refusal: A training batch does not divide, or a partitioned batch has an unknown size.
     """
     part, multiple = context.current().part, grouping.groups_multiple
     num_tokens = shape[0] * shape[1]
@@ -178,10 +168,9 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
 
 
 def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bool) -> int | Tensor:
-    """Returns the slots of each expert in a group, by equation 3 of the paper.
+    """Returns an expert's slots in a group, by equation 3 of the paper.
 
-    Rounds down, then applies the minimum, then the limit of the group's tokens. `Rules` may change the rounding, the
-    limit and the order.
+    Rounds down, applies the minimum, then limits to the group's tokens. `Rules` may change rounding, limit and order.
 
     Args:
         group_tokens: int or int32 scalar tensor.
@@ -197,7 +186,7 @@ def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bo
     else:
         minimum, maximum, cast, rounded, cut = ops.minimum, ops.maximum, ops.cast, ops.round, ops.floor
     if rules.is_exact:
-        # A limited denominator keeps products within int64 in the graph: str(0.1 + 0.2) has seventeen digits.
+        # A limited denominator keeps products in the graph within int64: str(0.1 + 0.2) has seventeen digits.
         ratio = fractions.Fraction(str(factor)).limit_denominator(10**6) / grouping.num_experts
         capacity = cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
     else:

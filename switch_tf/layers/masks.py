@@ -9,20 +9,17 @@ from switch_tf.partitioning.tensors import Mask, Tensor
 
 def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
                  name: str = "padding_mask") -> Mask:
-    """Returns the first mask given, checked, or None if there is none.
+    """Returns the first mask that is not None, after checking it.
 
     Args:
         inputs: <any float>[batch, length, d_model].
-        padding_mask: <bool>[batch, length] or None. The caller's own mask, which comes first.
-        *keras_masks: Same as `padding_mask`. Keras passes its mask as `mask` to a layer called with one tensor and as
-            `inputs_mask` to a layer called with several.
+        padding_mask: <bool>[batch, length] or None. The caller's own mask.
+        *keras_masks: As `padding_mask`. Keras passes its mask as `mask` to layers called with one tensor, and as
+            `inputs_mask` to layers called with several.
         name: str. Argument name for error messages.
 
     Returns:
-        <bool>[batch, length], True where the token is real, or None.
-
-    Raises:
-        Refusal: a mask with the wrong dtype or shape.
+        <bool>[batch, length], True at real tokens, or None.
     """
     mask = next((mask for mask in (padding_mask, *keras_masks) if mask is not None), None)
     if mask is None:
@@ -36,13 +33,13 @@ def attention_mask(query_segments: Tensor, key_segments: Tensor, is_causal: bool
     """Returns the attention mask of packed sequences.
 
     Args:
-        query_segments: <int32>[batch, query]. Number of the packed example at each position, 0 for padding.
+        query_segments: <int32>[batch, query]. Number of the packed example, 0 for padding.
         key_segments: <int32>[batch, key].
         is_causal: bool. Whether later keys are masked.
 
     Returns:
-        <bool>[batch, 1, query, key], True where a query may attend to a key. Padding attends to padding, as in Mesh
-        TensorFlow, so no row is empty.
+        <bool>[batch, 1, query, key], True where a query may attend to a key. Padding attends to padding, so no row is
+        empty (Mesh TensorFlow).
     """
     mask = ops.equal(ops.expand_dims(query_segments, -1), ops.expand_dims(key_segments, 1))
     if is_causal:
@@ -74,9 +71,8 @@ def encoder_is_real(features: dict[str, Tensor]) -> Tensor:
 def decoder_is_real(features: dict[str, Tensor], rules: Rules) -> Tensor:
     """Returns the decoder's padding mask, <bool>[batch, length], from its segments, else its targets, else all True.
 
-    The decoder's inputs cannot mark padding: their first token, the start of the sequence, is 0 as well. With
-    `Rules.masks_decoder_inputs` a 0 is such a start if it is at position 0 or a token follows it (Flaxformer's
-    `get_decoder_logit_mask`).
+    The inputs cannot mark padding: their first token, the start of the sequence, is also 0. With
+    `Rules.masks_decoder_inputs` a 0 at position 0 or before a token is a start (Flaxformer's `get_decoder_logit_mask`).
     """
     tokens = features["decoder_input_tokens"]
     if rules.masks_decoder_inputs:

@@ -26,12 +26,12 @@ class Routed:
     """Base class of layers and models with routers. Precedes Keras' base class.
 
     Attributes:
-        router_observer: object or None. In training, the call passes a tuple of RouterStats, one for each router, to
-            its method `update` and traces it.
+        router_observer: object or None. In training, the call passes a tuple of RouterStats, one per router, to its
+            `update` and traces it.
     """
 
     router_observer: Any = None
-    # Of Keras' base class.
+    # From Keras' base class.
     add_loss: Callable
     call: Callable
     __call__: Callable
@@ -44,8 +44,8 @@ class Routed:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer or model without adding losses and returns `(outputs, router_stats)`.
 
-        Takes the arguments of the call. `training` is False by default, even inside a model in training.
-        `router_stats` is the RouterStats of a layer with one router, or a tuple of them in the order of `routers`.
+        Takes the arguments of the call. `training` defaults to False, even inside a model in training. `router_stats`
+        is the RouterStats of a layer with one router, or a tuple of them in the order of `routers`.
         """
         if "training" not in list(inspect.signature(type(self).call).parameters)[1:1 + len(args)]:
             kwargs = {"training": False, **kwargs}
@@ -53,7 +53,7 @@ class Routed:
 
     def add_router_losses(self, expert_layers: Sequence["SwitchFeedForward"], router_stats: tuple[RouterStats, ...],
                           training: bool) -> None:
-        """Adds the weighted losses. In training, passes statistics on to the observer and to routers with a state."""
+        """Adds the weighted losses. In training, also updates the observer and stateful routers."""
         if training and self.router_observer is not None:
             self.router_observer.update(router_stats)
         for experts, stats in zip(expert_layers, router_stats, strict=True):
@@ -67,12 +67,12 @@ class SwitchFeedForward(Routed, KeepsShape):
     """Sparse feed-forward layer that routes each token to experts (arXiv 2101.03961, section 2).
 
     Tokens compete for expert slots within their group. A dropped token gets exactly zero, so a residual connection
-    around the layer passes it on unchanged. In a model of your own, the layer adds its weighted losses with `add_loss`.
+    passes it on unchanged. Calls add the weighted losses with `add_loss`.
 
     Args:
         num_experts, d_ff, activation: See `ExpertFeedForward`.
-        group_size, num_groups_multiple: int, see `semantics.Grouping`. A training batch that does not divide into
-            groups is an error. Other batches, and batches of unknown size, are padded with masked tokens.
+        group_size, num_groups_multiple: int, see `semantics.Grouping`. A training batch must divide into groups. Other
+            batches, and batches of unknown size, are padded with masked tokens.
         train_capacity_factor, eval_capacity_factor, min_expert_capacity, expert_capacity: See `semantics.Grouping`.
         expert_dropout_rate: float, see `ExpertFeedForward`.
         load_balancing_loss_weight, router_z_loss_weight: float. Coefficients of the losses that `layer(x)` adds.
@@ -81,24 +81,21 @@ class SwitchFeedForward(Routed, KeepsShape):
         semantics: "switch_tf", or "mtf", "t5x" or "hf" for the grouping, capacity, padding and loss rules of Mesh
             TensorFlow, T5X or Hugging Face, see `semantics.Rules`.
         dispatch: "einsum", "index", "ragged" or "auto", see `layers.dispatch`.
-        router: Name or record of a policy, or a `Router`. A Router holds jitter_noise, router_dtype and init_scale, and
-            the layer refuses other values beside it.
+        router: Name or record of a policy, or a `Router`. A Router sets jitter_noise, router_dtype and init_scale, and
+            different values are refused.
         output_dim: int or None. Width of the outputs, by default d_model.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True at real tokens. None uses Keras' mask, if any.
+        padding_mask: <bool>[batch, length], True at real tokens. Defaults to Keras' mask.
         token_ids: <int32>[batch, length]. Required by the "hash" policy.
         return_router_stats: bool. Returns `(outputs, RouterStats)` and adds no losses. Set by `forward`.
         mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
 
     Returns: <compute dtype>[batch, length, output_dim].
-
-    Raises:
-        Refusal: An argument is out of range, or a training batch does not divide into groups.
     """
 
-    # Each argument is a hyperparameter of the paper that a functional model may set.
+    # The paper's hyperparameters, for functional models.
     def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", group_size: int = 4096,
                  num_groups_multiple: int = 1, jitter_noise: float | None = None,
                  train_capacity_factor: float = 1.25, eval_capacity_factor: float = 2.0, min_expert_capacity: int = 4,
@@ -124,7 +121,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         self.d_ff, self.activation, self.output_dim = self.experts.d_ff, activation, self.experts.output_dim
 
     def _make_router(self, router, **options):
-        """Returns the Router. Raises Refusal if a given Router does not fit the layer's arguments."""
+        """Returns the Router, after checking that it fits the layer's arguments."""
         options = {name: value for name, value in options.items() if value is not None}
         if isinstance(router, str | Policy):
             return Router(self.num_experts, policy=router, semantics=self.semantics, dtype=self.dtype_policy,
@@ -150,7 +147,7 @@ class SwitchFeedForward(Routed, KeepsShape):
 
     @property
     def routers(self) -> dict[str, int]:
-        """Number of experts by router name, see `Routed`."""
+        """Number of experts by router name."""
         return {self.name: self.num_experts}
 
     def call(self, inputs: Tensor, padding_mask: Mask = None, token_ids: Tensor | None = None,
@@ -190,7 +187,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         if routes is not None:
             routes[self.path] = of_tokens(decisions.gates)
         dispatcher = dispatch.create(decisions, self.dispatch)
-        # A second constraint, so that the experts' gradient is reduced before it is added to the router's.
+        # Constrained again, to reduce the experts' gradient before the router's is added.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
@@ -214,7 +211,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         return (*input_shape[:-1], input_shape[-1] if self.output_dim is None else self.output_dim)
 
     def compute_output_spec(self, inputs: Tensor, return_router_stats: bool = False, **kwargs: Any) -> Any:
-        # Explicit, because JAX cannot trace the grouping of a batch of unknown size.
+        # Explicit: JAX cannot trace the grouping of a batch of unknown size.
         self._check(inputs, return_router_stats=return_router_stats, **kwargs)
         outputs = keras.KerasTensor(self.compute_output_shape(inputs.shape), self.compute_dtype)
         if not return_router_stats:
@@ -225,17 +222,17 @@ class SwitchFeedForward(Routed, KeepsShape):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SwitchFeedForward":
-        # Layers saved by 0.1.0 may have another init_scale than their router. Only initial values depended on it.
+        # Layers saved by 0.1.0 may differ from their router in init_scale. It only set initial values.
         return super().from_config({**config, "init_scale": None})
 
 
 def _is_zero(count):
-    """Returns whether an int or int32 scalar tensor is known to be 0."""
+    """Returns whether a count, int or tensor, is known to be 0."""
     return isinstance(count, int) and not count
 
 
 def _padded(x, counts):
-    """Adds zeros at the end of the leading axes, an int or int32 scalar tensor for each."""
+    """Adds `counts` zeros, ints or tensors, at the end of the leading axes."""
     if all(map(_is_zero, counts)):
         return x
     return ops.pad(x, (*((0, count) for count in counts), *((0, 0),) * (len(x.shape) - len(counts))))

@@ -1,6 +1,6 @@
-"""The shipped routing policies, as functions from `Scores` and `Options` to decisions.
+"""The shipped routing policies: functions from `Scores` and `Options` to decisions.
 
-Each chooses by `scores.selection` and gates by `scores.probs`. Padding is never routed and takes no slot.
+They choose by `scores.selection` and gate by `scores.probs`. Padding is never routed and takes no slot.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def top_n(scores: Scores, options: Options) -> TokenChoices:
 
 
 def second_choices(gates: Tensor, options: Options) -> Tensor:
-    """Selects the choices after the first that GShard's top-2 carries out, by a `policies.TopN`.
+    """Selects the choices of GShard's top-2 that compete for slots, by a `policies.TopN`.
 
     Args:
         gates: <float32>[group, tokens, choice].
@@ -64,7 +64,7 @@ def second_choices(gates: Tensor, options: Options) -> Tensor:
 
 
 def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenChoices:
-    """Reroutes tokens of full experts to their next best one (No-Token-Left-Behind, appendix B of the paper).
+    """Reroutes tokens of full experts to their next best expert (No-Token-Left-Behind, appendix B of the paper).
 
     Each round serves the waiting tokens in order, up to their `rounds`-th best expert. The gate is the probability of
     the expert that takes the token.
@@ -92,18 +92,18 @@ def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenCh
 def hashed(scores: Scores, options: Options) -> TokenChoices:
     """Routes by token id modulo the number of experts, with gate 1 (Lingvo; arXiv 2106.04426).
 
-    SentencePiece orders ids by frequency, so tokens of similar frequency are spread evenly over experts.
+    SentencePiece orders ids by frequency, so tokens of similar frequency spread evenly over experts.
     """
     expert_index = ops.cast(scores.token_ids, "int32")[..., None] % options.num_experts
     return slots.assign(scores, options, expert_index, gates=ops.ones_like(expert_index, dtype="float32"))
 
 
 def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
-    """Routes to the best expert of a balanced assignment in training, and to the best expert at inference.
+    """Routes to the best expert; in training, to the best expert of a balanced assignment.
 
     Balances exp(logits) by Sinkhorn's iterations without a gradient, as V-MoE's `sparsity_constrained_ot` and Lingvo's
     `optimal_transport`. The gate stays the router's probability. Inference does not balance, as in BASE
-    (arXiv 2103.16716), so a prediction does not depend on its batch.
+    (arXiv 2103.16716), so predictions do not depend on their batch.
     """
     if options.training:
         scores = scores._replace(selection=balanced(scores.selection, scores.is_real))
@@ -111,7 +111,7 @@ def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
 
 
 def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
-    """Adds a price per expert to the logits so that the tokens' softmaxes give all experts the same total.
+    """Adds a price per expert to the logits, so that the tokens' softmaxes give all experts equal totals.
 
     Args:
         logits: <float32>[group, tokens, expert], finite.
@@ -131,10 +131,10 @@ def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
 
 
 def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
-    """Lets each expert take the tokens with the highest probability for it (arXiv 2202.09368).
+    """Lets each expert take the tokens that give it the highest probability (arXiv 2202.09368).
 
     Experts are balanced by construction. A token's output is the sum over the experts that took it, gated by its
-    probabilities, which are not normalized again.
+    unnormalized probabilities.
     """
     # [group, tokens, expert] -> [group, expert, tokens]
     wanted = ops.softmax(ops.transpose(scores.selection, (0, 2, 1)), axis=1)

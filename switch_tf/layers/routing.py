@@ -30,11 +30,11 @@ class Router(Layer):
     section 2.4). Padding is never routed, takes no slot and is not counted.
 
     Args:
-        num_experts: int. Number of experts.
+        num_experts: int.
         num_selected_experts: int or None. Experts per token. None for the policy's default.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
-            "expert_choice", "hash", "sinkhorn", or the name of a registered policy, see `policies.register`. Or a
-            record with other parameters than the registered one, such as `policies.Top2(threshold=0.5)`.
+            "expert_choice", "hash", "sinkhorn", or a registered name, see `policies.register`. Or a record with other
+            parameters, such as `policies.Top2(threshold=0.5)`.
         exploration: Exploration in training (appendix C). "input_jitter" multiplies the router's copy of the inputs by
             uniform numbers in [1 - jitter_noise, 1 + jitter_noise]. "input_dropout" drops a tenth of it. "sample" draws
             experts from the router's probabilities. "argmax" does not explore.
@@ -50,19 +50,16 @@ class Router(Layer):
 
     Call arguments:
         inputs: <any float>[group, tokens, d_model].
-        padding_mask: <bool>[group, tokens], True at real tokens. None uses Keras' mask, if any. Semantics that route
-            padding ignore it.
-        expert_capacity: int or integer scalar tensor. Slots of each expert for each group.
+        padding_mask: <bool>[group, tokens], True at real tokens. Defaults to Keras' mask. Ignored by semantics
+            that route padding.
+        expert_capacity: int or integer scalar tensor. Slots per expert and group.
         token_ids: <int32>[group, tokens]. Required by "hash".
-        is_present: <bool>[group, tokens], False at the padding of an incomplete group, which is never routed. None
-            means that all tokens are present.
+        is_present: <bool>[group, tokens], False at the padding of an incomplete group, never routed. None if all tokens
+            are present.
         mask, inputs_mask: Keras' mask, passed by Keras.
 
-    Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` from a
-        policy with `experts_choose`.
-
-    Raises:
-        Refusal: An argument is out of range or does not fit the policy.
+    Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` if
+        experts choose.
     """
 
     def __init__(self, num_experts: int, num_selected_experts: int | None = None,
@@ -154,7 +151,7 @@ class Router(Layer):
         x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
             noise = self._draw("jitter", ops.shape(inputs))
-            # In float32, XLA would round these factors otherwise than TensorFlow, which a float64 model would show.
+            # A float64 model would show that XLA and TensorFlow round float32 factors differently.
             noise = ops.cast(noise, dtypes.wide_dtype(x.dtype))
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
@@ -168,10 +165,10 @@ class Router(Layer):
         return bool(self._policy.state)
 
     def update_state(self, expert_load: Mean) -> None:
-        """Updates the policy's state, if it has one, after a training step.
+        """Updates the policy's state, if any, after a training step.
 
         Args:
-            expert_load: Mean of <float32>[expert], of the whole batch, see `RouterStats`.
+            expert_load: Mean of <float32>[expert] over the whole batch.
         """
         if not self.has_state:
             return
@@ -183,7 +180,7 @@ class Router(Layer):
         return {name: partitioning.use(variable, variable.dtype) for name, variable in self._state_vectors.items()}
 
     def _stats(self, scores, logits, decisions):
-        """Returns RouterStats over real tokens. `scores.probs` is never None here."""
+        """Returns RouterStats over real tokens. `scores.probs` is not None here."""
         probs = dtypes.widen(scores.probs)
         real = ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
@@ -216,7 +213,7 @@ class Router(Layer):
 
 
 def _gumbel(draws):
-    """Turns uniform draws into Gumbel noise.
+    """Converts uniform draws to Gumbel noise.
 
     The argmax of logits plus noise is a sample from their softmax. The top k are a sample without replacement.
     """

@@ -1,4 +1,4 @@
-"""Assignment of expert slots to tokens, the building blocks of routing policies."""
+"""Assignment of expert slots to tokens, for routing policies."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def top_experts(scores: Scores, count: int) -> Tensor:
 def probabilities(scores: Scores, expert_index: Tensor) -> Tensor:
     """Looks up the probabilities of experts: <int32>[group, tokens, choice] -> <float32>, same shape."""
     num_experts = scores.probs.shape[-1]
-    # The gradient of a product with a one-hot is a product; that of a gather would be a scatter.
+    # The gradient of a product with a one-hot is a product. A gather's would be a scatter.
     chosen = ops.one_hot(expert_index, num_experts, dtype=scores.probs.dtype)
     return dtypes.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
 
@@ -35,10 +35,10 @@ def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor
     Args:
         scores: Scores.
         options: Options.
-        expert_index: <int32>[group, tokens, choice]. The experts each token asks for.
-        gates: <float32>[group, tokens, choice]. By default the probabilities, normalized over several choices if
+        expert_index: <int32>[group, tokens, choice]. The requested experts of each token.
+        gates: <float32>[group, tokens, choice]. Defaults to the probabilities, normalized over several choices if
             `options.is_normalized`.
-        order: <int32>[group, tokens]. Token indices in order of service. By default the order of the sequence.
+        order: <int32>[group, tokens]. Token indices in order of service. Defaults to the order of the sequence.
         is_wanted: Maps the gates to <bool>[group, tokens, choice]: the choices that compete for slots. None for all.
     """
     if gates is None:
@@ -65,22 +65,22 @@ def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor
 
 
 def token_choices(options: Options, expert_index: Tensor, slot: Tensor, gates: Tensor) -> TokenChoices:
-    """Returns TokenChoices of <int32>, <int32> and <float32>[group, tokens, choice], with gate 0 without a slot."""
+    """Returns TokenChoices of <int32>, <int32> and <float32>[group, tokens, choice]. Gates without a slot become 0."""
     gates = ops.where(slot < options.capacity, gates, 0.0)
     return TokenChoices(expert_index, slot, gates, options.num_experts, options.capacity)
 
 
 def positions(in_line: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Counts, for each entry, the earlier entries of its group that ask for the same expert.
+    """Counts, for each entry, its group's earlier entries with the same expert.
 
-    Sorts, because the cost of a cumulative sum over one-hots grows with the number of experts.
+    Sorts: a cumulative sum over one-hots would cost more with more experts.
 
     Args:
         in_line: <int32>[group, entry]. An expert, or `num_experts` for none.
         num_experts: int.
 
     Returns:
-        `(place, length)`: <int32>[group, entry], and <int32>[group, expert], the entries that ask for each expert.
+        `(place, length)`: <int32>[group, entry], and <int32>[group, expert], the number of entries of each expert.
     """
     count = ops.shape(in_line)[1]
     # argsort is stable, so entries of one expert stay in order.

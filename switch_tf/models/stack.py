@@ -29,7 +29,7 @@ Cache: TypeAlias = tuple[tuple[Tensor, ...], ...]
 
 
 def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kwargs: Any) -> SwitchFeedForward:
-    """Returns the Switch layer described by a SwitchConfig."""
+    """Creates the Switch layer of a SwitchConfig."""
 
     def fields(*names):
         return {name: getattr(config, name) for name in names}
@@ -55,9 +55,9 @@ def _relative_position_bias(config, is_decoder, dtype):
 
 
 class _Parts(KeepsShape):
-    """Layer that only holds layers. Builds them in the order in which they were set."""
+    """Layer that only holds layers. Builds them in the order of assignment."""
 
-    get_config = keras.layers.Layer.get_config  # Keras refuses: the model's configuration describes its parts
+    get_config = keras.layers.Layer.get_config  # raises: the model's configuration describes its parts
 
     def build(self, input_shape):
         for layer in self._flatten_layers(include_self=False, recursive=False):
@@ -65,10 +65,9 @@ class _Parts(KeepsShape):
 
 
 class TransformerLayer(_Parts):
-    """One pre-norm layer of the encoder or decoder: self-attention, cross-attention in decoders, and feed-forward or
-    experts.
+    """One pre-norm layer: self-attention, cross-attention in decoders, and feed-forward or experts.
 
-    `relpos_bias` is the layer's own RelativePositionBias, which the stack calls, or None if layers share one.
+    `relpos_bias` is the layer's own RelativePositionBias, called by the stack, or None if layers share one.
 
     Args:
         config: SwitchConfig.
@@ -84,12 +83,12 @@ class TransformerLayer(_Parts):
         encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
         token_ids: <int32>[batch, length], for hash routing.
 
-    Returns: `(hidden, router_stats)`, the latter a tuple with the RouterStats of the layer's routers in the order
-        queries, keys and values, feed-forward.
+    Returns: `(hidden, router_stats)`. `router_stats` is a tuple of the layer's RouterStats, in the order queries, keys
+        and values, feed-forward.
     """
 
     def __init__(self, config: SwitchConfig, is_decoder: bool, is_sparse: bool, **kwargs: Any):
-        # Keras' autocast would round the float32 position bias. This layer has no weights of its own to cast.
+        # Keras' autocast would round the float32 position bias. This layer has no weights to cast.
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
         self.zeroes_padding = is_decoder and config.rules.masks_decoder_inputs
@@ -132,7 +131,7 @@ class TransformerLayer(_Parts):
             self.extra_mlp = dense(name="extra_mlp")
             self.extra_mlp_dropout = dropout(name="post_extra_mlp_dropout")
 
-    # A method, because Keras would name weights in a file after a property.
+    # Not a property: Keras would name weights in a file after it.
     def list_expert_layers(self) -> tuple[SwitchFeedForward, ...]:
         """Returns the layers of experts, in the order of their statistics."""
         attention = self.attention.expert_layers if self.has_attention_experts else ()
@@ -142,7 +141,7 @@ class TransformerLayer(_Parts):
              encoded: Tensor | None = None, encoder_decoder_mask: Mask = None, token_ids: Tensor | None = None,
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         x = self.pre_attention_layer_norm(hidden)
-        if self.zeroes_padding:  # which a query without a target attends to
+        if self.zeroes_padding:  # a query without a target attends to it
             x = x * ops.cast(is_real, x.dtype)[..., None]
         options = {"attention_mask": attention_mask, "position_bias": position_bias, "training": training}
         if self.has_attention_experts:
@@ -158,7 +157,7 @@ class TransformerLayer(_Parts):
         return hidden, router_stats + mlp_stats
 
     def _feed_forward(self, hidden, is_real, token_ids, training):
-        """Applies the feed-forward sublayers and returns the hidden states and a tuple of RouterStats."""
+        """Returns the hidden states after the feed-forward sublayers, and a tuple of RouterStats."""
         router_stats = ()
         x = self.pre_mlp_layer_norm(hidden)
         if self.has_feed_forward_experts:
@@ -172,8 +171,6 @@ class TransformerLayer(_Parts):
             hidden = hidden + self.extra_mlp_dropout(x, training=training)
         return partitioning.constrain(hidden, ("batch", "length", "embed")), router_stats
 
-    # Incremental decoding.
-
     def decode_step(self, hidden: Tensor, is_real: Tensor, cache: tuple[Tensor, ...], position: Tensor,
                     cross_cache: tuple[Tensor, ...], attention_mask: Tensor, encoder_decoder_mask: Tensor,
                     position_bias: Tensor, token_ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -181,11 +178,11 @@ class TransformerLayer(_Parts):
 
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
-            is_real: <bool>[batch, 1], False where a sequence has ended.
+            is_real: <bool>[batch, 1], False after the end of a sequence.
             cache: Self-attention cache from `Stack.init_cache` or the previous step.
             position: <int32> scalar. Position of the token.
             cross_cache: Cross-attention cache of the encoder's outputs.
-            attention_mask, encoder_decoder_mask, position_bias, token_ids: See the class, for one query.
+            attention_mask, encoder_decoder_mask, position_bias, token_ids: As for the class, for one query.
 
         Returns:
             `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
@@ -205,15 +202,15 @@ class TransformerLayer(_Parts):
 def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[RouterStats, ...]:
     """Computes the router losses of a whole stack and splits them evenly between its routers (Hugging Face).
 
-    Tokens of all layers count as tokens of one layer. The fraction of tokens that chose an expert is averaged over
-    layers before it is multiplied by probabilities, so layers can balance one another.
+    Tokens of all layers count as tokens of one layer. The fraction of tokens per expert is averaged over layers before
+    its product with probabilities, so layers can balance one another.
 
     Args:
         router_stats: RouterStats of each router of the stack, with `Router.reports_balance`.
         is_omitted: bool. Whether both losses are 0.
     """
     balances: list[Any] = [stats.load_balancing_loss for stats in router_stats]
-    # Not for policies that balance themselves.
+    # Policies that balance themselves report no Balance.
     if balances and all(isinstance(balance, losses.Balance) for balance in balances):
         fraction = sum(balance.fraction for balance in balances) / len(balances)
         balances = [balance._replace(fraction=fraction).mean for balance in balances]
@@ -226,7 +223,7 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
 
 
 class Stack(_Parts):
-    """The layers of an encoder or decoder between embedding and logits, with one shared position bias or one a layer.
+    """The layers of an encoder or decoder between embedding and logits, with shared or separate position biases.
 
     Args:
         config: SwitchConfig.
@@ -276,7 +273,7 @@ class Stack(_Parts):
         return self._end(hidden, is_real, training), router_stats
 
     def _position_biases(self, **positions):
-        """Returns the position bias of each layer, in blocks where attention uses blocks."""
+        """Returns the position bias of each layer, cut into the blocks of attention."""
         if self.relpos_bias is None:
             return (cut(layer.relpos_bias(**positions)) for layer in self.layers)
         return [cut(self.relpos_bias(**positions))] * len(self.layers)
@@ -287,10 +284,8 @@ class Stack(_Parts):
             hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
         return hidden
 
-    # Incremental decoding.
-
     def init_cache(self, batch: int | Tensor, max_length: int) -> Cache:
-        """Returns an empty self-attention cache for each layer, zeros with room for `max_length` tokens."""
+        """Returns an empty self-attention cache for each layer: zeros for `max_length` tokens."""
         sizes = {"batch": batch, "heads": self.config.num_heads, "length": max_length, "kv": self.config.d_kv}
         return tuple(tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
                            for axes, dtype in layer.attention.cache_spec) for layer in self.layers)
@@ -302,12 +297,8 @@ class Stack(_Parts):
 
         Args:
             embedded: <compute dtype>[batch, 1, d_model].
-            is_real: <bool>[batch, 1], False where a sequence has ended.
-            cache: Self-attention cache from `init_cache` or the previous step.
-            position: <int32> scalar. Position of the token.
-            cross_cache: Cached keys and values of the encoder's outputs, for each layer.
-            encoder_decoder_mask: <bool>[batch, 1, 1, encoder length].
-            token_ids: <int32>[batch, 1].
+            is_real, position, encoder_decoder_mask, token_ids: See `TransformerLayer.decode_step`.
+            cache, cross_cache: Self-attention and cross-attention caches of all layers.
 
         Returns:
             `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.

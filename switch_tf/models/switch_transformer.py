@@ -27,7 +27,7 @@ _CONFIG_FIELDS = [field.name for field in dataclasses.fields(SwitchConfig)]
 
 
 def _after_building(method):
-    """Returns a method that builds the model first if needed."""
+    """Makes a method build an unbuilt model first."""
 
     @functools.wraps(method)
     def after_building(self, *args, **kwargs):
@@ -40,11 +40,11 @@ def _after_building(method):
 
 @keras.saving.register_keras_serializable("switch_tf")
 class SwitchTransformer(Routed, keras.Model):
-    """T5 encoder-decoder, or encoder alone, with experts in some of its layers (arXiv 2101.03961).
+    """T5 encoder-decoder, or only the encoder, with experts in some layers (arXiv 2101.03961).
 
     `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
-    `model.forward(features)` returns `(logits, router_stats)` instead. `router_stats` has one RouterStats
-    for each name in `config.sparse_layer_names`, in that order.
+    `model.forward(features)` returns `(logits, router_stats)`, with one RouterStats for each of
+    `config.sparse_layer_names`, in that order.
 
     Args:
         config: SwitchConfig, or a dict of its fields, as stored in saved models.
@@ -53,15 +53,15 @@ class SwitchTransformer(Routed, keras.Model):
     Call arguments:
         features: dict of <int32>[batch, length] by seqio name. Requires `encoder_input_tokens` and, with a decoder,
             `decoder_input_tokens`. The encoder's mask comes from `encoder_segment_ids`, or else from nonzero tokens.
-            The decoder's comes from `decoder_segment_ids`, or else from nonzero `decoder_target_tokens`, or else all
-            positions are real.
+            The decoder's mask comes from `decoder_segment_ids`, or else from nonzero `decoder_target_tokens`, or else
+            all positions are real.
         training: bool.
 
-    Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of the encoder in a model without decoder.
+    Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of an encoder-only model.
     """
 
     _called_with: dict[str, tuple[str, int]] | None = None  # feature name -> (dtype, rank) in the last call
-    # A SavedModel stores every attribute that is a tf.function, and Keras' default signature has float inputs.
+    # A SavedModel stores every tf.function attribute, and Keras' default signature has float inputs.
     _default_save_signature = None
 
     def __init__(self, config: SwitchConfig | dict[str, Any], dtype: Any = None, name: str = "switch_transformer",
@@ -79,7 +79,7 @@ class SwitchTransformer(Routed, keras.Model):
         self.token_embedder = TokenEmbedding(config.vocab_size, config.d_model, dtype=policy, name="token_embedder")
         self.encoder = Stack(config, is_decoder=False, dtype=policy, name="encoder")
         self.decoder = None if config.is_encoder_only else Stack(config, True, dtype=policy, name="decoder")
-        self._programs = collections.UserDict()  # of `generate`; TensorFlow would export those of a dict
+        self._programs = collections.UserDict()  # of `generate`; TensorFlow would export a dict's programs
         self.logits_dense = None if config.logits_via_embedding else LogitsDense(
             config.vocab_size, config.init_scale, dtype=policy, name="logits_dense")
 
@@ -88,15 +88,12 @@ class SwitchTransformer(Routed, keras.Model):
                     **overrides: Any) -> "SwitchTransformer":
         """Returns a model with the configuration of a preset and initial weights.
 
-        `conversion.from_hugging_face(folder)` loads pretrained weights.
+        For pretrained weights use `conversion.from_hugging_face(folder)`.
 
         Args:
-            preset: str. Name such as "switch_base_8". `switch-tf inspect --list` prints all of them.
+            preset: str. Name such as "switch_base_8". `switch-tf inspect --list` prints all presets.
             dtype, name: See the class.
             **overrides: Fields of SwitchConfig to change, such as `dropout_rate=0.1`.
-
-        Raises:
-            Refusal: an unknown preset or field, or a value out of range.
         """
         for field in overrides:
             check_choice("A keyword of from_preset", field, ["dtype", "name", *_CONFIG_FIELDS])
@@ -108,12 +105,12 @@ class SwitchTransformer(Routed, keras.Model):
 
     @property
     def required_features(self) -> tuple[str, ...]:
-        """Names of the features that a call needs."""
+        """Names of the required features of a call."""
         return ("encoder_input_tokens",) + ("decoder_input_tokens",) * (not self.config.is_encoder_only)
 
     @property
     def routers(self) -> dict[str, int]:
-        """Number of experts by router name, see `Routed`."""
+        """Number of experts by router name."""
         return dict.fromkeys(self.config.sparse_layer_names, self.config.num_experts)
 
     @property
@@ -142,7 +139,7 @@ class SwitchTransformer(Routed, keras.Model):
         return logits
 
     def _read_features(self, features):
-        """Checks the features and returns them, with ids instead of the floats of Keras' symbolic build."""
+        """Returns the checked features, with integer ids even in Keras' symbolic build."""
         required = self.required_features
         if not isinstance(features, dict):
             raise Refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
@@ -158,7 +155,7 @@ class SwitchTransformer(Routed, keras.Model):
             shape: Any = ()
             for name in _IDS:
                 if name.startswith(stack) and name in features:
-                    shape = shape or getattr(features[name], "shape", ())  # a value without one is refused below
+                    shape = shape or getattr(features[name], "shape", ())  # a value without a shape is refused below
                     features[name] = indexing.as_ids(
                         name, features[name], shape if len(shape) == 2 else (None, None))
         self._called_with = {name: (keras.backend.standardize_dtype(value.dtype), len(value.shape))
@@ -196,20 +193,20 @@ class SwitchTransformer(Routed, keras.Model):
 
     def _logits(self, hidden):
         if self.config.scales_logits:
-            # In bfloat16 the factor for d_model = 768, and so every logit, would be off by 1/740.
+            # In bfloat16 the factor for d_model = 768 is off by 1/740, and so would every logit be.
             hidden = ops.cast(dtypes.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
     @_after_building
     def encode(self, features: dict[str, Tensor]) -> Tensor:
-        """Runs the encoder alone, without dropout.
+        """Runs only the encoder, without dropout.
 
         Args:
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0.
 
         Returns:
-            <compute dtype>[batch, length, d_model], the encoder's last hidden states, as in Hugging Face's
-            T5EncoderModel. Values at padding are undefined.
+            <compute dtype>[batch, length, d_model], the encoder's last hidden states (Hugging Face's T5EncoderModel),
+            undefined at padding.
         """
         return self._encode(features, masks.encoder_is_real(features), training=False)[0]
 
@@ -218,10 +215,10 @@ class SwitchTransformer(Routed, keras.Model):
 
         Args:
             features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-            max_length: int. Room for this many decoded tokens.
+            max_length: int. Maximum number of decoded tokens.
 
         Returns:
-            `(cross_cache, cache)`: the cross-attention cache, which no step changes, and the empty self-attention
+            `(cross_cache, cache)`: the cross-attention cache, constant over steps, and the empty self-attention
             cache. `cross_cache` is a pair: each layer's cached keys and values, and the mask of the inputs.
         """
         is_real = masks.encoder_is_real(features)
@@ -231,16 +228,16 @@ class SwitchTransformer(Routed, keras.Model):
 
     def decode_step(self, tokens: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
                     cross_cache: tuple[Cache, Tensor]) -> tuple[Tensor, Cache]:
-        """Computes the logits that follow one more token of each sequence.
+        """Computes the logits after one more token of each sequence.
 
-        They equal the logits that `call` returns at `position` for the whole sequence.
+        They equal `call`'s logits at `position` for the whole sequence.
 
         Args:
             tokens: <int32>[batch]. Token of each sequence at `position`. The first is 0, the start of a sequence.
-            is_real: <bool>[batch], False where a sequence has ended. Its logits are undefined.
+            is_real: <bool>[batch], False after the end of a sequence. Logits there are undefined.
             cache: Self-attention cache from `prefill` or the previous step.
             position: <int32> scalar.
-            cross_cache: Cross-attention cache from `prefill`.
+            cross_cache: From `prefill`.
 
         Returns:
             `(logits, cache)`: <float32>[batch, vocab_size] and the updated cache.
@@ -254,7 +251,7 @@ class SwitchTransformer(Routed, keras.Model):
                  end_id: int | tuple[int, ...] | None = None) -> Tensor:
         """Decodes output ids from input ids.
 
-        Compiles one program for each sampler, batch size and input length, rounded up to a multiple of 32.
+        Compiles a program for each sampler, batch size and input length, rounded up to a multiple of 32.
 
         Args:
             inputs: <int32>[batch, length] as a NumPy array, tensor or list. 0 is padding, before or after the ids.
@@ -265,9 +262,6 @@ class SwitchTransformer(Routed, keras.Model):
         Returns:
             <int32>[batch, max_length], each sequence up to and including its end, then zeros. Beam search returns the
             best sequence; `sampler.decode` returns several with their scores.
-
-        Raises:
-            Refusal: inputs that are not ids of the vocabulary, or a model that cannot decode.
         """
         inputs = self._read_inputs(inputs)
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(
@@ -296,7 +290,7 @@ class SwitchTransformer(Routed, keras.Model):
         checks.indices("Ids of inputs", inputs, self.config.vocab_size)
         return inputs.astype("int32")
 
-    # Build before tracing: weights created inside a trace have no values if the trace raises.
+    # Built before tracing: weights created inside a trace have no values if it raises.
     make_train_function = _after_building(keras.Model.make_train_function)
     make_test_function = _after_building(keras.Model.make_test_function)
     make_predict_function = _after_building(keras.Model.make_predict_function)
@@ -308,7 +302,7 @@ class SwitchTransformer(Routed, keras.Model):
         """Computes the loss, see `keras.Model.compute_loss`.
 
         Raises:
-            Refusal: `compile` without a loss, or `fit` without targets. Only the router losses would be left.
+            Refusal: `compile` without a loss, or `fit` without targets, would train only the router losses.
         """
         if self.loss is None:
             raise Refusal(
@@ -328,7 +322,7 @@ class SwitchTransformer(Routed, keras.Model):
         Args:
             filepath, format, verbose, **kwargs: See `keras.Model.export`.
             input_signature: list of one dict from feature names to keras.InputSpec. Defaults to the features of the
-                last call, or the required ones, with ids as <int32>[batch, length] of any size.
+                last call, or the required features, with ids as <int32>[batch, length] of any size.
         """
         if input_signature is None:
             called_with = self._called_with or dict.fromkeys(self.required_features, ("int32", 2))
@@ -338,7 +332,7 @@ class SwitchTransformer(Routed, keras.Model):
         return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
 
     def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
-        """Raises Refusal, because no layer has a quantized form and Keras would silently change nothing."""
+        """Raises Refusal: no layer has a quantized form, and Keras would silently change nothing."""
         raise Refusal(
             f"{type(self).__name__} cannot be quantized: its layers have no quantized form. For weights of half the "
             'size make the model with dtype="bfloat16".')

@@ -1,1 +1,1 @@
-"""Operations that layers share, with an implementation for each device, dtype and layout."""
+"""Operations of layers, with an implementation for each device, dtype and layout."""

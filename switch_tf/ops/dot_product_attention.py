@@ -1,11 +1,10 @@
 """Dot-product attention with T5's position bias and a softmax in float32.
 
-Scores, [batch, heads, query, key], are the largest arrays of a step. Autodiff keeps several of them in float32 and
-reads them again for each product of the backward pass. The gradient here keeps only the probabilities, in the compute
-dtype, and computes the gradient of the scores in one pass; its sum over the batch is the gradient of the position bias.
-On a TPU, queries are processed in blocks so that their scores stay in on-chip memory, and outputs are divided by the
-sums of the exponentials, as in FlashAttention, so that scores become exponentials in one pass (measured in
-docs/notebook/tpu.md).
+Scores, [batch, heads, query, key], are the largest arrays of a step. Autodiff keeps several in float32 and reads them
+for each product of the backward pass. This gradient keeps only the probabilities, in the compute dtype, and computes
+the scores' gradient in one pass. Its sum over the batch is the gradient of the position bias. On a TPU, blocks of
+queries keep their scores in on-chip memory. Outputs are divided by the sums of the exponentials, as in FlashAttention,
+so that scores become exponentials in one pass (docs/notebook/tpu.md).
 """
 
 from typing import TypeAlias
@@ -18,18 +17,17 @@ from switch_tf.ops import dtypes, forms, products
 from switch_tf.partitioning.axes import is_split
 from switch_tf.partitioning.tensors import Tensor
 
-# <float32>[1, heads, query, key], whole or as `cut` leaves it.
+# <float32>[1, heads, query, key], whole or in the blocks of `cut`.
 PositionBias: TypeAlias = Tensor | tuple[Tensor, ...]
 
 MASKED = -1e9
-_QUERIES, _HEADS = 1, 2  # axes of queries; a position bias has queries at 2 and heads at 1
+_QUERIES, _HEADS = 1, 2  # axes of queries; axes 2 and 1 of a position bias
 
 
 def cut(position_bias: Tensor) -> PositionBias:
-    """Returns <float32>[1, heads, query, key] as the blocks in which attention uses it, if it uses blocks.
+    """Cuts <float32>[1, heads, query, key] into the blocks of attention, if any.
 
-    If several layers share a bias, cut it once for all of them. The gradients of a block are then added up before the
-    sum over devices, which XLA would otherwise send for each layer.
+    Cut a bias shared by several layers once: its gradients are then added before, not after, the sum over devices.
     """
     _, heads, length, _ = position_bias.shape
     blocks = _blocks(length, heads)
@@ -49,7 +47,7 @@ def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_m
         value: <compute dtype>[batch, key, heads, d_kv].
         attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
         position_bias: PositionBias or None. Added to the scores.
-        scope_of: variable. Operations of the gradient are named after its layer.
+        scope_of: variable. The gradient's operations are named after its layer.
 
     Returns:
         <compute dtype>[batch, query, heads, d_kv]
@@ -80,7 +78,7 @@ def _blocks(length, heads):
         return None
     if is_split("heads"):
         return _QUERIES, [slice(start, start + most) for start in range(0, length, most)]
-    # Blocks of heads share no keys, so no gradients of keys are added up, and may be smaller.
+    # Blocks of heads may be smaller: they share no keys, so no gradients of keys are added.
     size = max(1, heads * most // (2 * length))
     return _HEADS, [slice(start, start + size) for start in range(0, heads, size)]
 
@@ -90,8 +88,8 @@ def probabilities(query: Tensor, key: Tensor, attention_mask: Tensor | None, pos
     """Returns the attention probabilities, <dtype>[batch, heads, query, key].
 
     Args:
-        query, key, attention_mask, position_bias: see `dot_product_attention`.
-        dtype: str. The softmax is computed in float32 and cast to it.
+        query, key, attention_mask, position_bias: See `dot_product_attention`.
+        dtype: str. The float32 softmax is cast to it.
         keys: str. Einsum letters of the axes of `key`, in order.
     """
     return ops.cast(ops.softmax(_scores(query, key, attention_mask, position_bias, keys), axis=-1), dtype)
@@ -110,9 +108,8 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
     def attend(query, key, value, *bias):
         scores = _scores(query, key, attention_mask, *(bias or (None,)))
         if forms.divides_outputs():
-            # The product of exponentials and scale is the softmax. The sums are those of the rounded exponentials. Sums
-            # of the exact ones would need another pass on a TPU, over float32 exponentials, and would not make the
-            # rounded weights of a query add up to 1.
+            # Exponentials times scale are the softmax. The sums are over rounded exponentials: exact sums would need
+            # another pass on a TPU, and a query's rounded weights would still not add up to 1.
             probs = ops.cast(ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)), value.dtype)
             scale = ops.transpose(1 / ops.sum(dtypes.widen(probs), axis=-1), (0, 2, 1))[..., None]
         else:
@@ -122,17 +119,17 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
         @products.in_gradient_of(scope_of)
         def gradient(upstream):
             wide = dtypes.widen
-            # The exponentials are used as probabilities from here on: their scale is that of the query.
+            # From here the exponentials serve as probabilities; the upstream gradient takes their scale.
             upstream = _scaled(upstream, scale)
             value_gradient = ops.einsum("bhqk,bqhd->bkhd", probs, upstream)
             probs_gradient = _constrain(ops.einsum("bqhd,bkhd->bhqk", wide(upstream), wide(value)))
-            # Equals the sum over keys of probabilities times their gradients, without another pass over them.
+            # Equals the sum over keys of probabilities times their gradients, without another pass.
             mean = ops.sum(wide(upstream) * mixed, axis=-1)
             scores_gradient = wide(probs) * (probs_gradient - ops.transpose(mean, (0, 2, 1))[..., None])
             if attention_mask is not None:
-                # A query that sees no key has a gradient, as where masks are added to scores (Mesh TensorFlow, T5X).
-                # Elsewhere this changes no number, but with it the compiler of TPUs fuses more: two layers of
-                # Switch-Base need 20 % less memory and 4 % less time.
+                # A query that sees no key has a gradient, as if masks were added to scores (Mesh TensorFlow, T5X).
+                # Otherwise this changes no number, but TPU compilers fuse more: two layers of Switch-Base need 20 %
+                # less memory and 4 % less time.
                 sees_none = ops.logical_not(ops.any(attention_mask, axis=-1, keepdims=True))
                 scores_gradient = ops.where(ops.logical_or(attention_mask, sees_none), scores_gradient, 0.0)
             bias_gradient = [ops.sum(scores_gradient, axis=0, keepdims=True)] if bias else []
@@ -148,7 +145,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
 
 
 def _scaled(x, scale):
-    """Multiplies `x`, <any float>[batch, query, heads, d_kv], by the scale of each query and head, if any."""
+    """Multiplies [batch, query, heads, d_kv] by the scale of each query and head, if any."""
     return x if scale is None else ops.cast(dtypes.widen(x) * scale, x.dtype)
 
 

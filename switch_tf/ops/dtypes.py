@@ -1,4 +1,4 @@
-"""The dtype that a model computes in, and the wider dtype of its sums and softmaxes."""
+"""The compute dtype of a model, and the wider dtype of its sums and softmaxes."""
 
 import keras
 from keras import ops
@@ -9,14 +9,11 @@ from switch_tf.partitioning.tensors import Tensor
 
 
 def dtype_policy(activation_dtype: str = "auto") -> str:
-    """Returns the Keras dtype policy for a dtype of activations, with float32 weights, or float64 for "float64".
+    """Returns the Keras dtype policy for a dtype of activations. Weights are float32, or float64 for "float64".
 
     Args:
-        activation_dtype: "float32", "bfloat16" or "auto", which is bfloat16 on a TPU or GPU and float32 on a CPU.
-            "float64" compares runs that differ only in the order of their sums.
-
-    Raises:
-        Refusal: An unknown dtype.
+        activation_dtype: "float32", "bfloat16" or "auto": bfloat16 on a TPU or GPU, float32 on a CPU. "float64"
+            compares runs that differ only in the order of sums.
     """
     check_choice("ACTIVATION_DTYPE", activation_dtype, ("auto", "float32", "bfloat16", "float64"))
     if activation_dtype == "auto":
@@ -25,14 +22,14 @@ def dtype_policy(activation_dtype: str = "auto") -> str:
 
 
 def wide_dtype(dtype: str, narrower: str = "float32") -> str:
-    """Returns the dtype of values that a model computing in `dtype` keeps wide: `narrower`, or float64.
+    """Returns the dtype of wide values in a model that computes in `dtype`: `narrower`, or float64.
 
-    A float64 model has no float32 islands, because their rounding would hide the differences that it is used to find.
+    A float64 model has no float32 islands: their rounding would hide the differences it should show.
     """
     return "float64" if keras.backend.standardize_dtype(dtype) == "float64" else narrower
 
 
 def widen(x: Tensor) -> Tensor:
-    """Casts a tensor of any float dtype to float32; float64 stays."""
+    """Casts a float tensor to float32; float64 stays."""
     x = ops.convert_to_tensor(x)
     return ops.cast(x, wide_dtype(x.dtype))

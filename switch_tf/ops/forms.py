@@ -1,4 +1,4 @@
-"""Chooses an implementation of an operation for the current device, and compiles or recomputes functions."""
+"""Chooses implementations of operations for the current device, and compiles or recomputes functions."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -11,10 +11,10 @@ from switch_tf.hardware.devices import device_type
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 from switch_tf.partitioning.tensors import Tensor
 
-# Keras imports the library of its back end anyway.
+# The library that Keras' back end imports anyway.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
-    from tensorflow.python.ops import control_flow_util  # Keras' own layers use it; it has no public name
+    from tensorflow.python.ops import control_flow_util  # no public name; Keras' layers use it
 else:
     import jax
 
@@ -22,10 +22,10 @@ _TPU_QUERIES = 256
 
 
 def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
-    """Returns `function(*arguments)`, compiled by XLA for a CPU if that is possible.
+    """Returns `function(*arguments)`, compiled by XLA for a CPU if possible.
 
-    It is possible inside a TensorFlow program for one CPU with known shapes. XLA cannot compile unknown shapes, and
-    other devices use XLA for the whole program, or were not measured.
+    Requires a TensorFlow program for one CPU with known shapes. XLA cannot compile unknown shapes. Other devices use
+    XLA for the whole program, or were not measured.
 
     Args:
         function: Function of nests of tensors.
@@ -43,19 +43,19 @@ def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
 
 
 def is_fused() -> bool:
-    """Returns whether the traced code belongs to a program of `fused`."""
+    """Returns whether the traced code is in a program of `fused`."""
     return context.current().fused_program is not None
 
 
 def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-    """Returns a tensor that is computed once in a program of `fused`, before its loops.
+    """Returns a tensor computed once in a program of `fused`, before its loops.
 
-    Otherwise XLA would fuse a reshape or cast of a weight with the product in each step of a loop, and compute that
-    product number by number.
+    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, and compute it number
+    by number.
 
     Args:
         key: Identifies the tensor in the program.
-        make: Function without arguments of tensors that no loop changes, such as weights.
+        make: Function without arguments, of tensors that no loop changes, such as weights.
     """
     graph, shared = context.current().fused_program
     if key not in shared:
@@ -80,38 +80,37 @@ def _can_fuse(arguments):
 def prefers_products() -> bool:
     """Returns whether to multiply by a one-hot mask instead of indexing.
 
-    A partitioner follows products across devices. XLA's programs on a CPU avoid its top-k, which takes ten times as
-    long as TensorFlow's.
+    A partitioner follows products across devices. XLA's programs on a CPU avoid its top-k, ten times as slow as
+    TensorFlow's.
     """
     return is_partitioned() or is_fused() or device_type() == "TPU"
 
 
 def queries_at_a_time() -> int | None:
-    """Returns the number of queries that attention computes at a time; None for all of them.
+    """Returns the number of queries in a block of attention; None for all queries.
 
-    On a TPU the scores of one block stay on the chip, which halves the time of a layer of Switch-Base
-    (docs/compile.md).
+    On a TPU a block's scores stay on the chip. This halves the time of a layer of Switch-Base (docs/compile.md).
     """
     return _TPU_QUERIES if divides_outputs() else None
 
 
 def divides_outputs() -> bool:
-    """Returns whether attention divides its outputs, instead of each probability, by the sums of the exponentials.
+    """Returns whether attention divides its outputs, not each probability, by the sums of the exponentials.
 
-    On a TPU that saves a pass over float32 scores, the longest one of a layer (docs/notebook/tpu.md). TensorFlow has
-    the softmax as one operation on a CPU, and XLA as one pass on a GPU.
+    On a TPU this saves a pass over float32 scores, the longest of a layer (docs/notebook/tpu.md). TensorFlow's softmax
+    is one operation on a CPU, and XLA's one pass on a GPU.
     """
-    # A program cut over several CPUs takes a TPU's form, so that it is tried without one.
+    # Programs cut over several CPUs take a TPU's form, so that tests need no TPU.
     return device_type() == "TPU" or is_for_compiler() and device_type() != "GPU"
 
 
 def suited_dispatches() -> tuple[str, ...]:
-    """Returns the names of the dispatches (`layers.dispatch`) that work here, the fastest first.
+    """Returns the dispatches (`layers.dispatch`) that work here, the fastest first.
 
-    "ragged" is first if it works at all, although it is faster only if enough slots would stay empty.
+    "ragged" is first wherever it works, although it is faster only with enough empty slots.
     """
     if is_partitioned():
-        return ("einsum",)  # the others index rows in the memory of one device
+        return ("einsum",)  # the rest index rows in the memory of one device
     if is_fused():
         return ("index", "einsum")
     if prefers_products():
@@ -120,12 +119,11 @@ def suited_dispatches() -> tuple[str, ...]:
 
 
 def compiled(function: Callable, ranks: tuple[int, ...] | None = None) -> Callable:
-    """Returns the function as a `tf.function`. JAX compiles loops anyway, so there it is returned unchanged.
+    """Returns the function as a `tf.function`. JAX compiles loops anyway, so there it stays unchanged.
 
     Args:
         function: Function of tensors.
-        ranks: Ranks of its arguments, which are then <int32> of any size in a single program. By default each shape
-            has a program of its own.
+        ranks: Ranks of its <int32> arguments, for one program for all sizes. By default each shape has a program.
     """
     if keras.backend.backend() != "tensorflow":
         return function
@@ -150,16 +148,16 @@ def _has_dynamic_shapes():
 
 
 def rematerialize(function: Callable, *args: Any) -> Any:
-    """Calls `function(*args)` so that its intermediate results are recomputed for the gradient.
+    """Calls `function(*args)` so that the gradient recomputes its intermediate results.
 
-    The recomputation may run after the scopes of the forward pass were left, and re-enters their context: other random
-    numbers or another part of the batch would give a wrong gradient without an error. It records no routes, because
-    the function runs twice.
+    The recomputation may run after the scopes of the forward pass, and re-enters their context: different random
+    numbers or another part of the batch would silently give a wrong gradient. It records no routes: the function runs
+    twice.
 
     Args:
         function: Function of tensors that returns a nest of floating point tensors.
-        args: Nests of tensors. Floating point ones receive gradients. Others, such as masks, bypass the recomputation,
-            because TensorFlow would try to add up their gradients.
+        args: Nests of tensors. Floating point tensors receive gradients. The rest, such as masks, bypass the
+            recomputation: TensorFlow would try to add their gradients.
     """
     tensors = keras.tree.flatten(args)
     is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)) for x in tensors]

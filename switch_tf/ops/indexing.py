@@ -1,8 +1,8 @@
 """Operations by index, each with two implementations.
 
-On one device they index, because a product with a one-hot mask costs as much as the whole vocabulary or all experts. In
-a program that is cut over devices (and, for targets, on TPUs) they compare and multiply: a partitioner leaves the parts
-of a product in place, but gathers the operands of an index.
+One device indexes: a product with a one-hot mask costs as much as the whole vocabulary or all experts. A program cut
+over devices (and, for targets, a TPU) compares and multiplies: a partitioner leaves parts of a product in place, but
+gathers the operands of an index.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from switch_tf.ops.products import in_gradient_of, product
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
 from switch_tf.partitioning.tensors import Tensor
 
-LEFT_OUT = -1e9  # as a logit; an infinity would make gradients NaN where nothing is left
+LEFT_OUT = -1e9  # as a logit; a row of infinities would have NaN gradients
 
 
 def as_ids(name: str, values: Tensor, shape: Sequence[int | None]) -> Tensor:
-    """Checks the ids of tokens, <int>[shape], and returns them.
+    """Checks token ids, <int>[shape], and returns them.
 
-    Under a strategy Keras builds a model symbolically with the mean of the replicas' batches, which turns ids into
-    float32. While it does, they are returned as <int32>.
+    Under a strategy Keras builds a model symbolically with the mean of the replicas' batches. These ids are float32,
+    and become int32.
     """
     with keras.SymbolicScope() as scope:
         is_symbolic = scope.original_scope is not None
@@ -54,7 +54,7 @@ def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
 
 
 def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
-    """Returns rows of a table. Its gradient is dense: with sparse slices each update of a slot would be a scatter.
+    """Returns rows of a table. Its gradient is dense: sparse slices would make each update of a slot a scatter.
 
     Args:
         variable: Weight from `add_weight`, [vocab, embed].
@@ -94,7 +94,7 @@ def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
 def write(x: Tensor, entry: Tensor, position: Tensor, axis: int) -> Tensor:
     """Returns `x` with `entry`, of length 1 along `axis`, written at `position`, an <int32> scalar."""
     if is_fused():
-        # Writes in place; a comparison would copy all of `x`.
+        # Writes in place. A comparison would copy all of `x`.
         start = [0] * len(x.shape)
         start[axis] = position
         return ops.slice_update(x, ops.stack(start), entry)
@@ -103,7 +103,7 @@ def write(x: Tensor, entry: Tensor, position: Tensor, axis: int) -> Tensor:
 
 
 def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Reduces each row of logits to the numbers that a cross-entropy and an accuracy need.
+    """Reduces each row of logits to the numbers for a cross-entropy and an accuracy.
 
     Args:
         logits: <float32>[batch, length, vocab].
@@ -111,7 +111,7 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
     Returns:
         <float32>[batch, length] logsumexp, <float32>[batch, length] logit of the target, and <int32>[batch, length]
-        index of the largest logit, the first if several are equal.
+        index of the largest logit. Ties go to the first.
     """
     vocab_size = logits.shape[-1]
     if prefers_products():
@@ -119,13 +119,13 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
         target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
         return ops.logsumexp(logits, axis=-1), target_logit, place_of_largest(logits)
 
-    # Logits are the largest tensor of a step, so this makes as few passes over them as possible.
+    # Takes few passes over the logits, the largest tensor of a step.
     @ops.custom_gradient
     def reduced_rows(logits):
         largest, place = ops.top_k(logits, 1)
         exponentials = ops.exp(logits - largest)
         sums = ops.sum(exponentials, axis=-1, keepdims=True)
-        # Places are exact in floats up to 2^24 words.
+        # Floats hold places exactly up to 2^24 words.
         results = (largest + ops.log(sums), ops.take_along_axis(logits, index, axis=-1), ops.cast(place, logits.dtype))
 
         def gradient(upstream):
@@ -143,7 +143,7 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Separates some logits of each row from the others.
+    """Separates some logits of each row from the rest.
 
     Args:
         logits: <float32>[batch, length, vocab].
@@ -169,10 +169,10 @@ def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
 def place_of_largest(logits: Tensor) -> Tensor:
     """Returns the index of each row's first largest number: <float32>[..., vocab] -> <int32>[...]."""
     if not prefers_products():
-        # Keras' argmax takes 60 times as long here, because it distinguishes -0 from 0.
+        # Keras' argmax takes 60 times as long here: it distinguishes -0 from 0.
         return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
-    # An argmax would gather a split vocabulary; a maximum and a minimum reduce the parts first. Floats are exact up to
-    # 2^24 words, and with integers a TPU's compiler makes another pass over the logits.
+    # An argmax would gather a split vocabulary; a maximum and a minimum reduce its parts first. Floats are exact up to
+    # 2^24 words; with integers TPU compilers add a pass over the logits.
     vocab_size = logits.shape[-1]
     is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
     places = ops.arange(vocab_size, dtype=logits.dtype)

@@ -12,8 +12,8 @@ from switch_tf.ops.dtypes import widen
 from switch_tf.partitioning import axes
 from switch_tf.partitioning.tensors import Tensor
 
-# On a CPU a product of at most this many rows with a transposed weight, such as tied logits in decoding, is two to five
-# times as fast as the transpose of the transposed product.
+# Up to this many rows, a CPU product with a transposed weight, such as tied logits in decoding, is two to five times as
+# fast when computed as the transpose of weight @ rows^T.
 _FEW_ROWS = 32
 # Numbers in a part of the table of `_times_rows_of`: for one row, for several rows that each read the part, and for
 # more rows.
@@ -22,35 +22,35 @@ _NUMBERS_READ_AGAIN = 2**18
 _NUMBERS_COPIED = 2**20
 _ROWS_TO_READ_AGAIN = 4
 _AT_ONCE = 8  # products in one sum of `in_blocks`
-_LARGE = 2**19  # numbers of a matrix that one row is multiplied with in blocks
+_LARGE = 2**19  # numbers of the smallest matrix that one row is multiplied with in blocks
 
 
 def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | None = None) -> Tensor:
     """Returns `einsum(equation, x, weight)`, with the weight in the dtype of `x`.
 
-    In a program that is cut over devices the gradient of the weight is a float32 product. Autodiff would compute it in
-    bfloat16, and the devices would sum their parts in bfloat16.
+    In a program cut over devices the weight's gradient is a float32 product. Autodiff would compute it, and devices sum
+    their parts, in bfloat16.
 
     Args:
         equation: Such as "blm,mf->blf". Each index occurs in two or three of the terms.
         x: Tensor.
         variable: Weight from `add_weight`.
-        dtype: Dtype of the result, by default that of `x`. "float32" keeps the sums of bfloat16 products, and the
-            gradients, unrounded.
+        dtype: Dtype of the result. Defaults to the dtype of `x`. "float32" keeps the sums of bfloat16 products, and
+            the gradients, unrounded.
     """
     terms, result = equation.split("->")
     left, right = terms.split(",")
     dtype = dtype or x.dtype
     if forms.is_fused():
         return _of_few_rows(left, right, result, x, variable, dtype)
-    # Both operands are widened, which is exact. TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras has no
-    # such product on JAX. A TPU's compiler removes the casts (docs/notebook/numerics.md).
+    # Widens both operands exactly: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at all on JAX.
+    # A TPU's compiler removes the casts (docs/notebook/numerics.md).
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
             return ops.matmul(x, weight)
         if len(right) == 2 and _is_matmul(left, right[::-1], result):
-            # With an unknown batch size, a step of decoding: one position of each sequence.
+            # With an unknown batch size, a decoding step: one position of each sequence.
             if x.shape[-2] is not None and math.prod(length or 1 for length in x.shape[:-1]) <= _FEW_ROWS:
                 rows = ops.transpose(ops.reshape(x, (-1, x.shape[-1])))
                 return ops.reshape(ops.transpose(ops.matmul(weight, rows)), (*ops.shape(x)[:-1], weight.shape[0]))
@@ -73,15 +73,15 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
 
 
 def _is_matmul(left, right, result):
-    """Returns whether the equation is a `matmul`. TensorFlow computes its gradients without transposed copies.
+    """Returns whether the equation is a `matmul`. Its gradients in TensorFlow need no transposed copies.
 
-    As einsums the products of 128 experts took twice as long, and those of tied logits 1.2 times.
+    As einsums the products of 128 experts took twice as long, and tied logits 1.2 times.
     """
     return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
 
 
 def _of_few_rows(left, right, result, x, variable, dtype):
-    """The product in a program of `forms.fused`, with few rows. The matrix is computed before the program's loops."""
+    """Computes a product of few rows in a program of `forms.fused`, with the matrix computed before its loops."""
     count = sum(index in left for index in right)
     is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
     shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
@@ -103,14 +103,13 @@ def _of_few_rows(left, right, result, x, variable, dtype):
 def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
     """Multiplies rows with matrices in a program of XLA, as a sum of sums of a few products.
 
-    XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. For a
-    matrix product it would copy the matrices, and it computes a sum of all products column by column.
+    XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. A matrix
+    product would copy the matrices. A sum of all products would go column by column.
 
     Args:
         rows: [row, k].
         weights: [matrix, k, n].
-        choose: Function from a part of the weights, [matrix, places, n], to the part of each row's matrix,
-            [row, places, n].
+        choose: Maps a part of the weights, [matrix, places, n], to each row's part, [row, places, n].
 
     Returns:
         <dtype of rows>[row, n]
@@ -127,8 +126,8 @@ def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor])
 def _times_rows_of(table, x):
     """Multiplies [row, k] with the transpose of the table [n, k], one part of the table at a time.
 
-    A product with a vector reads its part of the table in place, in all threads, and the next row of `x` finds that
-    part in the cache. XLA's library for products of matrices copies the part first, which is faster for many rows.
+    A product with a vector reads its part of the table in place, in all threads, and the next row of `x` finds it in
+    the cache. XLA's library for matrix products copies the part first. This is faster for many rows.
     """
     (num_rows, width), length = x.shape, table.shape[0]
     is_by_row = num_rows <= _ROWS_TO_READ_AGAIN
@@ -137,7 +136,7 @@ def _times_rows_of(table, x):
     columns = ops.unstack(x, num_rows) if is_by_row else [ops.transpose(x)]
 
     def step(index, *products):
-        # The last part may overlap the one before.
+        # The last part may overlap the previous one.
         start = ops.minimum(index * at_a_time, length - at_a_time)
         part = ops.slice(table, (start, 0), (at_a_time, width))
         return index + 1, *(ops.slice_update(result, (start, 0)[:len(result.shape)], ops.matmul(part, column))
@@ -151,7 +150,7 @@ def _times_rows_of(table, x):
 
 @contextlib.contextmanager
 def in_gradient_of(variable: keras.Variable) -> Iterator[None]:
-    """Names operations as autodiff names those of the weight's layer, so that compiled programs show their origin."""
+    """Names operations like autodiff's for the weight's layer, to show their origin in compiled programs."""
     with contextlib.ExitStack() as stack:
         for part in ("gradient_tape", *variable.path.split("/")[:-1]):
             stack.enter_context(keras.name_scope(part))

@@ -1,10 +1,10 @@
 """Random numbers that depend only on the run's seed, the step, the layer and the element.
 
 Each number is a hash of (seed, position in the global tensor), computed by elementwise integer operations. So dropout
-and jitter are the same for any layout and any number of microbatches, resuming needs no generator state, and
-partitioners split the work, unlike that of the Philox generator behind Keras' Dropout.
+and jitter are equal for any layout and number of microbatches, resuming needs no generator state, and partitioners
+split the work, unlike with Keras' Philox generator.
 
-The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), applied once to each key and twice to each element.
+The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), once for each key and twice for each element.
 """
 
 import zlib
@@ -19,19 +19,19 @@ from switch_tf import context
 from switch_tf.partitioning.axes import arange
 from switch_tf.partitioning.tensors import Tensor
 
-# Keras imports TensorFlow on its own back end; on JAX's this module needs none.
+# Keras' TensorFlow back end imports it anyway. On JAX this module does not need it.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from keras.src.random import seed_generator
 
-# Any number works: the seed of the run and the layer's path make streams differ.
+# Any number works: the run's seed and the layer's path distinguish streams.
 _OPERATION_SEED = 20210111
 
 
 def random_seed(seed: Any) -> AbstractContextManager:
     """Returns a scope in which layers draw from streams of `seed`, an int or integer scalar tensor.
 
-    The scope belongs to its thread: under `tf.distribute`, open it in the function that each replica runs.
+    It applies to its thread: under `tf.distribute`, open it in each replica's function.
     """
     return context.within(seed=seed)
 
@@ -47,12 +47,12 @@ def step_seed(seed: int, step: Any) -> Tensor:
 
 
 def fresh_seed() -> Tensor:
-    """Returns the seed of the context or, without one, a new seed from Keras' global generator: <uint32> scalar.
+    """Returns the seed of the context or else a new seed from Keras' global generator: <uint32> scalar.
 
-    In a replica of a `tf.distribute` strategy, under Keras' `fit` or a loop of the user, TensorFlow draws it, the same
-    in every replica. Keras' global generator belongs to the thread that created it, and the thread of a replica cannot
-    create variables. TensorFlow's stateful operation needs no variable, and `keras.utils.set_random_seed` seeds it too.
-    The trainer needs none of this: it sets the part of the batch and the seed of each step in the context.
+    In a replica of a `tf.distribute` strategy, under Keras' `fit` or a user's loop, TensorFlow draws it, equal in all
+    replicas. Keras' global generator belongs to the thread that created it, and a replica's thread cannot create
+    variables. TensorFlow's stateful operation needs none, and `keras.utils.set_random_seed` seeds it too. The trainer
+    sets the part of the batch and each step's seed in the context instead.
     """
     seed = context.current().seed
     if seed is not None:
@@ -60,15 +60,14 @@ def fresh_seed() -> Tensor:
     if _replica_index() is not None:
         return tf.cast(tf.random.uniform((), 0, 2**31 - 1, tf.int32, seed=_OPERATION_SEED), tf.uint32)
     if keras.backend.backend() == "tensorflow":
-        # Created inside the traced function, the generator would have no value for the rest of the process if the trace
-        # ends in an error.
+        # A generator created inside a traced function would lose its value for good if the trace fails.
         with tf.init_scope():
             seed_generator.global_seed_generator()
     return ops.cast(keras.random.randint((), 0, 2**31 - 1), "uint32")
 
 
 def _replica_index():
-    """Returns the index of the running or traced replica, an int or <int32> scalar; None outside a replica."""
+    """Returns the index of the current replica, an int or <int32> scalar; None outside a replica."""
     if (keras.backend.backend() != "tensorflow" or not tf.distribute.has_strategy()
             or tf.distribute.in_cross_replica_context()):
         return None
@@ -78,7 +77,7 @@ def _replica_index():
 def layer_seed(layer: keras.layers.Layer, purpose: str) -> Tensor:
     """Returns the seed of one use of random numbers by a layer in this call: <uint32> scalar.
 
-    It is a function of `fresh_seed`, the layer's path and `purpose`. Outside `random_seed`, as under Keras' `fit`,
+    Depends on `fresh_seed`, the layer's path and `purpose`. Outside `random_seed`, as under Keras' `fit`,
     `keras.utils.set_random_seed` makes it repeatable.
     """
     return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
@@ -106,8 +105,8 @@ def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor
 
     Args:
         seed: <uint32> scalar.
-        batch_position: <int32>, index of the sequence or group in the global batch.
-        position: <int32 or uint32>, index within it. Broadcasts with `batch_position`.
+        batch_position: <int32>. Index of the sequence or group in the global batch.
+        position: <int32 or uint32>. Index within it. Broadcasts with `batch_position`.
 
     Returns:
         <float32> of the broadcast shape.
@@ -118,9 +117,9 @@ def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor
 
 
 def batch_positions(size: Any) -> Tensor:
-    """Returns the indices in the global batch of this part's `size` sequences or groups: <int32>[size]."""
+    """Returns the places of this part's `size` sequences or groups in the global batch: <int32>[size]."""
     part = context.current().part
-    # Replicas of Keras' `fit` are not parts, because each groups its own tokens, but they share a seed.
+    # Replicas of Keras' `fit` are not parts (each groups its own tokens), but share a seed.
     place = part.index if part.count > 1 else _replica_index()
     index = arange(size)
     return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")

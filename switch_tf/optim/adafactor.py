@@ -13,11 +13,11 @@ from switch_tf.partitioning.tensors import Tensor
 
 @keras.saving.register_keras_serializable("switch_tf")
 class Adafactor(keras.optimizers.Optimizer):
-    """Adafactor, which scales gradients by a factored second moment and updates by the size of the weight.
+    """Adafactor: gradients scaled by a factored second moment, updates scaled by the size of the weight.
 
-    Keras' Adafactor keeps a full-size slot beside the factored ones and saves no memory. This one keeps only rows and
-    columns. Each expert of a stacked weight is factored, clipped and scaled separately, as in T5X. A step reads every
-    variable once and then writes it once.
+    Keras' Adafactor also keeps a full-size slot and saves no memory. This one keeps only rows and columns. Each expert
+    of a stacked weight is factored, clipped and scaled separately (T5X). A step reads every variable once, then writes
+    it once.
 
     Args:
         learning_rate: float, 0 or above, or schedule. A relative step size if `scales_by_parameter`.
@@ -59,7 +59,7 @@ class Adafactor(keras.optimizers.Optimizer):
             self._slots.append(slots)
 
     def slots_of(self, variable: keras.Variable) -> dict[str, keras.Variable]:
-        """Returns the slots of a weight: `v_row` and `v_col`, or `v`. See `factoring.slot_dimensions`."""
+        """Returns the slots of a weight: `v_row` and `v_col`, or `v` (`factoring.slot_dimensions`)."""
         return dict(self._slots[self._get_variable_index(variable)])
 
     def update_step(self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor) -> None:
@@ -68,7 +68,7 @@ class Adafactor(keras.optimizers.Optimizer):
         weight = dtypes.widen(variable)
         gradient = ops.cast(gradient, weight.dtype)
         beta2 = 1 - (ops.cast(self.iterations, weight.dtype) + 1) ** -self.decay_exponent
-        # Scalars and small tensors are combined first, because every pass over a weight takes time.
+        # Combines scalars and small tensors first: every pass over a weight takes time.
         squared = ops.square(gradient)
         if factors is None:
             second_moment = self._average(slots["v"], squared + self.epsilon, beta2)

@@ -11,7 +11,7 @@ from switch_tf.partitioning.tensors import Tensor
 
 @keras.saving.register_keras_serializable("switch_tf")
 class RsqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """T5's pretraining schedule, base / sqrt(max(step, warmup_steps)), which is constant until `warmup_steps`.
+    """T5's pretraining schedule: base / sqrt(max(step, warmup_steps)), constant until `warmup_steps`.
 
     Args:
         base: float, 0 or above. Use 1.0 with Adafactor's relative step sizes.
@@ -38,7 +38,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         schedule: schedule or float, 0 or above. The rate before the decay.
         last_step: int, at least 1. Number of steps of the run.
-        share: float in (0, 1]. Share of the steps over which the rate decays.
+        share: float in (0, 1]. Share of the steps with a decaying rate.
     """
 
     def __init__(self, schedule: float | keras.optimizers.schedules.LearningRateSchedule, last_step: int,

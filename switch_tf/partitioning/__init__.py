@@ -1,6 +1,6 @@
 """Logical axes, layouts and shares of the batch.
 
-Each name is imported when it is first used: a layout is read and checked without TensorFlow.
+Names are imported at first use, so a layout is read and checked without TensorFlow.
 """
 
 import importlib

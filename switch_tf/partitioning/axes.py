@@ -1,18 +1,18 @@
-"""The two annotations of layers: weights are created, and activations constrained, by their logical axes.
+"""The two annotations of layers: `add_weight` and `constrain` take logical axes.
 
-Without an active layout both are plain Keras and the identity, so layers run unchanged on one CPU. A back end that cuts
-one program over devices traces it within `context.within(annotator=...)`. The annotator has
+Without an active layout they are plain Keras and the identity. A back end that cuts a program over devices traces it
+within `context.within(annotator=...)`. An annotator has
 
     layout            Layout with its mesh complete
     is_for_compiler   whether XLA's partitioner cuts the program
     constrain(x, axes)         lays out an activation by its logical axes
-    gather(value, axes)        lays out a weight's value as it is used, from how it is stored
+    gather(value, axes)        converts a weight's value from its stored layout to the layout of its use
     scatter(gradient, axes)    lays out a weight's gradient as the weight is stored
-    replicate(x)               lets each device compute a tensor for itself
+    replicate(x)               computes a tensor on every device
 
-The end of the file has the part of the global batch that code sees: a microbatch, a replica's rows, or a microbatch of
-a replica. Groups of tokens and random numbers belong to the global batch, so that one pass over the batch and several
-passes over its parts make the same routing decisions and the same dropout masks.
+The functions at the end describe the visible part of the global batch: a microbatch, a replica's rows, or both. Token
+groups and random numbers belong to the global batch, so its parts make the same routing decisions and dropout masks as
+one pass over it.
 """
 
 from collections.abc import Callable
@@ -27,39 +27,38 @@ from switch_tf.partitioning.layout import LOGICAL_AXES
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-# A logical axis for each dimension, or None for one that is not split.
+# Logical axis of each dimension; None for an unsplit dimension.
 Axes = tuple[str | None, ...]
 
 
 def is_partitioned() -> bool:
-    """Returns whether the running or traced code is one program that a partitioner cuts over many devices."""
+    """Returns whether a partitioner cuts the running or traced code over many devices."""
     return context.current().annotator is not None
 
 
 def is_for_compiler() -> bool:
-    """Returns whether XLA's partitioner cuts the traced program, for a TPU or for a test."""
+    """Returns whether XLA's partitioner cuts the traced program."""
     annotator = context.current().annotator
     return annotator is not None and annotator.is_for_compiler
 
 
 def is_split(axis: str) -> bool:
-    """Returns whether an active layout cuts activations along this logical axis."""
+    """Returns whether an active layout cuts activations along a logical axis."""
     annotator = context.current().annotator
     return annotator is not None and annotator.layout.num_pieces(axis) > 1
 
 
 def with_axes(axes: Axes, create: Callable[..., keras.Variable], *args: Any, **kwargs: Any) -> keras.Variable:
-    """Creates one Keras variable that is stored by logical axes, with `create(*args, **kwargs)`.
+    """Creates a Keras variable stored by logical axes, with `create(*args, **kwargs)`.
 
     Args:
-        axes: A logical axis for each dimension, or None for one that is not split.
+        axes: Logical axes of the variable.
         create: Function that creates the variable.
 
     Returns:
-        The variable with `logical_axes`, which `axes_of` reads for placement, optimizer slots, Adafactor's factoring
-        and checkpoints.
+        The variable with `logical_axes`, for placement, optimizer slots, Adafactor's factoring and checkpoints.
     """
-    # The back end that stores a variable receives its value and its name only.
+    # The storing back end receives only value and name.
     with context.within(variable_axes=tuple(axes)):
         variable = create(*args, **kwargs)
     variable.logical_axes = tuple(axes)
@@ -67,18 +66,18 @@ def with_axes(axes: Axes, create: Callable[..., keras.Variable], *args: Any, **k
 
 
 def axes_of(variable: keras.Variable) -> Axes:
-    """Returns the logical axes of a Keras variable; None for each dimension of a variable without any."""
+    """Returns the logical axes of a Keras variable; all None if it has none."""
     return getattr(variable, "logical_axes", (None,) * len(variable.shape))
 
 
 def axes_of_new_variable(rank: int) -> Axes:
-    """Returns the logical axes of the variable of this rank that is being created, for the back end that stores it."""
+    """Returns the logical axes of the variable of this rank in creation."""
     axes = context.current().variable_axes
     return (None,) * rank if axes is None else axes
 
 
 def check_axes(axes: Axes, rank: int, what: str) -> None:
-    """Raises Refusal unless `axes` names each of `rank` dimensions with a known logical axis or None."""
+    """Raises Refusal unless `axes` has a known logical axis or None for each of `rank` dimensions."""
     unknown = [axis for axis in axes if axis is not None and axis not in LOGICAL_AXES]
     if unknown:
         raise Refusal(f"{what} has the unknown logical axis {unknown[0]!r}; the axes are {sorted(LOGICAL_AXES)}.")
@@ -88,45 +87,45 @@ def check_axes(axes: Axes, rank: int, what: str) -> None:
 
 def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axes: Axes, initializer: Any,
                dtype: str | None = None, trainable: bool = True) -> keras.Variable:
-    """Creates a weight with a logical axis for each dimension. Read it with `use` or `product`.
+    """Creates a weight with logical axes. Read it with `use` or `product`.
 
     Args:
         layer: Layer that owns the weight.
         name: Last part of the weight's path.
         shape: Shape of the weight.
-        axes: A logical axis for each dimension, or None for a whole one.
-        initializer: Keras initializer or its name. It is cloned, so several weights may share one. Kernels need an
-            explicit standard deviation: Keras' VarianceScaling takes the expert dimension of a stacked kernel for a
-            receptive field.
-        dtype: Dtype of the variable, by default the layer's variable dtype.
-        trainable: Whether gradients train it. Otherwise it is a state, the same in every replica.
+        axes: Logical axes of the weight.
+        initializer: Keras initializer or its name. It is cloned, so weights may share it. Kernels need an explicit
+            standard deviation: Keras' VarianceScaling takes a stacked kernel's expert dimension for a receptive
+            field.
+        dtype: Dtype of the variable. Defaults to the layer's variable dtype.
+        trainable: Whether gradients train it. Otherwise it is state, equal in every replica.
 
     Returns:
         keras.Variable with `logical_axes`.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
-    # An initializer without a seed draws one when it is created, and repeats its values from then on.
+    # An initializer without a seed draws one at creation, then repeats its values.
     initializer = keras.initializers.get(initializer).clone()
     return with_axes(axes, layer.add_weight, shape=shape, initializer=initializer, dtype=dtype, autocast=False,
                      name=name, trainable=trainable, aggregation="none" if trainable else "only_first_replica")
 
 
 def use(variable: keras.Variable, dtype: str) -> Tensor:
-    """Returns the value of a weight in `dtype`, gathered if it is stored in pieces.
+    """Returns a weight's value in `dtype`, gathered if stored in pieces.
 
-    The cast comes first, so that a computation in bfloat16 moves half as many bytes.
+    Casts first, so that bfloat16 moves half the bytes.
     """
     return gather(ops.cast(variable, dtype), axes_of(variable))
 
 
 def gather(value: Tensor, axes: Axes) -> Tensor:
-    """Lays out a weight's value as it is used, from how it is stored; the identity without an active layout."""
+    """Converts a weight's value from its stored layout to the layout of its use."""
     annotator = context.current().annotator
     return value if annotator is None else annotator.gather(value, axes)
 
 
 def scatter(gradient: Tensor, axes: Axes) -> Tensor:
-    """Lays out a weight's gradient as the weight is stored; the identity without an active layout."""
+    """Lays out a weight's gradient as the weight is stored."""
     annotator = context.current().annotator
     return gradient if annotator is None else annotator.scatter(gradient, axes)
 
@@ -134,8 +133,8 @@ def scatter(gradient: Tensor, axes: Axes) -> Tensor:
 def arange(size: Any, dtype: str = "int32") -> Tensor:
     """Returns 0, 1, .. size - 1 as <dtype>[size]. `size` is an int or an int32 scalar tensor.
 
-    In a program that is cut over devices it is not folded into constants. TensorFlow would fold positions and masks of
-    up to 10 MB each into the program, and every device would keep all of them.
+    A program cut over devices computes it: TensorFlow would fold positions and masks of up to 10 MB each into
+    constants, all of them on every device.
     """
     # TensorFlow has no unsigned range on CPU.
     values = ops.cast(ops.arange(size, dtype="int32"), dtype)
@@ -144,11 +143,11 @@ def arange(size: Any, dtype: str = "int32") -> Tensor:
 
 
 def constrain(x: Tensor, axes: Axes) -> Tensor:
-    """Lays out an activation by its logical axes; the identity without an active layout.
+    """Lays out an activation by its logical axes.
 
     Args:
         x: Tensor.
-        axes: A logical axis for each dimension of `x`, or None for one that is not split.
+        axes: Logical axes of `x`.
     """
     check_axes(axes, len(x.shape), "An activation")
     annotator = context.current().annotator
@@ -156,7 +155,7 @@ def constrain(x: Tensor, axes: Axes) -> Tensor:
 
 
 def part_of_batch(count: int, index: Any) -> AbstractContextManager:
-    """Returns a scope in which code sees part `index`, int or int32 scalar tensor, of `count` parts of the batch."""
+    """Returns a scope for part `index` (int or int32 scalar tensor) of `count` parts of the batch."""
     return context.within(part=context.Part(count, index))
 
 
@@ -168,7 +167,7 @@ def share_of_groups(num_groups: int) -> int:
 
 
 def check_parts(num_groups: int, num_parts: int) -> None:
-    """Raises Refusal unless each of `num_parts` parts of the batch holds whole groups."""
+    """Raises Refusal unless each part of the batch holds whole groups."""
     if num_groups % num_parts:
         raise Refusal(
             f"A batch routed in {num_groups} groups cannot be cut into {num_parts} parts of whole groups (microbatches "

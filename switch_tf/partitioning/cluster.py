@@ -1,10 +1,10 @@
-"""The processes that train together, from TF_CONFIG, the variable of TensorFlow's strategies.
+"""The processes that train together, from TF_CONFIG as in TensorFlow's strategies.
 
     TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-`switch-tf train --processes` sets it for processes on one machine. For several machines the program that starts the
-processes sets it. Without it, the hosts of a TPU slice are those of the variables that GKE sets there,
-TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0, or those of the metadata server of a TPU VM.
+`switch-tf train --processes` sets it on one machine. For several machines the program that starts the processes sets
+it. Without it, the hosts of a TPU slice come from GKE's variables, TPU_WORKER_HOSTNAMES=host0,host1 and
+TPU_WORKER_ID=0, or from the metadata server of a TPU VM.
 """
 
 import errno
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal, first_line
 
-# The port at which the processes of a TPU slice meet. libtpu itself uses 8471 and others.
+# Port at which the processes of a TPU slice meet. libtpu uses 8471 and further ports.
 TPU_PORT = 19011
 
 
@@ -31,16 +31,16 @@ class Cluster(NamedTuple):
     """
 
     addresses: tuple[str, ...]
-    index: int  # type: ignore[assignment]  # hides a method of tuple that nobody calls
+    index: int  # type: ignore[assignment]  # hides an unused method of tuple
 
     @property
     def num_hosts(self) -> int:
-        """Number of machines that the processes run on."""
+        """Number of machines that run the processes."""
         return len({address.rpartition(":")[0] for address in self.addresses})
 
 
 def members() -> Cluster:
-    """Returns the processes of this run: those of TF_CONFIG, one on each host of a TPU slice, or this one alone."""
+    """Returns the processes of this run: from TF_CONFIG, one per host of a TPU slice, or only this process."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return _hosts_of_slice()
@@ -65,8 +65,8 @@ def _hosts_of_slice():
         names = [name.strip() for name in hosts.split(",") if name.strip()]
         index = os.environ.get("TPU_WORKER_ID", "")
     elif host.has_tpu() and (index := host.vm_attribute("agent-worker-number")):
-        # A TPU VM of Google Cloud, with the attributes by which JAX and libtpu find the hosts of a slice, too. A host
-        # is "address" or, formerly, "name:number:address".
+        # A TPU VM of Google Cloud, by the same attributes as in JAX and libtpu. A host is "address" or, formerly,
+        # "name:number:address".
         names = [entry.rpartition(":")[2].strip()
                  for entry in host.vm_attribute("worker-network-endpoints").split(",")]
         found = re.search(r"^ *MEGASCALE_NUM_SLICES *: *'?(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
@@ -84,12 +84,12 @@ def _hosts_of_slice():
 
 
 def listening_address(address: str) -> str:
-    """Returns the address at which the first process listens: its own one, or all if that is not of this machine.
+    """Returns the address at which the first process listens: its own, or all if this machine does not have it.
 
-    Whoever reaches it can read and write what the processes exchange.
+    Any host that reaches it can read and write the processes' messages.
 
     Args:
-        address: "host:port" by which the others reach it. Behind a translation of addresses the host is no interface.
+        address: "host:port" for the other processes. Behind address translation no interface has it.
     """
     name, _, port = address.rpartition(":")
     if not port.isdecimal():
@@ -97,7 +97,7 @@ def listening_address(address: str) -> str:
     try:
         found = [(family, ip) for family, *_, (ip, *_) in socket.getaddrinfo(
             name.strip("[]"), None, type=socket.SOCK_STREAM)]
-    except OSError:  # a name that only the others can resolve
+    except OSError:  # a name that only other machines can resolve
         found = []
     for family, ip in [*found, (socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, "")]:
         try:

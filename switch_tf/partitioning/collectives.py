@@ -1,7 +1,4 @@
-"""Collectives of a program that was cut over devices, parsed from the text of DTensor or XLA.
-
-DTensor writes its programs to the folder of `dump_partitioned_programs`.
-"""
+"""Collectives of a program cut over devices, parsed from DTensor's or XLA's text."""
 
 import math
 import os
@@ -10,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# The pass of DTensor after which a program contains its collectives.
+# Pass of DTensor after which a program contains its collectives.
 DTENSOR_STAGE = "DTensorSPMDExpansion"
 
 _KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DTensorAllGather": "all-gather",
@@ -27,9 +24,9 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: XLA's name, such as "all-to-all".
-        bytes: Bytes of the results on one device, of all arrays that it moves.
-        is_unsafe: Whether TensorFlow permutes the data: an all-to-all between two dimensions that are not the first.
-            XLA moves data as it says.
+        bytes: Bytes of the results on one device, over all arrays of the collective.
+        is_unsafe: Whether TensorFlow permutes the data, in an all-to-all between two dimensions other than the first.
+            XLA never does.
     """
 
     kind: str
@@ -38,13 +35,13 @@ class Collective(NamedTuple):
 
 
 def dump_partitioned_programs(folder: str | pathlib.Path) -> None:
-    """Makes TensorFlow write every program that DTensor cuts into a folder. Call it before TensorFlow is imported."""
+    """Makes TensorFlow write each program of DTensor into a folder. Call it before importing TensorFlow."""
     os.environ.update(TF_CPP_VMODULE="dtensor_mlir_passes=1", TF_DUMP_GRAPH_PREFIX=str(folder),
                       MLIR_BRIDGE_LOG_PASS_FILTER=DTENSOR_STAGE)
 
 
 def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
-    """Returns the collectives of the newest program of a traced function, before TensorFlow combines any.
+    """Returns the collectives of the newest program of a traced function, before TensorFlow combines them.
 
     Args:
         folder: Folder of the dumped programs.
@@ -59,14 +56,14 @@ def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
             if kind == "all-to-all":
                 before, after = (specs.split(",") for specs in _LAYOUT.findall(line))
                 is_unsafe = len(before) >= 4 and before[0] == after[0]
-            # Fails on a text that is not understood, rather than leave a collective out.
+            # Fails on unknown text rather than omit a collective.
             lengths, dtype = _RESULT.search(line).groups()
             collectives.append(Collective(kind, _bytes(dtype, lengths.split("x")), is_unsafe))
     return collectives
 
 
 def read_xla(text: str) -> list[Collective]:
-    """Returns the collectives of a program that XLA has compiled, each once, however often a loop repeats it."""
+    """Returns the collectives of a program compiled by XLA. Collectives inside loops count once."""
     return [Collective(kind, sum(_bytes(dtype, lengths.split(",")) for dtype, lengths in _XLA_ARRAY.findall(shape)))
             for shape, kind in _XLA.findall(text)]
 

@@ -8,10 +8,10 @@ from switch_tf.checks import shown
 from switch_tf.configs.choices import check_choice
 from switch_tf.refusals import Refusal
 
-# `Layout.backend` -> module. Its `create` receives a Layout and the cluster.Cluster of the run and returns a
-# Partitioner. It raises Refusal if the layout does not fit the devices, before anything starts.
+# `Layout.backend` -> module. Its `create` takes a Layout and a cluster.Cluster and returns a Partitioner. It raises
+# Refusal if the layout does not fit the devices, before anything starts.
 BACKENDS = {
-    "auto": "switch_tf.partitioning.backends.dtensor",  # without accelerators of JAX; else that of "pjrt"
+    "auto": "switch_tf.partitioning.backends.dtensor",  # with accelerators of JAX, "pjrt"
     "dtensor": "switch_tf.partitioning.backends.dtensor",
     "one_device": "switch_tf.partitioning.backends.strategies",
     "mirrored": "switch_tf.partitioning.backends.strategies",
@@ -19,8 +19,8 @@ BACKENDS = {
     "tpu": "switch_tf.partitioning.backends.strategies",
 }
 
-# T5X's names. `router_expert` names the columns of a router, which are never split, unlike the experts themselves.
-# `expert_embed` is the width of tokens on their way to the experts and back.
+# T5X's names. `router_expert` names the columns of a router. They are never split, unlike the experts. `expert_embed`
+# is the width of tokens on their way to and from the experts.
 LOGICAL_AXES = frozenset((
     "batch", "length", "vocab", "embed", "heads", "kv", "mlp", "relpos_buckets",
     "group", "expert", "expert_embed", "expert_mlp", "router_expert", "capacity"))
@@ -32,23 +32,20 @@ _SOURCES = {"vocab": "vocab_size", "embed": "d_model", "heads": "num_heads", "kv
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The division of a run over devices, which the files of `gin/layouts/` bind. The default is one device.
+    """The division of a run over devices, bound by the files of `gin/layouts/`. The default is one device.
 
     Args:
-        mesh_shape: Mesh axes and their sizes in devices, such as "data=4,model=2". One axis that the rules need may be
+        mesh_shape: Mesh axes and their sizes in devices, such as "data=4,model=2". One axis of the rules may be
             missing: it takes the remaining devices.
-        rules: Pairs of a logical axis and a mesh axis, or several mesh axes, the outermost first. Logical axes without
-            a rule are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with
-            experts over "expert" and groups over ("data", "expert"), buffers of the experts have groups over "data".
-        at_rest_rules: The same for stored weights and optimizer slots, which are gathered before use.
+        rules: Pairs of a logical axis and one or several mesh axes, outermost first. Logical axes without a rule
+            are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with experts
+            over "expert" and groups over ("data", "expert"), expert buffers have groups over "data".
+        at_rest_rules: Further rules for stored weights and optimizer slots, for dimensions that `rules` leave whole.
+            Weights are gathered before use.
         backend: Name of a back end. "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere
-            one device, or "dtensor" for several.
-            "dtensor" is one program that TensorFlow cuts, and "pjrt" one that XLA cuts and JAX's client runs.
-            "one_device", "mirrored" and "tpu" are strategies of tf.distribute, which copy every variable to every
-            device.
-
-    Raises:
-        Refusal: The mesh cannot be read, or an axis or the back end is unknown.
+            one device, or "dtensor" for several. TensorFlow cuts programs of "dtensor". XLA cuts programs of "pjrt",
+            for JAX's client. "one_device", "mirrored" and "tpu" are strategies of tf.distribute, with copies of every
+            variable on every device.
     """
 
     mesh_shape: str = "data=1"
@@ -74,7 +71,7 @@ class Layout:
             if rule[0] not in LOGICAL_AXES:
                 raise Refusal(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
                               f"{sorted(LOGICAL_AXES)}.")
-        # Devices along a mesh axis that no rule names would all do the same work.
+        # Devices along a mesh axis without a rule would repeat the same work.
         named = sorted({axis for _, axes in self._splits for axis in axes})
         for axis, size in self.mesh.items():
             if named and size > 1:
@@ -87,12 +84,12 @@ class Layout:
 
     @property
     def _splits(self):
-        """Each rule's logical axis and mesh axes."""
+        """Logical axis and mesh axes of each rule."""
         return [(axis, _as_tuple(mesh_axes)) for axis, mesh_axes in (*self.rules, *self.at_rest_rules)]
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Number of devices along each mesh axis of `mesh_shape`, without the open axis."""
+        """Devices along each mesh axis of `mesh_shape`, without the open axis."""
         mesh = {}
         if not isinstance(self.mesh_shape, str):
             raise Refusal(f"MESH_SHAPE must be text like \"data=4,model=2\", not {self.mesh_shape!r}.")
@@ -106,22 +103,22 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of the mesh, without its open axis."""
+        """Devices of the mesh, without its open axis."""
         return math.prod(self.mesh.values())
 
     @property
     def open_axes(self) -> list[str]:
-        """Mesh axes of the rules that `mesh_shape` leaves out: at most one, which takes the remaining devices."""
+        """Mesh axes of the rules that `mesh_shape` leaves out. At most one; it takes the remaining devices."""
         return sorted({axis for _, axes in self._splits for axis in axes} - set(self.mesh))
 
     @property
     def is_one_program(self) -> bool:
-        """Whether one program is cut over the devices, rather than each device running its own."""
+        """Whether one program is cut over the devices."""
         return self.backend == "dtensor" or self.backend in ("auto", "pjrt") and self.num_devices > 1
 
     @property
     def stores_pieces(self) -> bool:
-        """Whether devices store pieces of the variables. tf.distribute copies every variable to every device."""
+        """Whether devices store pieces of the variables, not copies as in tf.distribute."""
         return self.backend in ("auto", "dtensor", "pjrt")
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
@@ -138,7 +135,7 @@ class Layout:
                              if device_type == "CPU" else "."))
 
     def check_processes(self, count: int) -> None:
-        """Raises Refusal if the layout is for one device, and several processes want to share its devices."""
+        """Raises Refusal if several processes would share the layout's single device."""
         if count > 1 and self.num_devices == 1 and not self.open_axes:
             raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves some of the {count} processes without a device; use "
                           "a layout of several devices, such as gin/layouts/data.gin, or one process.")
@@ -150,11 +147,11 @@ class Layout:
                 if sum(self.mesh.get(axis, 1) > 1 for axis in self.mesh_axes(logical)) > 1]
 
     def spec(self, axes: Sequence[str | None], at_rest: bool = False) -> tuple[tuple[str, ...], ...]:
-        """Returns the mesh axes that split each dimension, the outermost first. An empty tuple does not split.
+        """Returns the mesh axes that split each dimension, outermost first; () for an unsplit dimension.
 
         Args:
-            axes: A logical axis or None for each dimension.
-            at_rest: Whether the tensor is a weight or slot as it is stored, rather than as it is used.
+            axes: Logical axes of the tensor.
+            at_rest: Whether to return the stored layout of a weight or slot, not the layout of its use.
         """
         spec: list[tuple[str, ...]] = [()] * len(axes)
         for rules in (self.rules, self.at_rest_rules)[:1 + at_rest]:
@@ -167,7 +164,7 @@ class Layout:
         return tuple(spec)
 
     def piece(self, shape: Sequence[int], spec: Sequence[Sequence[str]]) -> tuple[int, ...]:
-        """Returns the shape of a device's piece of a tensor, the longest piece if a dimension does not divide.
+        """Returns the shape of a device's piece of a tensor: the longest if a dimension does not divide.
 
         Args:
             shape: Shape of the whole tensor.
@@ -176,7 +173,7 @@ class Layout:
         return tuple(math.ceil(size / self._count(axes)) for size, axes in zip(shape, spec, strict=True))
 
     def stored_bytes(self, weights: Iterable) -> int:
-        """Returns the bytes of float32 weights and gradients that each device stores, without slots and activations.
+        """Returns each device's bytes of stored float32 weights and gradients, without slots and activations.
 
         Args:
             weights: Weights of the model (`SwitchConfig.weights`).
@@ -185,7 +182,7 @@ class Layout:
                        for weight in weights)
 
     def mesh_axes(self, axis: str) -> tuple[str, ...]:
-        """Returns the mesh axes that can split activations and weights along a logical axis, the outermost first."""
+        """Returns the mesh axes that can split tensors along a logical axis, outermost first."""
         return _as_tuple(dict(self.rules).get(axis, ()))
 
     def num_pieces(self, axis: str) -> int:
@@ -193,14 +190,14 @@ class Layout:
         return self._count(self.mesh_axes(axis))
 
     def _count(self, mesh_axes):
-        """Returns the number of devices along mesh axes."""
+        """Counts the devices along mesh axes."""
         return math.prod(self.mesh.get(axis, 1) for axis in mesh_axes)
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
         """Raises Refusal unless the pieces of every logical axis are equal.
 
         Args:
-            sizes: Lengths of the logical axes of the model (`SwitchConfig.axis_sizes`).
+            sizes: Lengths of the model's logical axes (`SwitchConfig.axis_sizes`).
         """
         for axis, mesh_axes in self._splits:
             size = sizes.get(axis)
@@ -215,7 +212,7 @@ class Layout:
 
 
 def _as_tuple(axes):
-    """The mesh axes of a rule, which may name a single one as a str."""
+    """Returns the mesh axes of a rule as a tuple."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 

@@ -1,7 +1,7 @@
-"""A TensorFlow function as a program that XLA cuts over a mesh: annotations, StableHLO, and a `jax.jit`.
+"""Lowers a TensorFlow function to a program that XLA cuts over a mesh: annotations, StableHLO, and a `jax.jit`.
 
-The StableHLO is for one device and takes the variables as arguments. `XlaAnnotator` writes a tensor's mesh axes into it
-as annotations of Shardy. Shardy, JAX's partitioner, infers all other shardings.
+The StableHLO is for one device, with the variables as arguments. `XlaAnnotator` annotates tensors with mesh axes for
+Shardy, JAX's partitioner. Shardy infers all other shardings.
 """
 
 import dataclasses
@@ -31,20 +31,20 @@ from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
 _ANNOTATION = "switch_tf.sharding"  # custom call that `lower` replaces
-_MAP_NORESERVE = 0x4000  # Linux; Python has a name for it since 3.13
-# Names that `jax.export` has for platforms of devices, where they differ.
+_MAP_NORESERVE = 0x4000  # Linux; named in Python since 3.13
+# Platform names of `jax.export` where they differ.
 _EXPORTED = {"gpu": "cuda"}
-# By platform, of one device. YNNPACK is given products alone: with sums and elementwise operations, its default, a step
-# of one CPU device takes 1.15 times as long, and one of eight 0.86 times (docs/notebook/pjrt.md).
+# Compiler options of a platform, for one device. YNNPACK gets only products: with its default, sums and elementwise
+# operations too, a step takes 1.15 times as long on one CPU device (on eight, 0.86 times; docs/notebook/pjrt.md).
 _OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}}
 
 
 def device_mesh(layout: Layout, devices: Sequence[jax.Device]) -> Mesh:
-    """Returns a layout's mesh, in which neighbours are neighbours on the chips' network.
+    """Returns a layout's mesh. Its neighbours are neighbours on the chips' network.
 
     Args:
-        layout: Layout with its mesh complete.
-        devices: As many devices as the mesh has.
+        layout: Layout with a complete mesh.
+        devices: One device for each place of the mesh.
     """
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1:
@@ -64,7 +64,7 @@ class XlaAnnotator:
     """Annotator (`axes`) of a program that XLA cuts over a mesh.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
     """
 
     is_for_compiler = True
@@ -78,14 +78,14 @@ class XlaAnnotator:
     def gather(self, value: Tensor, axes: Axes) -> Tensor:
         stored = self.layout.spec(axes, at_rest=True)
         if any(len(mesh_axes) > 1 for mesh_axes in stored):
-            # Of several mesh axes: the cast value first as it is stored (docs/notebook/dtensor.md).
+            # Several mesh axes: first lay out the cast value as it is stored (docs/notebook/dtensor.md).
             value = self._split(value, stored)
         return self.constrain(value, axes)
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         used, stored = self.layout.spec(axes), self.layout.spec(axes, at_rest=True)
-        # TPUs scatter only the last dimension of a gradient with one expert a device, [1, d_ff, d_model]. Along d_ff
-        # they would sum the whole gradient on every device, and keep a piece of it (docs/notebook/tpu.md).
+        # Of a gradient with one expert a device, [1, d_ff, d_model], TPUs scatter only the last dimension. Along d_ff
+        # they would sum the whole gradient on every device (docs/notebook/tpu.md).
         first = next((place for place, size in enumerate(self.layout.piece(gradient.shape, used)) if size > 1), None)
         if not first or first == len(used) - 1 or used[first] == stored[first]:
             return self._split(gradient, stored)
@@ -121,10 +121,10 @@ class Program(NamedTuple):
 
     Attributes:
         module: StableHLO as MLIR bytecode.
-        captured: tf.Variables that the function reads, and eager tensors. Its arguments are the function's own and then
-            these.
+        captured: tf.Variables and eager tensors that the function reads. They are the module's last arguments, after
+            the function's own.
         results: Shape and dtype of each result of the function.
-        updated: Indices in `captured` of the variables that the function assigns. Their new values follow the results.
+        updated: Indices in `captured` of the assigned variables. Their new values follow the results.
         structure: The nest of the function's results: True for a tensor, False for None.
     """
 
@@ -136,10 +136,10 @@ class Program(NamedTuple):
 
 
 def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable]) -> Program:
-    """Traces a function and lowers it for the kind of device that this process trains on.
+    """Traces a function and lowers it for this process's kind of device.
 
     Args:
-        function: Function of tensors that returns a nest of tensors or None and may assign variables.
+        function: Function of tensors. It returns a nest of tensors or None, and may assign variables.
         specs: Shape and dtype of each argument.
         variables: All variables that the function may read.
 
@@ -184,7 +184,7 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
         if devices.device_type() == "GPU":
             for operation in list(_operations(parsed.operation)):
                 _narrow(operation)
-        # The numbers of the arguments that results replace, in the order of these results.
+        # Numbers of the arguments that results replace, in the order of these results.
         aliases = parsed.operation.attributes
         aliased = re.findall(r"parameter_number = (\d+)", str(aliases["mhlo.input_output_alias"])
                              if "mhlo.input_output_alias" in aliases else "")
@@ -199,10 +199,10 @@ def lower_call(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec],
     """Lowers a function of features for the mesh of a layout.
 
     Args:
-        function: Function of features that `Partitioner.step` or `Partitioner.results` made.
+        function: Function of features, from `Partitioner.step` or `Partitioner.results`.
         specs: Feature name -> shape and dtype, in the order of the program's arguments.
         variables: All variables that the function may read.
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
     """
     @context.within(annotator=XlaAnnotator(layout) if layout.num_devices > 1 else None, is_lowered=True)
     def traced(*tensors):
@@ -212,7 +212,7 @@ def lower_call(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec],
 
 
 def _operations(operation):
-    """Yields all operations inside one, those of its regions first."""
+    """Yields all operations inside one, an operation's regions before the operation itself."""
     for region in operation.regions:
         for block in region:
             for inner in block.operations:
@@ -220,17 +220,16 @@ def _operations(operation):
                 yield inner.operation
 
 
-# Operations that only move numbers, through which a cast may be exchanged.
+# Operations that only move numbers, so a cast commutes with them.
 _MOVES = ("stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "sdy.sharding_constraint")
 
 
 def _narrow(operation):
-    """Gives a matrix product of float32 the bfloat16 numbers that both of its operands were cast from, if so.
+    """Gives a float32 matrix product the bfloat16 operands that were cast to float32 for it.
 
-    TensorFlow has no product of bfloat16 numbers with a float32 result, so layers widen both operands, which is exact.
-    A TPU's compiler removes these casts. A GPU's does not, and would multiply at half the rate what takes twice the
-    memory. A one-hot mask, cast from booleans, is cast to bfloat16. Casts without another use are left for the compiler
-    to remove.
+    TensorFlow has no product of bfloat16 numbers with a float32 result, so layers widen both operands. This is exact.
+    A TPU's compiler removes the casts. A GPU's keeps them: it would multiply at half the rate, with twice the memory.
+    A one-hot mask, cast from booleans, is cast to bfloat16. The compiler removes casts without another use.
     """
     if operation.name not in ("stablehlo.dot", "stablehlo.dot_general") or not _is_of(operation.results[0], ir.F32Type):
         return
@@ -246,7 +245,7 @@ def _narrow(operation):
 
 
 def _source(value):
-    """Returns the cast that a value comes from and the moves since then, in order; None if it cast other numbers."""
+    """Returns the exact cast that a value comes from and the moves since, in order; None without such a cast."""
     moves = []
     while isinstance(value, ir.OpResult):
         operation = value.owner
@@ -273,29 +272,27 @@ def _is_of(value, element_type):
 
 
 def text(module: bytes) -> str:
-    """Returns a lowered module in MLIR's text, with names of operations as locations."""
+    """Returns a lowered module as MLIR text, with operation names as locations."""
     with mlir.make_ir_context(), ir.Location.unknown():
         return ir.Module.parse(module).operation.get_asm(enable_debug_info=True)
 
 
 def jit(program: Program, arguments: Sequence[Any]) -> jax.stages.Wrapped:
-    """Returns a function of jax.Arrays, the program's arguments, that returns its results and the updated variables.
+    """Compiles a program to a function of jax.Arrays. It returns the results and the updated variables.
 
-    Every device has the results whole.
-
-    The devices of the arguments are here, or only have a place in a topology. The memory of variables that the program
-    updates is donated.
+    Every device holds whole results. The devices of the arguments are local, or places in a topology. The memory of
+    updated variables is donated.
 
     Args:
         program: Lowered function.
-        arguments: Shape, dtype and sharding of each argument; jax.Arrays have them.
+        arguments: Shape, dtype and sharding of each argument. jax.Arrays have them.
     """
     mesh = arguments[0].sharding.mesh
     platform = mesh.devices.flat[0].platform
     donated = [len(arguments) - len(program.captured) + index for index in program.updated]
     shapes = [*program.results, *((arguments[index].shape, arguments[index].dtype) for index in donated)]
-    # A function of the same signature is exported, and its module replaced. `jax.export.Exported` is public, and one
-    # that was exported for a single device may be called in a program of any number of them.
+    # Exports a function of the same signature, and replaces its module: `jax.export.Exported` is public, and one for a
+    # single device may be called in a program for any number of them.
     exported = jax.export.export(jax.jit(lambda *_: [jax.numpy.zeros(*shape) for shape in shapes]),
                                  platforms=[_EXPORTED.get(platform, platform)])(
         *(jax.ShapeDtypeStruct(value.shape, value.dtype) for value in arguments))
@@ -313,10 +310,10 @@ def jit(program: Program, arguments: Sequence[Any]) -> jax.stages.Wrapped:
 
 
 def reserved(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    """Returns a tensor of zeros in untouched pages, which cost only address space if the kernel overcommits memory."""
+    """Returns zeros in untouched pages. They cost only address space if the kernel overcommits memory."""
     size = math.prod(shape) * dtype.size
     pages = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    # numpy's DLPack knows no bfloat16, and neither float8.
+    # numpy's DLPack does not support bfloat16 or float8.
     exchanged = dtype if dtype.as_numpy_dtype.__module__ == "numpy" else {1: tf.uint8, 2: tf.uint16}[dtype.size]
     array = np.frombuffer(pages, exchanged.as_numpy_dtype, count=math.prod(shape)).reshape(shape)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -1,9 +1,8 @@
-"""The interface between a training step and its devices, and its implementation for one device.
+"""The interface between a training step and its devices, with its implementation for one device.
 
 A step is two functions. `compute(features)` returns `(gradients, totals, metrics, is_finite)`, and
 `apply(gradients, totals)` updates the variables. `totals` is a nest of tensors. A partitioner creates the variables,
-brings batches to the devices, and joins the two functions to one compiled step, which updates nothing if `is_finite` is
-False.
+brings batches to the devices, and compiles both functions as one step. It updates no variable if `is_finite` is False.
 """
 
 import contextlib
@@ -28,11 +27,11 @@ from switch_tf.refusals import Refusal
 # Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.
 Features = dict[str, Any]
 _exchanges = itertools.count()
-# Words in errors of a lost process that share their classes with other errors: a collective, a barrier that waits, and
-# a barrier after the loss is known.
+# Phrases of a lost process in error classes with other causes: from a collective, a waiting barrier, and a barrier
+# after the loss is known.
 _LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
                  "Agent must be in CONNECTED state")
-# Words in errors of TensorFlow's client for buckets, which share their classes with errors of a lost process.
+# Phrases of TensorFlow's client for buckets in the same error classes.
 _BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
 
 
@@ -40,19 +39,19 @@ class Partitioner:
     """One device, the first of its kind. Subclasses cut the step over several.
 
     Attributes:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
         num_processes: Number of processes that train together.
         process_index: Index of this process.
-        num_parts: Number of parts of the batch that separate programs compute: the replicas of tf.distribute.
-        has_fixed_shapes: Whether a compiled function has a program of its own for each shape of its features, is ready
-            after `trace`, and reads variables that TensorFlow's own functions cannot read.
+        num_parts: Number of parts of the batch with separate programs: the replicas of tf.distribute.
+        has_fixed_shapes: Whether a compiled function has a program for each shape of its features, is ready after
+            `trace`, and reads variables that TensorFlow's own functions cannot read.
     """
 
     has_fixed_shapes = False
     num_processes = 1
     process_index = 0
     num_parts = 1
-    _create: Callable | None = None  # TensorFlow's creator of a variable
+    _create: Callable | None = None  # TensorFlow's variable creator
 
     def __init__(self, layout: Layout | None = None):
         if keras.backend.backend() != "tensorflow":
@@ -65,17 +64,17 @@ class Partitioner:
 
     @property
     def num_processors(self) -> int:
-        """Number of devices, or of machines with CPUs, that utilisation is measured against."""
+        """Number of devices, or of machines on CPUs, that utilisation refers to."""
         kind = devices.device_type()
         return cluster.members().num_hosts if kind == "CPU" else self.layout.num_devices
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what all processes share."""
+        """Whether this process writes the files shared by all processes."""
         return self.process_index == 0
 
     def check(self, config: Any, steps_per_call: int, use_xla: bool) -> None:
-        """Raises Refusal if these devices cannot run the model of a SwitchConfig, or the step."""
+        """Raises Refusal if these devices cannot run the step or the model of a SwitchConfig."""
 
     def creates_variables(self) -> AbstractContextManager:
         """Returns the scope in which model and optimizer create their variables."""
@@ -83,18 +82,15 @@ class Partitioner:
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
               select: Callable[[keras.Model], None] = lambda model: None) -> None:
-        """Creates every variable of model and optimizer, laid out. Slots lie like their weights.
+        """Creates every variable of model and optimizer in its layout. Slots have the layout of their weights.
 
         Args:
-            model: Model that is not built, or was built within `creates_variables`.
-            optimizer: Optimizer that is not built, or None.
-            select: Function that freezes weights of the model, before the optimizer builds the slots of the others.
-
-        Raises:
-            Refusal: A variable was created elsewhere, where the layout did not see it.
+            model: Model, unbuilt or built within `creates_variables`.
+            optimizer: Unbuilt optimizer, or None.
+            select: Function that freezes weights of the model before the optimizer builds its slots.
         """
         with self.creates_variables():
-            if not model.built:  # one of Keras' functional models is built as it is made, in `creates_variables`
+            if not model.built:  # Keras builds a functional model at creation, in `creates_variables`
                 model.build()
             select(model)
             if optimizer is not None:
@@ -113,18 +109,18 @@ class Partitioner:
                               "alike; create it in `build`, or use a layout of one TensorFlow device.")
 
     def _is_laid_out(self, variable) -> bool:
-        """Returns whether a Keras variable is stored as `creates_variables` stores it."""
+        """Returns whether a variable is stored as in `creates_variables`."""
         return True
 
     def _adopt(self, optimizer) -> None:
-        """Lays out the variables that an optimizer created in its constructor: its step and learning rate."""
+        """Lays out the variables from an optimizer's constructor: its step and learning rate."""
 
     def place(self, features: Features) -> Any:
-        """Brings a batch to the devices: the whole batch, <int32>[steps, batch, length], in every process."""
+        """Brings a whole batch, <int32>[steps, batch, length] in every process, to the devices."""
         return features
 
     def rows(self, batch_size: int) -> tuple[int, int]:
-        """Returns the range of rows of a batch that `place` reads in this process: first, last + 1."""
+        """Returns the range of rows, first and last + 1, of a batch that `place` reads in this process."""
         return 0, batch_size
 
     def sum_over_parts(self, tensors: Any) -> Any:
@@ -132,7 +128,7 @@ class Partitioner:
         return tensors
 
     def gather_rows(self, rows: Any) -> Any:
-        """Concatenates the rows of all parts of the batch, inside the function given to `results`."""
+        """Concatenates the rows of all parts of the batch, inside a function of `results`."""
         return rows
 
     def current_part(self) -> tuple[int, Any]:
@@ -140,14 +136,14 @@ class Partitioner:
         return 1, 0
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
-        """Returns one training step, to be traced by `compile`.
+        """Returns one training step for `compile`.
 
         Args:
             compute, apply: The two functions of a step.
-            use_xla: Whether XLA compiles the update on a CPU, where `compile` does not use it.
+            use_xla: Whether XLA compiles the update on a CPU, although `compile` does not use it there.
 
         Returns:
-            A function of placed features and a step's index in them that returns `(metrics, is_finite)`.
+            A function of placed features and a step's index in them. It returns `(metrics, is_finite)`.
         """
         if use_xla and devices.device_type() == "CPU":
             apply = tf.function(apply, jit_compile=True, autograph=False)
@@ -165,46 +161,46 @@ class Partitioner:
         return one_step
 
     def results(self, call: Callable) -> Callable:
-        """Returns a function of one placed batch, [1, batch, length], to be traced by `compile`.
+        """Returns a function of one placed batch, [1, batch, length], for `compile`.
 
         Args:
-            call: Function of features, [batch, length], that returns a nest of tensors, equal on every device.
+            call: Function of features, [batch, length]. It returns a nest of tensors, equal on every device.
         """
         return lambda features: call(at_step(features, 0))
 
     def compile(self, function: Callable, use_xla: bool = False) -> Callable:
-        """Compiles a function of `step` or `results`. On a CPU without XLA, because its products are slower there."""
+        """Compiles a function of `step` or `results`. On CPUs without XLA: its products are slower there."""
         return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
-        """Traces a compiled function before its first call, so that the time it takes can be shown."""
+        """Traces a compiled function before its first call."""
         function.get_concrete_function(specs)
 
     @contextlib.contextmanager
     def profile(self, folder: pathlib.Path) -> Iterator[Callable[[int], AbstractContextManager]]:
-        """Records what the devices do in this scope, into a folder that TensorBoard reads.
+        """Profiles the devices in this scope, into a folder for TensorBoard.
 
         Args:
-            folder: Folder, which is created.
+            folder: Folder to create.
 
         Yields:
-            A function of the number of a step that returns a scope for that step.
+            A function from the number of a step to its scope.
         """
         with tf.profiler.experimental.Profile(str(folder)):
             yield lambda number: tf.profiler.experimental.Trace("train", step_num=number, _r=1)
 
     def program_text(self, function: Any) -> str:
-        """Returns a compiled function as XLA printed it after it cut it over the devices; "" if it did not."""
+        """Returns XLA's text of a compiled function after it was cut over the devices; "" if XLA did not cut it."""
         return ""
 
     def on_host(self, tensor: Any) -> tf.Tensor:
-        """Returns a result that every device has as an eager tensor of this process."""
+        """Returns a result held by every device as an eager tensor of this process."""
         return tensor
 
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
-        """Returns copies of what this process writes of variables into a checkpoint. All processes call it together.
+        """Returns copies of this process's pieces of variables for a checkpoint. All processes call it together.
 
-        Each number is in one piece of one process, and no process has more of a variable than it stores.
+        Each number is in one piece of one process. No process holds more of a variable than it stores.
 
         Args:
             state: Path of a variable -> the variable as it is `stored`.
@@ -214,15 +210,15 @@ class Partitioner:
         return [Piece(path, "", in_host_memory(variable.numpy())) for path, variable in state.items()]
 
     def are_finite(self, variables: Sequence[keras.Variable]) -> list[bool]:
-        """Returns whether every number of each Keras variable is finite. All processes call it together."""
+        """Returns whether each Keras variable is finite. All processes call it together."""
         values = [stored(variable) for variable in variables]
         floating = [value for value in values if value.dtype.is_floating]
         flags = iter(np.asarray(self.on_host(self._finite_flags(floating))).tolist() if floating else ())
         return [next(flags) if value.dtype.is_floating else True for value in values]
 
     def _finite_flags(self, values):
-        """Returns whether each stored variable is finite: <bool>[variable]."""
-        # Eager: a trace takes longer than the examinations of many checkpoints.
+        """Returns whether each stored variable is finite, <bool>[variable]."""
+        # Eager: tracing takes longer than checking many checkpoints.
         return tf.stack([tf.reduce_all(tf.math.is_finite(value.read_value())) for value in values])
 
     def any_process(self, flag: bool) -> bool:
@@ -230,10 +226,10 @@ class Partitioner:
         return flag
 
     def gather_texts(self, text: str) -> list[str]:
-        """Returns a text of each process, in their order. All processes call it together."""
+        """Returns the texts of all processes, in order. All processes call it together."""
         if self.num_processes == 1:
             return [text]
-        # The service through which TensorFlow's processes meet.
+        # TensorFlow's coordination service.
         service, name = eager_context.context(), f"switch_tf/{next(_exchanges)}"
         service.set_config_key_value(f"{name}/{self.process_index}", text)
         return [service.get_config_key_value(f"{name}/{other}") for other in range(self.num_processes)]
@@ -242,7 +238,7 @@ class Partitioner:
         """Waits for all processes."""
 
     def is_lost_process(self, error: BaseException) -> bool:
-        """Returns whether an error means that another process of the run is lost, rather than that a bucket failed."""
+        """Returns whether an error means a lost process of the run, not a failed bucket."""
         text, lost = str(error), (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
         return self.num_processes > 1 and isinstance(error, tf.errors.OpError) and (
             any(words in text for words in _LOST_PROCESS)
@@ -250,7 +246,7 @@ class Partitioner:
 
 
 def initial_value(settings: dict[str, Any]) -> tf.Tensor:
-    """Returns the initial value of a variable from the settings that TensorFlow gives the creator of the variable."""
+    """Returns a variable's initial value from the settings that TensorFlow gives a variable creator."""
     value = settings["initial_value"]
     return tf.convert_to_tensor(value() if callable(value) else value, dtype=settings.get("dtype"))
 

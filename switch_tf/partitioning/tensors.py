@@ -1,12 +1,11 @@
 """Types of tensors and shapes in signatures.
 
-Any back end's tensors pass through layers: TensorFlow's, JAX's, and Keras' symbolic ones. Docstrings give dtypes and
-shapes.
+Layers take tensors of any back end: TensorFlow's, JAX's, and Keras' symbolic ones.
 """
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 Tensor: TypeAlias = Any
-Mask: TypeAlias = Tensor | None  # of booleans; None masks nothing
+Mask: TypeAlias = Tensor | None  # booleans; None means no mask
 Shape: TypeAlias = Sequence[int | None]

@@ -1,9 +1,9 @@
-"""The variables that back ends store, whole or in pieces, and their pieces in host memory.
+"""The variables of back ends, whole or in pieces, and their pieces in host memory.
 
-DTensor splits a dimension over one mesh axis only, so a weight with a dimension over several mesh axes is stored
-unfolded. A kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024], its
-first and last dimension over one axis each. New dimensions come first, because a TPU lays out the last two dimensions
-in tiles: a dimension of one between them would fill an eighth of a tile.
+DTensor splits a dimension over one mesh axis only, so a weight with a dimension over several is stored unfolded. A
+kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024], with its first
+and last dimension over one axis each. New dimensions come first: a TPU lays out the last two in tiles, and a dimension
+of one between them would fill an eighth of a tile.
 """
 
 import threading
@@ -22,12 +22,12 @@ from switch_tf.refusals import Refusal
 
 
 class Piece(NamedTuple):
-    """A piece of a variable, or a whole one, that one process writes into a checkpoint.
+    """A piece of a variable, or a whole variable, that one process writes into a checkpoint.
 
     Attributes:
         path: Path of the variable.
-        slice_text: Place of the piece in the stored variable, see `slice_text`.
-        value: Its numbers in host memory, shared with nothing.
+        slice_text: Place of the piece in the stored variable (`slice_text`).
+        value: Its numbers in host memory, not shared.
     """
 
     path: str
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 def in_host_memory(array: np.ndarray) -> tf.Tensor:
-    """Returns an array that nobody else changes as a tensor of the host. Some arrays share their memory with it."""
+    """Returns an array as a tensor of the host. They may share memory, so the array must not change."""
     with tf.device("CPU:0"):
         return tf.convert_to_tensor(array)
 
@@ -49,7 +49,7 @@ def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
 
 
 class _Array:
-    """Makes a variable with `numpy` an array for NumPy."""
+    """A variable that NumPy reads as an array through its `numpy`."""
 
     def __array__(self, dtype=None, copy=None):
         return np.asarray(self.numpy(), dtype)
@@ -58,9 +58,9 @@ class _Array:
 class DTensorVariable(_Array, dtensor.DVariable):
     """A weight or slot in the pieces of its `layout`.
 
-    A function of the partitioner reads and assigns the pieces. Eager code reads the whole value, as a tensor or array
-    of the host, and assigns such values. So do `save`, `save_weights` and `load_weights` of Keras. With several
-    processes, all of them do this together.
+    Functions of the partitioner read and assign the pieces. Eager code and Keras' `save`, `save_weights` and
+    `load_weights` read and assign the whole value, as a tensor or array of the host. With several processes, all of
+    them do this together.
     """
 
     def numpy(self) -> np.ndarray:
@@ -74,7 +74,7 @@ class DTensorVariable(_Array, dtensor.DVariable):
         return tf.convert_to_tensor(_on_host(self.read_value()), dtype)
 
     def check_function(self) -> None:
-        """Refuses a traced function that no partitioner cuts over the devices, which could not read the pieces."""
+        """Raises Refusal for a traced function that no partitioner cuts: it cannot read the pieces."""
         current = context.current()
         if current.annotator is None and not current.is_lowered:
             raise Refusal(f"{self.name} lies in pieces on DTensor's devices, and only functions that the partitioner "
@@ -107,7 +107,7 @@ class DTensorVariable(_Array, dtensor.DVariable):
 
 
 def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
-    """Cuts a whole array of the host into the pieces of this process's devices."""
+    """Cuts a whole host array into the pieces of this process's devices."""
     with tf.device("CPU:0"):  # otherwise the first GPU would hold all pieces at once
         pieces = [tf.constant(value[index]) for index in slices(value.shape, sharding)]
     return dtensor.pack(pieces, sharding)
@@ -116,7 +116,7 @@ def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
 def whole(tensor: tf.Tensor) -> np.ndarray:
     """Joins the pieces of an eager DTensor on the host. All processes call it together."""
     sharding = dtensor.fetch_layout(tensor)
-    if dtensor.num_clients() > 1:  # this process lacks the pieces of the others
+    if dtensor.num_clients() > 1:  # this process lacks some pieces
         sharding = dtensor.Layout.replicated(sharding.mesh, tensor.shape.rank)
         tensor = dtensor.relayout(tensor, sharding)
     value = np.empty(tensor.shape, tensor.dtype.as_numpy_dtype)
@@ -127,13 +127,13 @@ def whole(tensor: tf.Tensor) -> np.ndarray:
 
 @tf.custom_gradient
 def _on_host(tensor):
-    """Returns an eager DTensor as a tensor of the host, and has a gradient tape lay out its gradient alike."""
+    """Returns an eager DTensor as a tensor of the host. Its gradient gets the DTensor's layout."""
     sharding = dtensor.fetch_layout(tensor)
     return tf.constant(whole(tensor)), lambda gradient: pack(gradient.numpy(), sharding)
 
 
 def slices(shape: Sequence[int], sharding: dtensor.Layout) -> Iterator[tuple[slice, ...]]:
-    """Yields the part of a whole array that each device of this process has."""
+    """Yields each local device's index into the whole array."""
     mesh = sharding.mesh
     for location in mesh.local_device_locations():
         index = []
@@ -144,12 +144,12 @@ def slices(shape: Sequence[int], sharding: dtensor.Layout) -> Iterator[tuple[sli
 
 
 class Unfolding(NamedTuple):
-    """The stored form of a weight: a new dimension for every mesh axis but the last that splits one of its dimensions.
+    """The stored form of a weight. Of the mesh axes that split a dimension, all but the last become new dimensions.
 
     Attributes:
         shape: Shape of the weight.
-        first: New dimensions, which come first, as pairs of a dimension of the weight and a size, the outermost of each
-            dimension first. Empty if the weight is stored as it is.
+        first: New dimensions, stored first: pairs of a dimension of the weight and a size, the outermost of each
+            dimension first. Empty if there are no new dimensions.
     """
 
     shape: tuple[int, ...]
@@ -165,18 +165,18 @@ class Unfolding(NamedTuple):
 
     @property
     def _order(self):
-        """The stored dimensions, each new one before the dimension of the weight that it was split off."""
+        """The stored dimensions, each new one before the dimension that it was split off."""
         places = [[] for _ in self.shape]
         for place, (dim, _) in enumerate(self.first):
             places[dim].append(place)
         return [place for dim, split_off in enumerate(places) for place in (*split_off, len(self.first) + dim)]
 
     def fold(self, stored: Any, library: Any = tf) -> Any:
-        """Returns a stored tensor in the shape of the weight. `library` is tf or np."""
+        """Converts a stored tensor to the weight's shape. `library` is tf or np."""
         return library.reshape(library.transpose(stored, self._order), self.shape)
 
     def unfold(self, whole: Any, library: Any = tf) -> Any:
-        """Returns a tensor of the weight's shape in the stored shape. `library` is tf or np."""
+        """Converts a tensor of the weight's shape to the stored shape. `library` is tf or np."""
         order, shape = self._order, self.stored_shape
         between = library.reshape(whole, [shape[place] for place in order])
         return library.transpose(between, np.argsort(order).tolist())
@@ -188,7 +188,7 @@ def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[st
 
     Args:
         shape: Shape of the weight.
-        spec: Mesh axes that split each dimension, the outermost first. Axes of one device are ignored.
+        spec: Mesh axes that split each dimension, outermost first. Axes of one device are ignored.
         mesh: Number of devices along each mesh axis.
     """
     first, last = [], []
@@ -201,7 +201,7 @@ def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[st
 
 
 class UnfoldedVariable(_Array):
-    """A weight that Keras reads and assigns like a tf.Variable, and that is stored unfolded.
+    """A weight stored unfolded. Keras reads and assigns it like a tf.Variable.
 
     Args:
         stored: DTensorVariable. Gradients have its shape.
@@ -225,7 +225,7 @@ class UnfoldedVariable(_Array):
         return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host, see `DTensorVariable`."""
+        """Returns the whole value on the host (`DTensorVariable`)."""
         return self.unfolding.fold(self.stored.numpy(), np)
 
     def assign(self, value: Tensor) -> Any:
@@ -238,25 +238,25 @@ class UnfoldedVariable(_Array):
         return self.stored.assign_sub(self._as_stored(value))
 
     def _as_stored(self, value):
-        """Returns a tensor, or in eager code a value of the host, in the stored shape."""
+        """Returns a tensor, or an eager host value, in the stored shape."""
         if tf.inside_function() or dtensor.is_dtensor(value):
             return self.unfold(value)
         return self.unfolding.unfold(np.asarray(value), np)
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a stored tensor in the shape of the weight."""
+        """Converts a stored tensor to the weight's shape."""
         # New dimensions are not split.
         specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
         return self.unfolding.fold(dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh)))
 
     def unfold(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of the weight's shape in the stored shape and layout."""
+        """Converts a tensor of the weight's shape to the stored shape and layout."""
         whole = dtensor.relayout(tensor, self._used)
         return dtensor.relayout(self.unfolding.unfold(whole), self.stored.layout)
 
 
 def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Converts gradients from the stored shapes of their weights to the shapes of the weights."""
+    """Converts gradients from the stored shapes to the shapes of their weights."""
     return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
             for gradient, variable in zip(gradients, variables, strict=True)]
 
@@ -274,17 +274,16 @@ def unfolding_of(variable: keras.Variable) -> Unfolding:
 
 
 def assign(variable: keras.Variable, value: Any) -> None:
-    """Assigns a whole array of the host to a Keras variable, in any stored form."""
+    """Assigns a whole host array to a Keras variable in any stored form."""
     target = variable.value
     target.assign(np.asarray(value, target.dtype.as_numpy_dtype))
 
 
 class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
-    """A weight or slot that Keras reads and assigns like a tf.Variable, and that is stored in pieces on the devices.
+    """A weight or slot in pieces on the devices. Keras reads and assigns it like a tf.Variable.
 
-    A function that TensorFlow traces reads and assigns `symbol`, which is an argument of the lowered program and has no
-    numbers of its own. Outside of such functions the variable has the numbers of `array`. Eager code that reads it as a
-    tensor, which a gradient tape may watch, leaves a copy of them in `symbol`.
+    Functions traced by TensorFlow read and assign `symbol`, an argument of the lowered program without numbers of its
+    own. Elsewhere the variable has the numbers of `array`. Eager reads copy them to `symbol`, for gradient tapes.
 
     Args:
         symbol: tf.Variable in reserved memory.
@@ -297,9 +296,9 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         self.symbol, self.array = symbol, array
         self.shape, self.dtype, self.name = symbol.shape, symbol.dtype, symbol.name
         self.handle, self.trainable = symbol.handle, symbol.trainable
-        # Keras' optimizers identify it by the first, TensorFlow's checkpoints by the second.
+        # Keras' optimizers identify it by the first; TensorFlow's checkpoints use the second.
         self._unique_id, self._shared_name = symbol._unique_id, symbol._shared_name
-        self._copied = None  # the array that `symbol` has a copy of
+        self._copied = None  # the array copied to `symbol`
         self._copying = threading.Lock()
 
     def __tf_tensor__(self, dtype=None, name=None):
@@ -314,11 +313,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
             return tf.convert_to_tensor(self.symbol.read_value(), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host. With several processes, all of them call this together.
-
-        Raises:
-            Refusal: A step that failed while it ran has left no value.
-        """
+        """Returns the whole value on the host. All processes call it together."""
         return self._whole(self.array)
 
     def _whole(self, array):
@@ -331,11 +326,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         return multihost_utils.process_allgather(array, tiled=True)
 
     def assign(self, value: Tensor) -> Any:
-        """Assigns a tensor in a traced function, or a whole array of the host, the same in all processes.
-
-        Raises:
-            Refusal: The value has another shape.
-        """
+        """Assigns a tensor in a traced function, or a whole host array, the same in all processes."""
         return self._assign("assign", value)
 
     def assign_add(self, value: Tensor) -> Any:
@@ -363,23 +354,23 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         return int(self.numpy())
 
     def _check_lowered(self):
-        """Refuses a function that TensorFlow will run, in which `symbol` has no numbers."""
+        """Refuses functions that TensorFlow will run: `symbol` has no numbers there."""
         if not context.current().is_lowered:
             raise Refusal("A function that TensorFlow runs cannot read or assign variables of the pjrt back end, which "
                           "JAX has; compile it with the partitioner, call the model eagerly, or build the model "
                           "without this partitioner for `fit` and `predict`.")
 
     def slices(self) -> list[str]:
-        """Returns the slices on the devices of this process, as `slice_text` writes them, each once."""
+        """Returns the distinct slices on the devices of this process, as `slice_text` writes them."""
         shape = self.array.shape
         indices = self.array.sharding.addressable_devices_indices_map(shape).values()
         return list(dict.fromkeys(slice_text(shape, index) for index in indices))
 
     def load(self, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-        """Loads the numbers that the devices of this process hold, and reads each piece once.
+        """Loads the numbers of this process's devices. Reads each piece once.
 
         Args:
-            read: Function of a slice of each dimension that returns its numbers.
+            read: Function that returns the numbers of a slice, given as one slice a dimension.
         """
         shape, pieces = self.array.shape, {}
 
@@ -392,16 +383,16 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         self.array = jax.make_array_from_callback(shape, self.array.sharding, piece)
 
     def pieces(self) -> dict[str, tf.Tensor]:
-        """Returns slice, as `slice_text` writes it -> copied numbers: each piece once, in the first process with it."""
+        """Returns slice text -> copied numbers: each piece once, from the first process that has it."""
         return {slice_text(self.array.shape, shard.index): in_host_memory(np.array(shard.data))
                 for shard in self.array.addressable_shards if shard.replica_id == 0}
 
     def _serialize_to_tensors(self):
-        """Returns the pieces for `tf.train.Checkpoint`, whose format knows slices of a tensor."""
+        """Returns the pieces for `tf.train.Checkpoint`. Its format supports slices of a tensor."""
         pieces = self.pieces()
         return {"VARIABLE_VALUE": pieces.get("", pieces)}
 
 
 def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Brings a whole array of the host to the devices, each process the pieces of its own ones."""
+    """Brings a whole host array to the devices. Each process brings its own devices' pieces."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

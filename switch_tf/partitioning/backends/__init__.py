@@ -1,4 +1,4 @@
-"""Back ends: what runs a training step on devices."""
+"""Back ends of training steps on devices."""
 
 import importlib
 import typing
@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 def create_partitioner(layout: Layout) -> "Partitioner":
     """Creates the partitioner of a layout for the devices of all processes that train together.
 
-    Starts the devices. With several processes, nothing of TensorFlow may run before.
+    Starts the devices. With several processes, call it before any TensorFlow operation.
 
     Raises:
         Refusal: The mesh does not fit the devices, or this machine cannot run the back end.

@@ -1,11 +1,10 @@
-"""DTensor: one program, which TensorFlow cuts over a mesh of CPUs or GPUs, in one process or several.
+"""DTensor: one program that TensorFlow cuts over a mesh of CPUs or GPUs, in one process or several.
 
-Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two things would go wrong without an
-error:
+Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two rules prevent silent errors:
 
-* TensorFlow combines all-reduces, which may move the read of a variable past its update. So one function computes
-  gradients and another applies them.
-* A variable that is not one would be updated once for each device. So all are converted, and checked.
+* TensorFlow combines all-reduces, and may move a variable's read past its update. So one function computes gradients
+  and another applies them.
+* A plain tf.Variable would be updated once per device. So all variables are converted and checked.
 """
 
 import os
@@ -41,7 +40,7 @@ from switch_tf.refusals import Refusal
 
 
 def create(layout: Layout, members: Cluster) -> Partitioner:
-    """Creates the partitioner of one program over the devices of all processes, and starts those of this one.
+    """Creates the partitioner of one program over the devices of all processes, and starts the devices of this one.
 
     With backend="auto", one device trains without DTensor.
     """
@@ -54,7 +53,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    # Counts virtual devices too, and starts no device: several processes must not list TensorFlow's devices yet.
+    # Counts virtual devices too, without starting them: several processes must not list TensorFlow's devices yet.
     count = num_processes * dtensor.num_local_devices(kind)
     layout = layout.resolve(count, kind)
     if split := layout.axes_over_several:
@@ -67,10 +66,10 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     dimensions = list(layout.mesh.items())
     if kind == "GPU":
         os.environ.setdefault("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "1")
-        # Makes a CPU device for each GPU, which writing a checkpoint needs.
+        # Makes a CPU device for each GPU, needed to write checkpoints.
         dtensor.initialize_accelerator_system(kind)
     elif num_processes > 1:
-        # TensorFlow creates the virtual CPU devices again here, and needs their number.
+        # TensorFlow recreates the virtual CPU devices here, and needs their number.
         dtensor.initialize_accelerator_system(kind, num_logical_cpu_devices=count // num_processes)
     if num_processes > 1:
         return DTensorPartitioner(layout, dtensor.create_distributed_mesh(dimensions, device_type=kind))
@@ -79,12 +78,12 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
 
 
 class DTensorPartitioner(Partitioner):
-    """A mesh of devices, over which the layout's rules split weights, slots and activations.
+    """A mesh of devices. The layout's rules split weights, slots and activations over it.
 
-    DTensor splits a dimension over one mesh axis. Weights that lie over several axes are stored unfolded.
+    DTensor splits a dimension over one mesh axis. Weights with a dimension over several are stored unfolded.
 
     Args:
-        layout: Layout with its mesh complete, which splits each axis of activations over one mesh axis.
+        layout: Layout with a complete mesh. It splits each axis of activations over one mesh axis.
         mesh: DTensor's mesh with the same axes.
     """
 
@@ -106,14 +105,12 @@ class DTensorPartitioner(Partitioner):
                           "use_xla at False under a layout of several devices.")
 
     def sharding(self, axes: Axes) -> dtensor.Layout:
-        """Returns DTensor's layout for logical axes, split over the outermost mesh axis of each."""
+        """Returns DTensor's layout for logical axes, each split over its outermost mesh axis."""
         return self._layout([next((axis for axis in mesh_axes if self.mesh.dim_size(axis) > 1), None)
                              for mesh_axes in self.layout.spec(axes)])
 
     def _layout(self, mesh_axes):
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in mesh_axes], self.mesh)
-
-    # An annotator (`axes`).
 
     def constrain(self, x: Tensor, axes: Axes) -> Tensor:
         return dtensor.relayout(x, self.sharding(axes))
@@ -124,13 +121,11 @@ class DTensorPartitioner(Partitioner):
         return self.constrain(value, axes)
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
-        # As it is used; `step` scatters it. Scattered here, its pieces would decide the layouts of activations.
+        # In the layout of its use; `step` scatters it. Scattered pieces here would decide the layouts of activations.
         return self.constrain(gradient, axes)
 
     def replicate(self, x: Tensor) -> Tensor:
         return x  # already replicated, and DTensor cannot move unsigned integers
-
-    # Variables.
 
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
@@ -145,27 +140,25 @@ class DTensorPartitioner(Partitioner):
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
-            # Keras identifies the variable by the object that wraps it.
+            # Keras identifies the variable by its wrapper.
             variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
                                            name=variable.name, trainable=False)
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
               select: Callable[[keras.Model], None] = lambda model: None) -> None:
         super().build(model, optimizer, select)
-        if optimizer is not None:  # and not one that an objective runs beside the trained model
+        if optimizer is not None:  # not for an objective's second model
             self._trained = model.trainable_variables
 
     def _is_laid_out(self, variable):
         return isinstance(stored(variable), DTensorVariable)
-
-    # Steps.
 
     def rows(self, batch_size: int) -> tuple[int, int]:
         ranges = [index[0] for index in slices((batch_size,), self.sharding(("batch",)))]
         return min(rows.start for rows in ranges), max(rows.stop for rows in ranges)
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        # One step a call, without the axis of steps: indexing that axis would move the batch between devices.
+        # One step a call, without an axis of steps: indexing it would move the batch between devices.
         sharding = self.sharding(("batch", "length"))
         return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
@@ -203,10 +196,10 @@ class DTensorPartitioner(Partitioner):
         return function  # its two parts are compiled functions
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
-        """Does nothing, because a DTensor function is traced with tensors."""
+        """Does nothing: a DTensor function is traced with tensors."""
 
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
-        # Without copies of another device's piece.
+        # Skips copies of another device's piece.
         return [Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
                 for path, variable in state.items()
                 for location, index, piece in zip(

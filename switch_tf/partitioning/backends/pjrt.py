@@ -1,7 +1,7 @@
-"""PJRT, the client of XLA that JAX ships for CPUs, GPUs and TPUs: TensorFlow writes the step, and JAX runs it.
+"""PJRT, XLA's client in JAX for CPUs, GPUs and TPUs: TensorFlow writes the step, and JAX runs it.
 
-Every weight and slot is a `jax.Array` in the pieces of its logical axes, over any number of mesh axes. A step is one
-program, gradients and update together, which XLA's partitioner cuts over the mesh.
+Every weight and slot is a `jax.Array` in the pieces of its logical axes, over any number of mesh axes. XLA's
+partitioner cuts a step, gradients and update together, over the mesh.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
 
 _FEATURES = (None, "batch", "length")  # axes of placed features
-# Words in errors of a lost process: of collectives on CPUs and GPUs, and of the service through which processes meet.
+# Phrases in errors of a lost process, from collectives on CPUs and GPUs, and from the coordination service.
 _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "GetKeyValue")
 
 
@@ -52,13 +52,13 @@ def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
 
 
 class PjrtPartitioner(Partitioner):
-    """A mesh of JAX's devices, over which the layout's rules split weights, slots and activations.
+    """A mesh of JAX's devices. The layout's rules split weights, slots and activations over it.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
 
     Attributes:
-        variables: Variables that exist.
+        variables: The live variables.
     """
 
     has_fixed_shapes = True
@@ -78,15 +78,13 @@ class PjrtPartitioner(Partitioner):
         if config.dispatch == "ragged":
             raise Refusal("dispatch='ragged' needs shapes that depend on values, which XLA has not; use "
                           "dispatch='auto' with the pjrt back end.")
-        # The host's memory has no limit here.
+        # Has no limit for the host's memory.
         room = (self.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
         chips.check_memory(self.layout.stored_bytes(config.weights()), room)
 
     def sharding(self, axes: Axes, at_rest: bool = False) -> NamedSharding:
         """Returns JAX's sharding for logical axes."""
         return lowering.named_sharding(self.mesh, self.layout.spec(axes, at_rest))
-
-    # Variables.
 
     def _is_laid_out(self, variable):
         return isinstance(variable.value, PjrtVariable)
@@ -106,8 +104,6 @@ class PjrtPartitioner(Partitioner):
         for variable in optimizer.variables:
             variable._value = self._variable(variable.value, variable.value.numpy(), self.sharding(()))
 
-    # Steps.
-
     def rows(self, batch_size: int) -> tuple[int, int]:
         slices = self.sharding(("batch",)).addressable_devices_indices_map((batch_size,)).values()
         ranges = [index[0].indices(batch_size) for index in slices]
@@ -121,13 +117,13 @@ class PjrtPartitioner(Partitioner):
         return PjrtProgram(function, self)
 
     def trace(self, function: "PjrtProgram", specs: dict[str, tf.TensorSpec]) -> None:
-        """Compiles a program before its first call, so that the time it takes can be shown."""
+        """Compiles a program before its first call."""
         function.build(specs)
 
     @contextlib.contextmanager
     def profile(self, folder: pathlib.Path) -> Iterator[Callable[[int], AbstractContextManager]]:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # calls of Python would be most of the file
+        options.python_tracer_level = 0  # Python calls would fill the file
         with jax.profiler.trace(folder, profiler_options=options):
             yield lambda number: jax.profiler.StepTraceAnnotation("train", step_num=number)
 
@@ -159,33 +155,33 @@ class PjrtPartitioner(Partitioner):
             multihost_utils.sync_global_devices("switch_tf")
 
     def is_lost_process(self, error: BaseException) -> bool:
-        # JAX raises its own class, or ValueError for a program that a call has just started.
+        # JAX raises its own class, or ValueError for a program that just started.
         return (self.num_processes > 1 and isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
                 and any(words in str(error) for words in _LOST_PROCESS))
 
 
 class PjrtProgram:
-    """A function of placed features as one program on all devices, which updates the variables that it assigns.
+    """A function of placed features as one program on all devices. It updates the variables that it assigns.
 
-    It is compiled by `build`, or by the first call with features of other shapes.
+    `build` compiles it, or the first call with new shapes of features.
 
     Args:
-        function: Function of features, as tensors, that returns a nest of tensors, equal on every device.
+        function: Function of feature tensors. It returns a nest of tensors, equal on every device.
         partitioner: Partitioner of the variables.
     """
 
     def __init__(self, function: Callable, partitioner: PjrtPartitioner):
         self._function, self._partitioner = function, partitioner
-        # Shapes of features -> executable, names of its first arguments, captured state, updated variables, results.
+        # Shapes of features -> executable, feature names in order, captured state, updated variables, results.
         self._compiled: dict[tuple, tuple] = {}
 
     @property
     def text(self) -> str:
-        """The program that was compiled first, of one device, as XLA prints it; "" before `build`."""
+        """XLA's text of the first compiled program, for one device; "" before `build`."""
         return next(iter(self._compiled.values()))[0].as_text() if self._compiled else ""
 
     def build(self, specs: Mapping[str, tf.TensorSpec]) -> None:
-        """Compiles the program for features of these shapes, without running it."""
+        """Compiles the program for features of these shapes."""
         by_symbol = {id(variable.symbol): variable for variable in self._partitioner.variables}
         lowered = lowering.lower_call(
             self._function, specs, [variable.symbol for variable in by_symbol.values()], self._partitioner.layout)
@@ -201,13 +197,13 @@ class PjrtProgram:
     def __call__(self, features: dict[str, jax.Array]) -> Any:
         """Runs the program.
 
-        An exception while it runs, such as one for want of memory, leaves the variables that it assigns without values.
+        A failure while it runs, e.g. for lack of memory, leaves the variables that it assigns without values.
 
         Args:
             features: Feature name -> <int32>[steps, batch, length], laid out by the partitioner's `place`.
 
         Returns:
-            The nest of the function's results, as jax.Arrays that every device has.
+            The nest of the function's results, as jax.Arrays on every device.
         """
         if _shapes(features) not in self._compiled:
             self.build({name: tf.TensorSpec(value.shape, value.dtype) for name, value in features.items()})
@@ -224,6 +220,6 @@ def _arrays(state):
 
 
 def _shapes(features):
-    """Returns a key for the names, shapes and dtypes of features or of their specs."""
+    """Returns a key for the names, shapes and dtypes of features or specs."""
     return tuple((name, tuple(feature.shape), np.dtype(tf.as_dtype(feature.dtype).as_numpy_dtype))
                  for name, feature in features.items())

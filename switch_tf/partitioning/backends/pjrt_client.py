@@ -1,7 +1,7 @@
-"""Starts JAX's client of this machine's devices, in one process or several, and watches the others.
+"""Starts JAX's client of this machine's devices, and watches for lost processes.
 
-A process whose neighbour is lost would wait in a collective for good, or be aborted by JAX's client. A thread asks the
-service through which the processes met for those that live, and ends this one with a message.
+Otherwise a process would wait in a collective for a lost neighbour, or JAX's client would abort it. A thread asks the
+coordination service for the live processes, and ends this process with a message if one is missing.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 import jax
-from jax._src import distributed  # jax 0.10.2: the client by which processes exchange texts and wait for each other
+from jax._src import distributed  # jax 0.10.2: the client through which processes exchange texts and meet
 from tensorflow.experimental import dtensor
 
 from switch_tf import environment
@@ -28,19 +28,19 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import OUTAGE
 from switch_tf.storage import outputs
 
-# JAX's name of the client, and of its devices.
+# JAX's names of the client and of its devices.
 _PLATFORMS = {"CPU": "cpu", "GPU": "cuda", "TPU": "tpu"}
 _NAMES = {"CPU": "cpu", "GPU": "gpu", "TPU": "tpu"}
-# Seconds to wait for the other processes at the start, without a sign of one of them, and for them to end.
+# Seconds to wait for all processes to start, for a heartbeat, and for all processes to end.
 _START_SECONDS = 300
 _HEARTBEAT_SECONDS = 30
 _END_SECONDS = 10
-_PERIOD = 1.0  # seconds between two questions for the others
-_LONGEST_WAIT = 24 * 3600  # seconds for the others to finish what this process has finished
+_PERIOD = 1.0  # seconds between queries for live processes
+_LONGEST_WAIT = 24 * 3600  # seconds to wait for all processes to finish
 
 
 def start(members: Cluster) -> None:
-    """Has JAX take the accelerators of this machine or, without any, as many CPU devices as TensorFlow has."""
+    """Starts JAX on this machine's accelerators or, without any, on TensorFlow's number of CPU devices."""
     if devices.are_jax():
         return
     kind = "TPU" if host.has_tpu() else "GPU" if host.gpus() else "CPU"
@@ -48,7 +48,7 @@ def start(members: Cluster) -> None:
         raise Refusal("The pjrt back end compiles the step with JAX, which JAX_DISABLE_JIT forbids; unset it.")
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     jax.config.update("jax_platforms", ",".join(dict.fromkeys([_PLATFORMS[kind], "cpu"])))
-    if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # a CPU's programs are for that CPU alone
+    if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # CPU programs fit only one kind of CPU
         jax.config.update("jax_compilation_cache_dir", str(environment.cache_folder() / "xla"))
     if kind == "CPU":
         count = dtensor.num_local_devices("CPU")
@@ -72,7 +72,7 @@ def start(members: Cluster) -> None:
 
 
 def _first_device(kind):
-    """Starts JAX's client of the devices of a kind and returns the first one."""
+    """Starts JAX's client for a kind of device and returns the first device."""
     try:
         first = jax.local_devices()[0]
     except RuntimeError as error:
@@ -88,14 +88,14 @@ def _first_device(kind):
 
 
 def _meet(members):
-    """Connects this process to the others."""
+    """Connects this process to the rest of the run."""
     first, count = members.addresses[0], len(members.addresses)
     bind = listening_address(first) if members.index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, the run's signal to save
     jax.config.update("jax_enable_recoverability", True)  # `_Watch` reports a lost process; JAX would abort
-    # C++ code that aborts this process first sleeps for 6 s, so that a thread can report the cause: `sleep` gets the
-    # number of SIGABRT as its seconds. A handler of Python would wait for Python's lock in the signal.
+    # C++ code that aborts this process first sleeps for 6 s, so that a thread can report the cause: `sleep` takes the
+    # number of SIGABRT as seconds. A Python handler would wait for Python's lock inside the signal.
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
@@ -103,8 +103,8 @@ def _meet(members):
                f"{_START_SECONDS} s ({{}}); start the same command on every host of a TPU slice, and elsewhere each "
                "with the same list of addresses and an index of its own in TF_CONFIG.")
     with outputs.held_back() as written, _ending_on_status(written, message):
-        # Without detection of the cluster, which would choose devices on Slurm and query the cloud's metadata for
-        # minutes; `members` knows the hosts of a TPU slice from the same attributes.
+        # Cluster detection would choose devices on Slurm and query the cloud's metadata for minutes. `members` knows
+        # the hosts of a TPU slice.
         jax.distributed.initialize(
             first, count, members.index, cluster_detection_method="deactivate", coordinator_bind_address=bind,
             initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
@@ -113,8 +113,8 @@ def _meet(members):
 
 
 def _leave():
-    """When a Python program exits, waits for the other processes, so that they do not report it as lost."""
-    # A command has disconnected already. After an uncaught error the others should report the loss.
+    """Waits at exit for the other processes, so that they report no loss."""
+    # A command has disconnected already. After an uncaught error they should report it.
     if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
         with outputs.held_back():
             _all_came("ended", _END_SECONDS)
@@ -123,7 +123,7 @@ def _leave():
 
 @contextlib.contextmanager
 def _ending_on_status(written: IO[bytes], message: str) -> Iterator[None]:
-    """Ends this process, in this scope, when JAX's client has written why it aborts. `message` has a place for that."""
+    """Ends this process when JAX's client logs why it aborts. `message` has a placeholder for the cause."""
     is_over = threading.Event()
 
     def look():
@@ -140,17 +140,17 @@ def _ending_on_status(written: IO[bytes], message: str) -> Iterator[None]:
 
 
 class _Watch:
-    """Two threads that end this process with `message()` when another one is lost.
+    """Two threads that end this process with `message()` when another process is lost.
 
-    One asks the service, and the other one watches it: where the service itself is gone, JAX's client aborts while it
-    holds the lock that the question waits for. All processes ask together, so a thread goes on until its process ends
-    in order (`is_over`).
+    One queries the service, and the second watches the first: if the service itself is gone, JAX's client aborts while
+    it holds the lock that the query waits for. The query needs all processes, so the threads run until their process
+    ends in order (`is_over`).
 
     Args:
         count: Number of processes.
     """
 
-    of_this_process: "_Watch | None" = None  # None without other processes
+    of_this_process: "_Watch | None" = None  # None with one process
 
     def __init__(self, count: int):
         self.message: Callable[[], str] = lambda: f"switch-tf: Another of the {count} processes is gone."
@@ -179,13 +179,13 @@ class _Watch:
                 self._end()
 
     def _end(self):
-        time.sleep(_PERIOD)  # the main thread may end this process, with a cause that it knows
+        time.sleep(_PERIOD)  # the main thread may know the cause and end this process
         if not self.is_over:
             outputs.end(OUTAGE, self.message())
 
 
 def _is_aborting():
-    """Returns whether a thread of this process is in the handler of SIGABRT, where that signal is blocked."""
+    """Returns whether a thread of this process is in the handler of SIGABRT, with the signal blocked."""
     abort, segv = (1 << (number - 1) for number in (signal.SIGABRT, signal.SIGSEGV))
     for task in pathlib.Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
@@ -197,7 +197,7 @@ def _is_aborting():
 
 @contextlib.contextmanager
 def watching(message: Callable[[], str]) -> Iterator[None]:
-    """Ends this process with this message if another one of JAX's is lost in this scope and no error says so."""
+    """Ends this process with this message if another JAX process is lost in this scope without an error."""
     watch = _Watch.of_this_process
     if watch is None:
         yield
@@ -210,7 +210,7 @@ def watching(message: Callable[[], str]) -> Iterator[None]:
 
 
 def end_together(message: str) -> None:
-    """Has this process wait at its exit for the others, if any, and end with a message as an outage if one is lost."""
+    """Makes this process wait at exit for all processes, and end with `message` as an outage if one is lost."""
     if _Watch.of_this_process is None:
         return
 
@@ -224,13 +224,13 @@ def end_together(message: str) -> None:
 
 
 def end_soon(status: int) -> None:
-    """Has this process, which failed, exit with a status, without waiting long for others that wait for it."""
+    """Makes this failed process exit with a status, without a long wait for the other processes."""
     if _Watch.of_this_process is None:
         return
 
     @atexit.register
     def end():
-        # If all processes failed alike, none reports the others as lost.
+        # If all processes failed alike, no loss is reported.
         with outputs.held_back():
             _all_came("failed", _END_SECONDS)
             _disconnect()
@@ -238,7 +238,7 @@ def end_soon(status: int) -> None:
 
 
 def _all_came(place, seconds):
-    """Waits for all processes at a place, and returns whether they came."""
+    """Waits for all processes at a named barrier. Returns whether they came."""
     try:
         distributed.global_state.client.wait_at_barrier(f"switch_tf: {place}", 1000 * seconds)
     except jax.errors.JaxRuntimeError:
@@ -249,5 +249,5 @@ def _all_came(place, seconds):
 def _disconnect():
     _Watch.of_this_process.is_over = True
     if jax.process_index() == 0:
-        time.sleep(1)  # with it goes the service, and the others' clients would abort
+        time.sleep(1)  # this process hosts the service; still connected clients would abort without it
     jax.distributed.shutdown()

@@ -1,8 +1,8 @@
 """Strategies of tf.distribute: MirroredStrategy, OneDeviceStrategy and TPUStrategy.
 
-Every device runs the whole step on its own part of the batch, and stores every variable whole. Each replica divides its
-losses by the tokens of the whole batch. Groups of tokens and random numbers belong to the whole batch
-(`axes.part_of_batch`), and gradients are summed. So any number of replicas takes the step that one device takes.
+Every device runs the whole step on its part of the batch, and stores every variable whole. Replicas divide losses by
+the tokens of the whole batch and sum gradients. Token groups and random numbers belong to the whole batch
+(`axes.part_of_batch`). So replicas take the same step as one device.
 
 TPUStrategy, with a replica on each core, needs a TPU and has never run on one.
 """
@@ -28,8 +28,8 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of "mirrored", "one_device" or "tpu".
 
-    "one_device" is the first device, or one core of a TPU. Several processes train with DTensor instead, on CPUs and
-    GPUs. "tpu" is the TPU of this machine, or the one that TPU_NAME names.
+    "one_device" is the first device, or one core of a TPU; several processes train with DTensor on CPUs and GPUs. "tpu"
+    is the TPU of this machine, or the TPU named by TPU_NAME.
     """
     kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
     local = tf.experimental.dtensor.num_local_devices(kind)
@@ -40,7 +40,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
             return _on_tpu(layout.resolve(1, kind))
         layout = layout.resolve(local, kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
-    # On a TPU VM the chips are local. TPU_NAME, which Google's pages have users export there, is for others.
+    # A TPU VM has local chips, so TPU_NAME, exported there as Google's pages advise, is ignored.
     name = None if host.has_tpu() else os.environ.get("TPU_NAME")
     if backend == "tpu" and not name and not host.has_tpu():
         raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
@@ -61,7 +61,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
 
 
 def _on_tpu(layout, name=None):
-    """Starts the TPU of this machine, or a named one, and creates the partitioner of all of its cores or of one."""
+    """Starts a named TPU or this machine's, and creates the partitioner of all of its cores or of one."""
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
     if name:
         tf.config.experimental_connect_to_cluster(resolver)
@@ -73,10 +73,10 @@ def _on_tpu(layout, name=None):
 
 
 class StrategyPartitioner(Partitioner):
-    """Replicas of a strategy. Under MirroredStrategy they take turns while they are traced.
+    """Replicas of a strategy. MirroredStrategy traces them one after another.
 
     Args:
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
         strategy: Strategy of tf.distribute for the devices of this process.
     """
 
@@ -84,7 +84,7 @@ class StrategyPartitioner(Partitioner):
         super().__init__(layout)
         self.strategy = strategy
         self.num_parts = strategy.num_replicas_in_sync
-        self._applies_sums = False  # whether `apply` is being traced, whose gradients are sums over the replicas
+        self._applies_sums = False  # whether `apply` is being traced, with gradients summed over the replicas
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         if use_xla:
@@ -97,8 +97,8 @@ class StrategyPartitioner(Partitioner):
         return self.strategy.scope()
 
     def _adopt(self, optimizer):
-        # Keras reads the strategy when an optimizer is created, and would sum gradients of a step again. It must sum
-        # those of `fit`, or replicas would diverge.
+        # A Keras optimizer reads the strategy at creation, and would sum a step's gradients again. It must still sum
+        # gradients of `fit`, or replicas would diverge.
         all_reduce = optimizer._all_reduce_sum_gradients
         object.__setattr__(optimizer, "_distribution_strategy", self.strategy)
         object.__setattr__(optimizer, "_all_reduce_sum_gradients",
@@ -125,12 +125,12 @@ class StrategyPartitioner(Partitioner):
         return {name: tf.reshape(value, (count, -1, *value.shape[1:]))[index] for name, value in features.items()}
 
     def _first(self, per_replica):
-        """Returns the first replica's copy of tensors that are equal in all of them."""
+        """Returns the first replica's copy of tensors that are equal in all replicas."""
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
-            # A replica is traced in a thread of its own, which starts without this one's context.
+            # A replica is traced in its own thread, without this thread's context.
             gradients, totals, *others = self.strategy.run(
                 context.carried(lambda features: compute(self._share(features))), args=(features,))
             return gradients, totals, *self._first(others)
