@@ -1,4 +1,4 @@
-"""A whole experiment before it is built: the model, the layout, the run and the settings of its steps."""
+"""A whole experiment before it is built: model, layout, run and step settings."""
 
 import copy
 import dataclasses
@@ -21,23 +21,23 @@ PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gi
          "(gin/runs/pretrain.gin)")
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
-# A gin file names modules to import and functions to call. Reading it does neither, so
-# `check_trust` checks a stranger's file first.
-_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
+# A gin file names modules to import and functions to call. Reading it does neither, so `check_trust` can check a
+# stranger's file first.
+_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # keys by which Keras imports a module
 _MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Everything that describes a training run. Change it with `dataclasses.replace`. Needs no TensorFlow.
+    """A complete training run as data. Change it with `dataclasses.replace`. Needs no TensorFlow.
 
     Attributes:
-        config: SwitchConfig of the model. None until the model exists if a function of the user makes it.
+        config: SwitchConfig of the model. None if a function of the user makes the model, until it exists.
         layout: Layout. Its mesh is complete once the devices are known.
         run: Run.
         settings: StepSettings.
-        model, optimizer: Parts. The model's argument `config` is the one above. The default optimizer is Adafactor with
-            T5's learning rates.
+        model, optimizer: Parts. The model's argument `config` is left out. The default optimizer is Adafactor with T5's
+            learning rates.
         objective: Part, or None for the cross-entropy of the targets.
         gin: Gin that it was read from, or None.
         partitioner: Partitioner of the layout. None until the devices are known, and for devices of another machine.
@@ -66,14 +66,13 @@ class Experiment:
         """Returns the experiment that gin files describe, with nothing built.
 
         Args:
-            files: Names of gin files; the one given last wins. Shipped ones are found from any folder.
+            files: Names of gin files. Later files win. Shipped files are found from any folder.
             bindings: "NAME=VALUE" that override the files, as `--gin.NAME=VALUE` does.
-            search_paths: Folders to look for gin files in before the shipped ones, separated by commas.
+            search_paths: Folders to search for gin files before the shipped ones, separated by commas.
             changes: Macros to override, such as TRAIN_STEPS=300.
 
         Raises:
-            Refusal: What `gin_syntax.read` and `Gin.check` refuse, a value out of its range, or a task that does not
-                exist.
+            Refusal: A file, name or value is invalid, or the task does not exist.
         """
         if not files:
             raise Refusal(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
@@ -106,7 +105,7 @@ class Experiment:
 
     @classmethod
     def of(cls, found: Gin) -> "Experiment":
-        """Returns the experiment that checked gin files describe."""
+        """Returns the experiment described by checked gin files."""
         trainer = found.part(parts.TRAINER).arguments
         model = trainer.get("model")
         run = trainer.get("run") or found.part(parts.RUN)
@@ -123,7 +122,7 @@ class Experiment:
         return experiment
 
     def as_gin(self) -> Gin:
-        """Returns gin that describes this experiment: what it was read from, with what has changed since.
+        """Returns gin for this experiment: the gin it was read from, with later changes.
 
         A layout that was completed for this machine's devices counts as unchanged.
 
@@ -138,7 +137,7 @@ class Experiment:
             found.bound["", parts.RUN] = {name: Macro(name.upper()) for name in MACROS}
         made = ("model", "optimizer", "objective")
         if before is None or any(getattr(self, name) != getattr(before, name) for name in made):
-            # All anew, because parts may share others, and would inherit arguments that they no longer have.
+            # Binds all parts anew, because a shared part would inherit arguments that were removed.
             found.forget(getattr(before, name, None) for name in made)
             for name in made:
                 found.set(parts.TRAINER, name, found.refer(getattr(self, name)))
@@ -155,18 +154,18 @@ class Experiment:
         return found
 
     def make_model(self) -> Any:
-        """Returns a new SwitchTransformer, not built."""
+        """Returns a new SwitchTransformer that is not built."""
         part = self.model
         if self.config is not None:
             part = dataclasses.replace(part, arguments=part.arguments | {"config": self.config})
         return self._make("model", part)
 
     def make_optimizer(self) -> Any:
-        """Returns a new Keras optimizer, not built."""
+        """Returns a new Keras optimizer that is not built."""
         return self._make("optimizer", self.optimizer)
 
     def make_objective(self) -> Any:
-        """Returns a new Objective, not built."""
+        """Returns a new Objective that is not built."""
         part = self.objective
         return self._make("objective", Part("switch_tf.evaluation.objectives.Objective", {}) if part is None else part)
 
@@ -184,15 +183,11 @@ class Experiment:
         return None
 
     def train(self) -> dict:
-        """Trains on this machine's devices, or resumes; returns the summary of the run. Imports TensorFlow.
-
-        Raises:
-            Refusal: The parts do not go together, or the run folder belongs to another experiment.
-        """
+        """Trains or resumes on this machine's devices, and returns the summary of the run. Imports TensorFlow."""
         return importlib.import_module("switch_tf.experiments").train(self)
 
     def evaluate(self, step: int | str = "last", split: str = "validation", num_examples: int | None = None) -> dict:
-        """Scores a checkpoint of the run by the metrics of its tasks, as `switch-tf eval` does. Imports TensorFlow.
+        """Computes the task metrics of a checkpoint, as `switch-tf eval` does. Imports TensorFlow.
 
         Args:
             step: A step, "best" by the run's BEST_METRIC, or "last".
@@ -209,14 +204,11 @@ class Experiment:
 
 
 def check_trust(found: Gin, file: str) -> None:
-    """Refuses what a gin file names that the package does not ship.
+    """Raises Refusal if a gin file names a module or function that the package does not ship.
 
     Args:
-        found: What the file says, unchecked, so nothing was imported.
-        file: Path of the file, for the sentence.
-
-    Raises:
-        Refusal: The sentence has the module or the name, and the way out.
+        found: Contents of the file before `check`, so nothing was imported.
+        file: Path of the file, for the message.
     """
     for module in found.imports:
         if module not in _MODULES and module.rpartition(".")[0] != parts.TASKS:
