@@ -76,7 +76,7 @@ def _as_recorded(entries):
 
 
 def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
-    """Returns the record of parts of the configuration. Converted weights have only the model's."""
+    """Returns the record of parts of the configuration. A checkpoint of weights only records the model."""
     return _as_recorded({
         field.name.upper() if field.name in _BY_MACRO else f"{type(part).__name__}.{field.name}":
         getattr(part, field.name) for part in parts for field in dataclasses.fields(part)
