@@ -506,7 +506,7 @@ class Training:
                 "from it.")
 
     def _settled_checkpoint(self):
-        """Returns the last checkpoint, after a save under way."""
+        """Waits for a save under way, and returns the last checkpoint."""
         self.state.checkpointer.settle()
         return self._last_checkpoint()
 
