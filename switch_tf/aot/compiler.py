@@ -47,11 +47,7 @@ class DoesNotFit(Refusal):
 
 
 def devices_of(topology: str) -> list[jax.Device]:
-    """Returns the devices of a topology such as "v5e:4x4" or "h100:8".
-
-    Raises:
-        Refusal: The compiler does not know the topology.
-    """
+    """Returns the devices of a topology such as "v5e:4x4" or "h100:8"."""
     jax.config.update("jax_platforms", "cpu")  # JAX starts this machine's devices, and needs no accelerator
     if chips.kind(topology) == "GPU":
         gpu, count, size = chips.servers(topology)

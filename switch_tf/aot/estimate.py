@@ -98,9 +98,6 @@ def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estima
         experiment: Run. Its layout has a complete mesh.
         topology: Name of the pod, such as "v5e:4x4".
         is_full: Whether to compile all layers.
-
-    Raises:
-        Refusal: The run does not fit its layout, or the layout its topology.
     """
     config, layout, run, settings = experiment.config, experiment.layout, experiment.run, experiment.settings
     check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)

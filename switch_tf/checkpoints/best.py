@@ -97,9 +97,6 @@ class Best:
         Args:
             values: logged name -> value of the evaluation.
             declared: logged name -> whether a lower value is better, for metrics that declare it.
-
-        Raises:
-            Refusal: BEST_METRIC is missing from the evaluation, or its direction is unknown.
         """
         name = self._run.best_metric
         if name is None:

@@ -90,11 +90,7 @@ def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 
 def model_fields(saved: dict) -> dict[str, Any]:
-    """Returns the fields of SwitchConfig in a checkpoint's record.
-
-    Raises:
-        Refusal: the record has a field that SwitchConfig lacks.
-    """
+    """Returns the fields of SwitchConfig in a checkpoint's record."""
     parts = (name.partition(".") for name in saved)
     fields = {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
     if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):

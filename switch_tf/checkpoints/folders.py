@@ -90,9 +90,6 @@ def described(folder: pathlib.Path,
     Args:
         folder: path of a run's `checkpoints` folder.
         on_broken: function called with the path of each damaged checkpoint and the error.
-
-    Raises:
-        Refusal: a checkpoint has another format version.
     """
     for path in newest_first(folder):
         try:
@@ -104,11 +101,7 @@ def described(folder: pathlib.Path,
 
 
 def resolve(source: Folder) -> pathlib.Path:
-    """Returns the newest checkpoint of a run folder, or a checkpoint folder itself.
-
-    Raises:
-        Refusal: the path is neither.
-    """
+    """Returns the newest checkpoint of a run folder, or a checkpoint folder itself."""
     found = checkpoints_in(source)
     if not found:
         raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "

@@ -91,11 +91,7 @@ def is_foreign(folder: pathlib.Path) -> bool:
 
 
 def read(folder: pathlib.Path) -> RunConfig:
-    """Reads `config.json` of a run folder. Imports and executes nothing.
-
-    Raises:
-        Refusal: the file is missing or damaged, has another format or describes an impossible model.
-    """
+    """Reads `config.json` of a run folder. Imports and executes nothing."""
     path = folder / FILE
     names = {field.name for field in dataclasses.fields(RunConfig)}
     try:

@@ -163,9 +163,6 @@ def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathli
         run_folder: Path of the run folder.
         step: A step, "best", "last" or "all".
         hint: End of the message for a run without checkpoints.
-
-    Raises:
-        Refusal: The run lacks the selected checkpoint.
     """
     checkpoints = folders.checkpoints_of(run_folder)
     saved = folders.steps(checkpoints)

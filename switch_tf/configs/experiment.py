@@ -70,9 +70,6 @@ class Experiment:
             bindings: "NAME=VALUE" that override the files, as `--gin.NAME=VALUE` does.
             search_paths: Folders to search for gin files before the shipped ones, separated by commas.
             changes: Macros to override, such as TRAIN_STEPS=300.
-
-        Raises:
-            Refusal: A file, name or value is invalid, or the task does not exist.
         """
         if not files:
             raise Refusal(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
@@ -86,9 +83,6 @@ class Experiment:
             folder: Run folder.
             trust: Whether the folder may name modules that this package does not ship, which are then imported.
             changes: Macros to override.
-
-        Raises:
-            Refusal: As `from_gin`; or the folder names what this package does not ship.
         """
         file = os.path.join(folder, "operative_config.gin")
         found = gin_syntax.read([file])
@@ -196,9 +190,6 @@ class Experiment:
 
         Returns:
             "step", "tasks": {task: {metric: value}}, and "average" over tasks or None.
-
-        Raises:
-            Refusal: There is no such checkpoint or split.
         """
         return importlib.import_module("switch_tf.experiments").evaluate(self, str(step), split, num_examples)
 

@@ -147,11 +147,7 @@ class Gin:
         return parts.mapped(value, bind)
 
     def part(self, name: str) -> Part:
-        """Returns one of `parts.PARTS` with its bound arguments.
-
-        Raises:
-            Refusal: A part contains itself.
-        """
+        """Returns one of `parts.PARTS` with its bound arguments."""
         self._left = _MOST_USES
         return self._part(name, (), True, ())
 
@@ -227,9 +223,6 @@ class Gin:
 
     def read_file(self, file: str, folders: Sequence[str], included_from: tuple[str, ...] = ()) -> None:
         """Adds the bindings of a file and its includes, each from the first folder that has it. The last binding wins.
-
-        Raises:
-            Refusal: A file is missing, unreadable or not a gin file.
         """
         paths = [os.path.join(folder, file) for folder in (folders if places.is_local(file) else [""])]
         path = next((path for path in paths if "\0" not in path and places.at(path).is_file()), None)
@@ -245,11 +238,7 @@ class Gin:
                   lambda included: self.read_file(included, folders, (*included_from, path)))
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
-        """Adds "NAME=VALUE" bindings of the command line, and returns itself.
-
-        Raises:
-            Refusal: No file defines the macro, or the value is invalid.
-        """
+        """Adds "NAME=VALUE" bindings of the command line, and returns itself."""
         for binding in bindings:
             name, equals, value = (part.strip() for part in binding.partition("="))
             if not equals or not value:
@@ -337,9 +326,6 @@ class Gin:
 
         Args:
             is_whole: Whether the files describe a complete run, so that each macro needs a value and a use.
-
-        Raises:
-            Refusal: A name does not exist, or a macro has no value, has no use or refers to itself.
         """
         self.check_names()
         if is_whole:
@@ -436,9 +422,6 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
         files: Names of gin files. Later files win.
         bindings: "NAME=VALUE" of the command line.
         search_paths: Folders to search for gin files before the shipped ones, separated by commas.
-
-    Raises:
-        Refusal: A file is missing or unreadable, a macro is undefined, or a value is invalid.
     """
     found, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     for file in files:
@@ -452,9 +435,6 @@ def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
     Returns:
         ({"scope/name.parameter": value}, names of included files). Names are as the file spells them. Macros that the
         file defines are replaced by their values.
-
-    Raises:
-        Refusal: The file is unreadable or not a gin file.
     """
     values, macros, includes = {}, {}, []
     for statement in _statements(_content(path), path):

@@ -50,11 +50,7 @@ def registers(name: str) -> Callable[[], object] | None:
 
 
 def register_task(name: str) -> None:
-    """Adds a declared task or mixture to seqio's registry.
-
-    Raises:
-        Refusal: A package that the task needs is not installed.
-    """
+    """Adds a declared task or mixture to seqio's registry."""
     register = registers(name)
     if register is not None and register not in _registered:
         register()

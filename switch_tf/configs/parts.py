@@ -150,11 +150,7 @@ def leaves(value: Any) -> list:
 
 
 def find(name: str) -> Any:
-    """Imports and returns the object with a full name.
-
-    Raises:
-        Refusal: The module or the name in it does not exist.
-    """
+    """Imports and returns the object with a full name."""
     module, _, last = name.rpartition(".")
     if not module:
         raise Refusal(f"There is no module {last!r}.{nearest(last, sorted(MODULES))}")

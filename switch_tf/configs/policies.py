@@ -37,9 +37,6 @@ class Policy:
             `state` is a dict of the vectors, and `load` is <float32>[expert], the share of tokens by first choice.
 
     A subclass adds parameters as fields. `decide` reads them in `options.policy`.
-
-    Raises:
-        Refusal: The properties contradict each other.
     """
 
     name: str
@@ -167,9 +164,6 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
     Args:
         name: str.
         argument: Name of the argument, for the error.
-
-    Raises:
-        Refusal: The name is unknown.
     """
     if not isinstance(name, str) or name not in _policies:
         listed = ", ".join(map(repr, _policies))

@@ -86,9 +86,6 @@ class SwitchConfig:
         dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers without empty slots), or "auto" by device and
             load. All give the same numbers up to rounding.
         remat: bool. Recomputes each layer in the backward pass instead of keeping its activations.
-
-    Raises:
-        Refusal: A value is out of range.
     """
 
     vocab_size: int = 32128

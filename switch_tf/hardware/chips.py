@@ -144,11 +144,7 @@ _OF_GPUS = re.compile(rf"({'|'.join(GPUS)}):(?:([1-9]\d*)x)?([1-8])")
 
 
 def kind(topology: str) -> str:
-    """Returns the kind of a topology's devices, "GPU" or "TPU". Needs no compiler.
-
-    Raises:
-        Refusal: The text does not have the form of a topology.
-    """
+    """Returns the kind of a topology's devices, "GPU" or "TPU". Needs no compiler."""
     if _OF_GPUS.fullmatch(topology):
         return "GPU"
     if not _OF_TPUS.fullmatch(topology):
@@ -164,11 +160,7 @@ def servers(topology: str) -> tuple[Gpu, int, int]:
 
 
 def of_topology(topology: str) -> Chip:
-    """Returns the chip of a topology. A GPU has the memory that JAX takes.
-
-    Raises:
-        Refusal: Its memory and speed are not known here.
-    """
+    """Returns the chip of a topology. A GPU has the memory that JAX takes."""
     name = topology.partition(":")[0]
     if gpu := GPUS.get(name):
         flops, float32_flops = gpu_flops(gpu.name)

@@ -40,11 +40,7 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def devices_of_this_process(num_devices: int | None, count: int | None = None) -> int | None:
-    """Divides `--devices` by `count`, by default the number of processes in TF_CONFIG.
-
-    Raises:
-        Refusal: The number of processes does not divide the devices, or TF_CONFIG cannot be read.
-    """
+    """Divides `--devices` by `count`, by default the number of processes in TF_CONFIG."""
     count = count or len(cluster.members().addresses)
     if num_devices is None:
         return None
@@ -171,9 +167,6 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
 
     Returns:
         The exit status of the process that made the rest end, see `statuses`.
-
-    Raises:
-        Refusal: The number of processes does not suit the machine.
     """
     if not 1 <= count <= _MOST:
         raise Refusal(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")

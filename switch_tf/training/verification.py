@@ -130,9 +130,6 @@ class Twin:
         Args:
             batches: list of dicts of <int32>[batch, length].
             on_step: function called after each step with its number and loss.
-
-        Raises:
-            Refusal: a loss or gradient is not finite.
         """
         losses, gradients = [], None
         for features in batches:
@@ -169,9 +166,6 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
 
     Returns:
         (JSON object, text for people).
-
-    Raises:
-        Refusal: The data cannot be read, or `steps_per_call` is not 1.
     """
     # Once for each device, the optimisation takes longer than the few steps.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
