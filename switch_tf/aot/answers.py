@@ -35,8 +35,7 @@ HEADINGS = {
 
 
 def cache_file(*question: str) -> pathlib.Path:
-    """Returns the cache file of a question. It changes with the versions of the compiler and this package, and with
-    flags.
+    """Returns the cache file of a question. It depends on the compiler, its flags and this package.
 
     Args:
         question: Texts that determine the answer: configuration, topology, depth.
@@ -52,7 +51,7 @@ def cache_file(*question: str) -> pathlib.Path:
 
 
 def write(file: pathlib.Path, content: str | bytes) -> bool:
-    """Writes a whole file atomically, since another process may write it too or this one may be killed.
+    """Writes a whole file atomically, despite kills and other writers.
 
     Args:
         file: Path. Its folder is created.
@@ -89,7 +88,7 @@ def check_outputs(save: str | None, plot: str | None) -> None:
 
 
 def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
-    """Runs a process for every question, in parallel within cores and memory, and prints a line after each.
+    """Runs a process for every question, as cores and memory allow, and prints a line after each.
 
     Args:
         questions: Name -> command. Its last line of output is an answer, or it exits with status 2 and a message.

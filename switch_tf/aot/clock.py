@@ -1,9 +1,8 @@
 """Predicts a step's time from the compiler's cycles for each instruction, in the order of its schedule.
 
-The TPU compiler writes `estimated_cycles` for nearly every operation of an optimised program. The GPU compiler writes
-none, so an operation takes the least time that nominal rates allow for its products and bytes. The core runs operations
-in the order of the text. Copies between memories and collectives run in parallel, between their start and the wait for
-them in the schedule.
+The TPU compiler writes `estimated_cycles` for nearly every operation. The GPU compiler writes none, so an operation
+takes the least time that nominal rates allow for its products and bytes. The core runs operations in the order of the
+text. Copies between memories and collectives run in parallel, from their start to the wait for them.
 """
 
 import collections
@@ -49,7 +48,7 @@ class Schedule(NamedTuple):
     Attributes:
         seconds: Duration of the step.
         spans: Its spans. A loop has only its first pass.
-        parts: Part of the model -> seconds on the core, which add up to `seconds`.
+        parts: Part of the model -> seconds on the core, with the sum `seconds`.
         layers: Layer -> seconds, likewise.
         by_bytes: Kind of an operation without estimated cycles -> seconds by nominal rates.
     """

@@ -16,8 +16,8 @@ from switch_tf.hardware.network import Network, Servers
 from switch_tf.partitioning import lowering
 from switch_tf.refusals import Refusal, first_line
 
-# By platform. With a GPU, XLA times several programs for each product. Without one it takes Triton's first, or fails if
-# that has no tile for the shape.
+# By platform. Without a GPU to time programs on, XLA would take Triton's first, or fail if it has no tile for the
+# shape.
 _OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 
@@ -48,7 +48,7 @@ class DoesNotFit(Refusal):
 
 def devices_of(topology: str) -> list[jax.Device]:
     """Returns the devices of a topology such as "v5e:4x4" or "h100:8"."""
-    jax.config.update("jax_platforms", "cpu")  # JAX starts this machine's devices, and needs no accelerator
+    jax.config.update("jax_platforms", "cpu")  # JAX starts this machine's devices
     if chips.kind(topology) == "GPU":
         gpu, count, size = chips.servers(topology)
         compiler = "JAX's plugin for CUDA"

@@ -30,12 +30,11 @@ from switch_tf.storage.outputs import say
 from switch_tf.training.train_step import check_division
 
 REPORT_PERIOD = 20  # seconds
-# Memory grows evenly with the layers from here on. With fewer, the compiler has room and keeps more.
+# Memory grows evenly with more layers. With fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
-# The compiler's time grows with the program's length. These rates are between a busy and an idle machine's, and serve
-# the first depth. The second depth uses the measured rate.
+# Compile speed for the first depth, between a busy and an idle machine's. The second depth uses the measured speed.
 LINES_PER_SECOND = {"TPU": 250, "GPU": 1500}
-# Share of the memory that advice may fill, because temporaries shrink less than in proportion.
+# Share of the memory to fill, because temporaries shrink less than in proportion.
 ROOM = 0.9
 # Rows are padded to a chip's tiles, so sizes exceed its share somewhat.
 TOLERANCE = 1.5
@@ -46,12 +45,11 @@ class Estimate(NamedTuple):
     """Needs of one chip for a step.
 
     Attributes:
-        memory: Bytes by kind: the kinds of `Compiled`, and "weights", "slots" and "gradients" (0, since they are
-            temporaries).
+        memory: Bytes by kind: as in `Compiled`, and "weights", "slots" and "gradients" (0, since they are temporaries).
         state: Bytes of all weights and slots on all chips.
         compiled: Depths that were compiled.
         files: Name -> text, with one complete step of each depth per file.
-        refused: The compiler's message if it found no room, else None. Then only the values above are known.
+        refused: The compiler's message if it found no room, with only the values above, else None.
         collectives: Kind -> count and bytes in a step.
         flops: FLOPs of a step.
         roofline: Least seconds of a step.
@@ -214,9 +212,9 @@ def needed(memory: dict[str, int]) -> int:
 def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Estimate) -> dict:
     """Returns all results for a step, or the compiler's message and advice if it found no room.
 
-    "..._per_device" and "chip_bytes" are for one chip, "collectives" for a step on one chip. "counted_by" is "cycles"
-    for the compiler's cycles, or "rates" for lower bounds by nominal rates. The predictions' "layers" and
-    "seconds_by_bytes" are for the deepest compiled model.
+    "..._per_device", "chip_bytes" and "collectives" are for one chip. "counted_by" is "cycles" for the compiler's
+    cycles, or "rates" for lower bounds by nominal rates. The predicted "layers" and "seconds_by_bytes" are the deepest
+    compiled model's.
     """
     config, layout = experiment.config, experiment.layout
     batch_size, lengths = experiment.run.batch_size, experiment.run.task_feature_lengths
@@ -287,7 +285,7 @@ def _gib(size):
 def warnings(experiment: Experiment, program: Program) -> list[str]:
     """Returns a sentence for each fault of a program.
 
-    Faults are gathered experts, work repeated on several chips, and loops of unknown length.
+    Faults are gathered experts, repeated work, and loops of unknown length.
     """
     config, layout, run = experiment.config, experiment.layout, experiment.run
     found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "

@@ -1,7 +1,7 @@
 """Parser of XLA's text of an optimised program: computations that call each other, their instructions and products.
 
-A TPU's matrix product is a convolution, a GPU's a call of cuBLAS. TensorFlow's operation names attribute operations to
-layers and parts of the model.
+A TPU's matrix product is a convolution, a GPU's a call of cuBLAS. Names of operations attribute them to the model's
+layers and parts.
 """
 
 import collections
@@ -41,7 +41,7 @@ NO_LAYER = "losses and update"
 # Operations that belong to no part of the model.
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
-# Kinds of operations that do not identify a layer, because their results are shared.
+# Kinds of operations with shared results, without a layer.
 _SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 
@@ -102,8 +102,8 @@ class Module:
         instructions: Name -> instruction.
         loops: Name of a "while" -> number of its passes, None if unreadable.
         times: Name of a computation -> number of runs in a step. Loops with an unknown number of passes count once.
-        stacks: Stack of each rematerialised layer: "layers_1_3" -> "encoder". Such a layer runs again outside the
-            scopes of its model and stack: "layers_1_3/mlp_1/MatMul". Only a decoder has a scope named self_attention.
+        stacks: Stack of each rematerialised layer: "layers_1_3" -> "encoder". It runs again outside its stack's scope:
+            "layers_1_3/mlp_1/MatMul". Only a decoder has a scope named self_attention.
     """
 
     def __init__(self, hlo: str):
@@ -193,7 +193,7 @@ class Module:
         return (_GRADIENT if is_gradient else "") + "/".join(scopes)
 
     def fused(self, instruction: Instruction) -> list[Instruction]:
-        """Returns the instructions of the computation that a fusion calls, [] for other instructions."""
+        """Returns the instructions that a fusion calls, [] for other instructions."""
         return [inner for name in instruction.called.get("calls", ()) for inner in self.computations.get(name, ())]
 
     def product_seconds(self, instruction: Instruction, chip: Chip) -> float:
@@ -247,11 +247,10 @@ def arrays(shape: str) -> list[Array]:
 def attribute(module: Module) -> dict[str, tuple[str, str]]:
     """Returns (part of the model, layer) of each operation of a program, by its name.
 
-    A part is for example "attention", a layer "encoder/layers_1", or the part again if the operation serves no layer.
+    A part is for example "attention", a layer "encoder/layers_1", or the part again without a layer.
 
-    An operation belongs to the layer in its name. An operation without a name, such as a copy, belongs to the layer of
-    most operations fused into it, else of its first attributed operand, consumer or caller, in this order. Otherwise it
-    is `UNATTRIBUTED`.
+    An operation belongs to the layer in its name. A nameless operation, such as a copy, belongs to the layer of most
+    operations fused into it, else of its first attributed operand, consumer or caller. Otherwise it is `UNATTRIBUTED`.
     """
     sparse = {module.layer(instruction).removeprefix(_GRADIENT).partition("/router")[0]
               for instruction in module.instructions.values() if "router" in instruction.operation}

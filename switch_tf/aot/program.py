@@ -74,10 +74,10 @@ class Program:
         collectives: All collectives.
         flops: FLOPs of all matrix products.
         expert_products: Size of the result of each matrix product of the experts, on one chip.
-        memory_traffic: Bytes that a chip reads from and writes to its memory, without on-chip memory. An operation that
-            reads a part of an operand counts all of it.
-        unread_loops: Names of loops with an unknown number of passes, which count once.
-        """
+        memory_traffic: Bytes that a chip reads from and writes to its memory, without on-chip memory. Counts whole
+            operands, even if only a part is read.
+        unread_loops: Names of loops with an unknown number of passes.
+    """
 
     def __init__(self, text: str, mesh: dict[str, int]):
         self._module = module = hlo.Module(text)
@@ -147,8 +147,8 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
             if match is None or instruction.name in fused and not is_scatter and first_names.setdefault(
                     _identity(instruction), instruction.name) != instruction.name:
                 continue
-            # The end of an asynchronous collective has its shape. Without an end, the operand is first, and flags
-            # follow the result.
+            # An asynchronous collective's end has its shape. Without it, the operand is first, and flags follow the
+            # result.
             arrays = hlo.arrays(ends.get(instruction.name, instruction).shape)
             if instruction.name not in ends and match[2] and match[1] != "all-reduce":
                 arrays = arrays[1:2]
@@ -167,7 +167,7 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
 
 
 def _identity(instruction):
-    """Returns a key shared by all copies of a collective. XLA writes one copy for each operation that it overlaps.
+    """Returns a key shared by all copies of a collective, one for each operation that it overlaps.
 
     The channel is not enough, because combined collectives share a channel.
     """

@@ -1,4 +1,4 @@
-"""Searches meshes, orders of their axes, group sizes and capacity factors, one after the other."""
+"""Searches meshes, orders of their axes, group sizes and capacity factors, in turn."""
 
 import collections
 import dataclasses
@@ -75,7 +75,7 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
     best = best_with("orders of its axes on the chips' network", orders(best))
     if config.num_experts:
         num_tokens = experiment.run.batch_size * max(experiment.run.task_feature_lengths.values()) // num_microbatches
-        # Halves the present size, or the number of tokens if smaller, down to SMALLEST_GROUP.
+        # Halves the present size or the number of tokens, down to SMALLEST_GROUP.
         largest = min(best.group_size, num_tokens // best.num_groups_multiple)
         sizes = itertools.takewhile(
             lambda size: size >= SMALLEST_GROUP, (largest >> times for times in itertools.count(1)))
@@ -109,7 +109,7 @@ def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: in
 def orders(best: Choice) -> list[Choice]:
     """Returns the mesh with its axes in other orders. Members of the last axis are neighbours on the network.
 
-    More than three axes have too many orders, so only two neighbouring axes are exchanged.
+    With more than three axes, only two neighbouring axes are exchanged.
     """
     mesh = Layout(best.mesh_shape).mesh
     long = [axis for axis, size in mesh.items() if size > 1]
@@ -129,7 +129,7 @@ def ranked(found: dict) -> list:
 
 
 def ranking(own: Choice, found: dict[Choice, dict], bindings: list[str]) -> str:
-    """Returns the table of answers, the flags of the best choice, and its gains over the run's own choice by part.
+    """Returns the table of answers, the best choice's flags, and its gains over the run's own choice by part.
 
     Args:
         own: Choice of the run.

@@ -43,8 +43,8 @@ def _is_lower_better(name, declared=None):
 class Best:
     """The best checkpoint so far, as recorded in `checkpoints/best.json`. None without a BEST_METRIC.
 
-    A value that is not finite is never the best. PATIENCE counts from the best evaluation, so a run without a finite
-    value trains to its last step. `current` is a dict with "step", "metric" and "value", or None.
+    Only finite values count, so PATIENCE never ends a run without one. `current` is a dict with "step", "metric" and
+    "value", or None.
 
     Args:
         run: Run.
@@ -65,8 +65,7 @@ class Best:
     def take_up(self, step: int, is_chief: bool) -> None:
         """Finds the best checkpoint of a resumed run from the evaluations and checkpoints on disk.
 
-        best.json is not enough: a kill or a full disk may have prevented its update, and its checkpoint may be damaged
-        or gone.
+        best.json is not enough: a kill may have prevented its update, and its checkpoint may be damaged or gone.
 
         Args:
             step: int. The step that was restored.

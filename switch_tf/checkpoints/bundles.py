@@ -1,9 +1,9 @@
 """The files of a checkpoint, completed by `checkpoint.json`.
 
-`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values. `RestoreV2` reads any
-slice of a variable, however it was split when written. TensorFlow aborts its process on an impossible shape in an
-index, so `check` reads the index first. An index is a sorted table (LevelDB's format): blocks of entries, a block with
-their places, and a footer with the place of that block. The value of an entry is a `BundleEntryProto`.
+`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values, `RestoreV2` any slice
+of a variable, however it was split. TensorFlow aborts its process on an impossible shape in an index, so `check` reads
+the index first: a sorted table in LevelDB's format, with blocks of entries (`BundleEntryProto`), a block with their
+places, and a footer with the place of that block.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from switch_tf.partitioning.variables import Piece, unfolding_of
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import put
 
-# TensorFlow's key of the names and order of the variables, which `tf.train.Checkpoint` needs.
+# TensorFlow's key of the names and order of the variables.
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 Sum = dict[str, Any]
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
@@ -54,7 +54,7 @@ def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = N
     Args:
         prefix: Path of the files, without their endings.
         pieces: Pieces of variables.
-        graph: From `object_graph`, in one of the processes.
+        graph: From `object_graph`, in one process.
     """
     with tf.device("CPU:0"):
         entries = [(key_of(path), text, value) for path, text, value in pieces]
@@ -67,7 +67,7 @@ def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = N
 
 
 def read(prefix: pathlib.Path, slices: Sequence[tuple[str, tf.DType, str]]) -> list[np.ndarray]:
-    """Returns slices of variables, however they were split when written, in one request.
+    """Returns slices of variables, however they were split, in one call.
 
     Args:
         prefix: Path of the files, without their endings.
@@ -87,7 +87,7 @@ def data_file(prefix: pathlib.Path, index: int = 0, count: int = 1) -> pathlib.P
 
 
 def join(parts: Sequence[pathlib.Path], sums: Sequence[Sum], prefix: pathlib.Path) -> dict[str, Sum]:
-    """Joins the files of several processes into one checkpoint by renaming them and writing a common index.
+    """Joins the files of several processes into one checkpoint, with new names and a common index.
 
     Args:
         parts: Prefixes that `write` has written.
@@ -113,7 +113,7 @@ def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: d
         pending_metrics: JSON-able sums since the last logged step, or None.
         configuration: JSON-able, from `continuation.record`.
         partitioner: Partitioner that trains. None for a checkpoint without optimizer.
-        """
+    """
     described = {}
     for path, variable in variables.items():
         described[path] = {"shape": list(variable.shape), "dtype": variable.dtype,
@@ -160,8 +160,8 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum]) ->
     Args:
         folder: Checkpoint folder.
         description: From `describe`.
-        known: Name of a file -> its sum, for files that need not be read again.
-        """
+        known: Name of a file -> its known sum.
+    """
     files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())
              if not file.name.startswith("parts.")}  # left by a process that woke after losing its run
     described = json_lines.loads(json_lines.dumps({**description, "files": files}))

@@ -1,17 +1,17 @@
 """Saves and restores the checkpoints of a run. A thread writes them while the run trains.
 
 A save copies this process's pieces of the variables to host memory, so later steps do not change them, and writes the
-small data position at once, before it advances. A thread does the rest. At most one save is under way: the next save
-waits for it, as does all code that needs its files.
+data position, before it advances. A thread does the rest. At most one save is under way: later saves and all code that
+needs its files wait for it.
 
 A checkpoint is complete or absent. It is written under a temporary name and renamed, so a kill or a full disk leaves
-older checkpoints intact. A bucket cannot rename folders: files are uploaded under a unique name and renamed one by one,
-and the description, without which there is no checkpoint, is written last. A process that slept while another took its
-run thus replaces no files.
+older checkpoints intact. A bucket cannot rename folders: there files are uploaded under a unique name and renamed one
+by one, and the description, without which there is no checkpoint, is written last. A process that slept while another
+took its run thus replaces no files.
 
 Several processes synchronise through files, because a collective in a thread would mix with those in the steps. Each
-process writes its part and then a small file that reports success or failure. The thread of the first process waits for
-these files, joins the parts and renames the folder.
+writes its part and then a small file that reports success or failure. The thread of the first process waits for these
+files, joins the parts and renames the folder.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class Checkpointer:
     """The checkpoints of a run. All processes call its methods together, except `settle`, `close` and `abandon`.
 
     `last` is the last saved step and its `time.time`, or None. The first process sets it when the checkpoint is
-    complete, other processes when they have waited for it.
+    complete, other processes in `wait`.
 
     Args:
         folder: path of the run's `checkpoints` folder.
@@ -93,16 +93,15 @@ class Checkpointer:
     def save(self, step: int, pending_metrics: dict | None = None, flush: Callable[[], None] = lambda: None) -> None:
         """Starts to write the checkpoint of a step, unless it exists, and then to remove outdated ones.
 
-        Waits first for an earlier save of another step.
+        Waits for an earlier save first. Afterwards the thread removes outdated checkpoints.
 
         Args:
             step: int.
             pending_metrics: JSON-able sums since the last logged step, or None.
-            flush: function that writes other files of the run, which must exist if the checkpoint does. Its OSError or
-                Refusal fails the save.
+            flush: function that writes the other files of the run first. Its OSError or Refusal fails the save.
 
         Raises:
-            BrokenCheckpoint: a variable is not finite. Nothing is written.
+            BrokenCheckpoint: a variable is not finite, so no file is written.
             FailedSave: the earlier save failed, or this one cannot begin.
         """
         if self._under_way is not None and self._under_way.step == step:
@@ -136,14 +135,14 @@ class Checkpointer:
         """Waits until the save under way, if any, is complete in all processes.
 
         Raises:
-            FailedSave: the save failed in any process, for example on a full disk.
+            FailedSave: the save failed in any process.
         """
         under_way = self._under_way
         if under_way is None:
             return
         final = folders.path_of(self._folder, under_way.step)
         with self._refusing(under_way.step):
-            # Agree first: a collective notices a lost process, and joining would wait forever for its part.
+            # Agree first: the collective notices a lost process, whose part would never come.
             under_way.has_part.wait()
             try:
                 self._agree(under_way.part_error)
@@ -165,7 +164,7 @@ class Checkpointer:
             self._under_way.thread.join()
 
     def close(self) -> None:
-        """Ends a run that did not `wait`, after waiting for this process's thread only.
+        """Waits for this process's thread only, for a run that did not `wait`.
 
         Raises:
             FailedSave: the save under way failed.
@@ -225,7 +224,7 @@ class Checkpointer:
         return None
 
     def _agree(self, error, final=None):
-        """Raises in all processes if any has an error. The first process then removes the files of `final`."""
+        """Raises in all processes if any has an error. The first process also removes the files of `final`."""
         if self._partitioner.any_process(error is not None):
             if final is not None and self._partitioner.is_chief:
                 discard(final)
@@ -305,13 +304,13 @@ class Writing:
         graph: Function that returns `bundles.object_graph` of the variables.
         process: Index of this process, and the number of processes.
         token: Text unique to this run of the processes.
-        tidy: Function that the first process calls when the checkpoint is complete.
+        tidy: Function for the first process to call on completion.
         part_error: Earlier error of this process. The thread then only reports it.
 
     Attributes:
         step: The step that is saved.
         has_part: Event. This process has written its part, or failed.
-        thread: The thread. When it ends in the first process, the checkpoint is complete or has failed.
+        thread: The thread. In the first process it ends when the checkpoint is complete or has failed.
         part_error: Error that kept this process from writing its part, or None.
         error: Error that kept the first process from completing the checkpoint, or None.
     """
@@ -333,14 +332,14 @@ class Writing:
         self._index, self._count = self.process
         self._parts = _parts_of(self._temporary, self.token)  # shared by all processes
         self.has_part, self._is_abandoned = threading.Event(), threading.Event()
-        # A daemon, because the checkpointer waits for it unless another process is lost.
+        # A daemon: the checkpointer waits for it unless another process is lost.
         self.thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self.thread.start()
 
     def abandon(self) -> None:
         """Stops waiting for the parts of other processes, because one is lost or has failed.
 
-        If all parts exist, the thread has some seconds to complete the checkpoint.
+        Leaves the thread some seconds, in case all parts exist.
         """
         self._is_abandoned.set()
         self.thread.join(_GRACE)

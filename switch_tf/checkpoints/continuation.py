@@ -124,7 +124,7 @@ def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_da
         `(lines, restarts_data)`: lines to print, and whether to read the data from their beginning.
 
     Raises:
-        Refusal: the run cannot resume. The message has both values of each difference and the way out.
+        Refusal: the run cannot resume.
     """
     if not saved:
         return [f"{checkpoint} is of a version that kept no record of the configuration, so only its variables are "
@@ -151,7 +151,7 @@ def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_da
 
 
 def _differences(saved, new):
-    """Returns the names with different values. Versions record different names, so compares common names only."""
+    """Returns the common names with different values. Versions record different names."""
     return [name for name in saved if name in new and saved[name] != new[name]]
 
 
@@ -179,10 +179,9 @@ def _plain(value):
 
 
 def check_early(described: Experiment) -> None:
-    """Raises Refusal for a run that cannot start or resume, in the cases known without TensorFlow.
+    """Raises Refusal for a run that cannot start or resume, as known without TensorFlow.
 
-    Checks that VOCABULARY and the task of BEST_METRIC exist, and that the model, the batches and the trained weights
-    match the newest checkpoint.
+    Checks VOCABULARY, the task of BEST_METRIC, and the model, batches and trained weights of the newest checkpoint.
     """
     run = described.run
     checkpoints = folders.checkpoints_of(run.model_dir)

@@ -65,7 +65,7 @@ def steps(folder: pathlib.Path) -> list[int]:
 def is_complete(checkpoint: Any) -> bool:
     """Returns whether the folder of a step holds a checkpoint.
 
-    On a disk the folder is enough. A bucket has no renames, so there the description, written last, decides.
+    On a disk the folder suffices. In a bucket the description, written last, decides.
     """
     if places.is_local(checkpoint):
         return checkpoint.is_dir()
@@ -85,7 +85,7 @@ def newest_first(folder: pathlib.Path) -> list[pathlib.Path]:
 def described(folder: pathlib.Path,
               on_broken: Callable[[pathlib.Path, BrokenCheckpoint], None] = lambda path, error: None,
               ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-    """Yields the undamaged checkpoints in a folder and their descriptions, newest first.
+    """Yields the undamaged checkpoints in a folder with their descriptions, newest first.
 
     Args:
         folder: path of a run's `checkpoints` folder.
@@ -173,7 +173,7 @@ def outdated(folder: pathlib.Path, keep: int, keep_every: int = 0) -> list[pathl
 def describe(checkpoint: Any) -> dict[str, Any]:
     """Reads `checkpoint.json` and checks the size of every file.
 
-    In the result, "files" has the "size" and "sha256" of each file. The latter is None in format 3.
+    The result's "files" has the "size" and "sha256" of each file, None in format 3.
 
     Raises:
         BrokenCheckpoint: a file is missing or damaged.
@@ -293,14 +293,14 @@ _PARTS = {
 
 
 def hash_of_weights(checkpoint: Any) -> str:
-    """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
+    """Returns a hash of a checkpoint's values: SHA-256 of its index with the checksums of all tensors."""
     return hashlib.sha256(places.content(checkpoint / "state.index", _LARGEST)).hexdigest()
 
 
 def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:
-    """Renames a broken checkpoint, so that its step can be saved again, and returns its new path.
+    """Renames a broken checkpoint, to save its step again, and returns the new path.
 
-    Removes an earlier broken checkpoint of the same step.
+    Replaces an earlier broken checkpoint of that step.
     """
     before = checkpoint.with_name(f"broken.{checkpoint.name}")
     if before.is_dir() and not before.is_symlink():
@@ -315,7 +315,7 @@ class Finding(NamedTuple):
         checkpoint: Path of its folder.
         damage: Sentence about the first damaged file, or None.
         num_bytes: Bytes of all files.
-        has_sums: Whether the description has sums of the files. False for format 3.
+        has_sums: Whether the description has sums, unlike format 3.
     """
 
     checkpoint: pathlib.Path
@@ -332,7 +332,7 @@ class Finding(NamedTuple):
 
 
 def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
-    """Returns the checkpoints of a run folder, oldest first, or a checkpoint folder itself. Otherwise []."""
+    """Returns the checkpoints of a run folder, oldest first, a checkpoint folder itself, or []."""
     folder = places.at(folder)
     if (folder / DESCRIPTION).exists():
         return [folder]
@@ -353,7 +353,7 @@ def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda n
 
     Args:
         checkpoint: Checkpoint folder.
-        on_read: function called with the number of bytes of each block that was read.
+        on_read: function called with the bytes of each block read.
     """
     try:
         files = describe(checkpoint)["files"]
@@ -370,9 +370,9 @@ def _size_of(files):
 
 
 def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> None:
-    """Compares files without a checksum of TensorFlow's, such as the data position, with their recorded sums.
+    """Compares files that TensorFlow does not check, such as the data position, with their recorded sums.
 
-    TensorFlow checks the tensors that it reads against the index, so the index is compared here too.
+    TensorFlow checks tensors against the index, so the index is compared too.
 
     Args:
         checkpoint: Checkpoint folder.
@@ -406,7 +406,7 @@ def _damage(file, entry, on_read=lambda num_bytes: None):
 
 
 def check_size(config: SwitchConfig, checkpoint: Any) -> None:
-    """Raises Refusal if a checkpoint, possibly from a stranger, is too small for the weights of a model.
+    """Raises Refusal if a checkpoint, possibly a stranger's, is too small for a model's weights.
 
     Args:
         config: SwitchConfig.
@@ -414,7 +414,7 @@ def check_size(config: SwitchConfig, checkpoint: Any) -> None:
 
     Raises:
         Refusal: the model has more parameters than the checkpoint has bytes.
-        BrokenCheckpoint: the checkpoint or its description is damaged.
+        BrokenCheckpoint: the checkpoint is damaged.
     """
     describe(checkpoint)
     held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
@@ -429,7 +429,7 @@ def summary(checkpoint: Any) -> dict:
     The bytes are "weights" and "optimizer" as float32, whatever their dtype, and all files, "on_disk".
 
     Raises:
-        BrokenCheckpoint: The checkpoint or its description is damaged.
+        BrokenCheckpoint: The checkpoint is damaged.
         Refusal: The checkpoint has another format version.
     """
     description = describe(checkpoint)

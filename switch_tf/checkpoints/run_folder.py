@@ -18,14 +18,14 @@ _LOCK = "lock"
 # Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
 _POLL_SECONDS = 5
-# Seconds to wait for the restart of a killed run. A preempted machine is back within minutes.
+# A preempted machine is back within minutes.
 _RESTART_SECONDS = 900
 
 
 class RunFolder:
     """Creates and locks a run folder. The lock is released when its process ends for any reason.
 
-    Other contents of the folder do not prevent a start, see `leftovers`.
+    Tolerates other contents of the folder, see `leftovers`.
 
     Args:
         path: path of the folder.
@@ -90,12 +90,12 @@ class RunFolder:
         write_whole(self.path / CONFIGURATION, text)
 
     def cut_metrics(self, step: int, ends_between: bool = False) -> None:
-        """Removes invalid lines and lines after a step, which a resumed run writes again.
+        """Removes invalid lines, and lines after a step that a resumed run writes again.
 
         Args:
             step: int, the restored step. Its own lines stay.
-            ends_between: bool. Whether the step lies between two steps to log. Its training line is then removed,
-                because the next line also averages over its steps.
+            ends_between: bool. Whether the step lies between two logged steps. Its training line goes, because the next
+                line repeats its steps.
         """
         if not self.metrics.exists():
             return
@@ -108,7 +108,7 @@ class RunFolder:
                 if record["step"] <= step and any(name.startswith(("eval/", LEFT_OUT)) for name in record)]
 
     def has_evaluation(self, step: int) -> bool:
-        """Returns whether `metrics.jsonl` has an evaluation of a step, or a record that it was left out."""
+        """Returns whether `metrics.jsonl` has an evaluation of a step, or its omission."""
         return any(record["step"] == step for record in self.evaluations(step))
 
     # Why the last process in the folder ended.
@@ -118,7 +118,7 @@ class RunFolder:
         write_whole(self.path / _END, json_lines.dumps({"step": step, "reason": reason}) + "\n")
 
     def remove_end(self) -> None:
-        """Removes the record of the end, because the run is in progress again."""
+        """Removes the record of the end."""
         leftovers.remove(self.path / _END)
 
 
@@ -196,8 +196,8 @@ def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
 def follow(folder: pathlib.Path, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
     """Yields each new checkpoint of a run until the run ends.
 
-    A run records why it ended, unless it was killed. A killed run may be restarted, so this waits some minutes. A run
-    restarted with a larger TRAIN_STEPS than `last_step` is followed further.
+    A killed run records no end and may be restarted, so this waits some minutes. A run restarted with a larger
+    TRAIN_STEPS than `last_step` is followed further.
 
     Args:
         folder: Run folder.
@@ -210,7 +210,7 @@ def follow(folder: pathlib.Path, last_step: int, done: Iterable[int] = ()) -> It
     checkpoints, done = folders.checkpoints_of(folder), set(done)
     is_announced, killed_at = False, None
     while True:
-        # Read first, because a run writes its last checkpoint before its end, and then releases its lock.
+        # Read first: a run writes its last checkpoint, then its end, and then releases its lock.
         end, is_alive = end_of(folder), is_running(folder)
         new = [step for step in folders.steps(checkpoints) if step not in done]
         if new:

@@ -22,7 +22,7 @@ from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
 _PORTION = 2**28  # bytes of whole variables to read at a time
-# Errors of TensorFlow, which asserts that every variable exists, and of a checkpoint that its run has removed.
+# Errors of TensorFlow, also for a missing variable, and of a checkpoint that its run has removed.
 _DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -41,7 +41,7 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
 
 
 def _is_learning_rate(path):
-    """Returns whether a path is a constant learning rate: a Keras variable, though the configuration decides it."""
+    """Returns whether a path is a constant learning rate: a Keras variable that the configuration decides."""
     return path.endswith("/learning_rate")
 
 
@@ -77,7 +77,7 @@ def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict[str, A
     """Returns the description of a checkpoint if it has these variables. Uses only their shapes.
 
     Raises:
-        BrokenCheckpoint: files are missing or damaged. Files of values are checked later, when they are read.
+        BrokenCheckpoint: files are missing or damaged. Values are checked later, when read.
         Refusal: the checkpoint belongs to another model or optimizer. Names the first difference.
     """
     description = folders.describe(checkpoint)
@@ -174,8 +174,7 @@ def _stored_as(saved, dtype):
 
 
 def _read(checkpoint, saved, variables):
-    """Reads variables in pieces if they are stored in the same form and dtype, otherwise one by one through the host.
-    """
+    """Reads variables in pieces if stored in the same form and dtype, else one by one through the host."""
     prefix, held, waiting, num_bytes = checkpoint / "state", {}, {}, 0
     with _reading(checkpoint):
         for path, variable in variables.items():
@@ -202,7 +201,7 @@ def _read(checkpoint, saved, variables):
 
 
 def _load(prefix, variables):
-    """Reads this process's slices in one request, because each takes six requests to a bucket."""
+    """Reads this process's slices in one call, because each call takes six requests to a bucket."""
     slices = [(path, variable.dtype, text) for path, variable in variables.items() for text in variable.slices()]
     if slices:
         values = dict(zip(((path, text) for path, _, text in slices), bundles.read(prefix, slices), strict=True))
@@ -247,7 +246,7 @@ class StoredWeights:
     def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
         """Returns a variable, or rows of it, in its stored dtype, by a path of `tensors.state_variables`.
 
-        Rows of an unfolded variable, or of one written in one piece, take the memory of the whole variable.
+        Rows of an unfolded variable, or one written in one piece, take the whole variable's memory.
         """
         saved = self._variables.get(path)
         if saved is None:

@@ -56,9 +56,9 @@ def weights(config: Any) -> Iterator[Weight]:
 def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
     """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 
-    The first four parts are the weight products of Table 9 in the paper (footnote 7), which
-    `SwitchConfig.flops_per_sequence` sums. The rest are `attention_scores` (queries by keys, probabilities by values),
-    `logits`, and `capacity_padding` (empty slots of a training step at `train_capacity_factor`).
+    The first four parts are the weight products of Table 9 in the paper (footnote 7). The rest are `attention_scores`
+    (queries by keys, probabilities by values), `logits`, and `capacity_padding` (empty slots of a training step at
+    `train_capacity_factor`).
     """
     d, inner = config.d_model, config.num_heads * config.d_kv
     feed_forward = _feed_forward_products(config, config.d_ff, d)

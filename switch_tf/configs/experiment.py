@@ -21,26 +21,25 @@ PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gi
          "(gin/runs/pretrain.gin)")
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
-# A gin file names modules to import and functions to call. Reading it does neither, so `check_trust` can check a
-# stranger's file first.
+# Reading a gin file imports and calls nothing, so `check_trust` can check a stranger's file first.
 _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # keys by which Keras imports a module
 _MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """A complete training run as data. Change it with `dataclasses.replace`. Needs no TensorFlow.
+    """A complete training run as data, without TensorFlow. Change it with `dataclasses.replace`.
 
     Attributes:
-        config: SwitchConfig of the model. None if a function of the user makes the model, until it exists.
+        config: SwitchConfig of the model. None if a user's function makes the model, until it exists.
         layout: Layout. Its mesh is complete once the devices are known.
         run: Run.
         settings: StepSettings.
-        model, optimizer: Parts. The model's argument `config` is left out. The default optimizer is Adafactor with T5's
+        model, optimizer: Parts. The model lacks its argument `config`. The default optimizer is Adafactor with T5's
             learning rates.
         objective: Part, or None for the cross-entropy of the targets.
         gin: Gin that it was read from, or None.
-        partitioner: Partitioner of the layout. None until the devices are known, and for devices of another machine.
+        partitioner: Partitioner of the layout. None for unknown devices and another machine's.
     """
 
     config: SwitchConfig | None
@@ -63,12 +62,12 @@ class Experiment:
     @classmethod
     def from_gin(cls, files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "",
                  **changes: Any) -> "Experiment":
-        """Returns the experiment that gin files describe, with nothing built.
+        """Returns the experiment that gin files describe, without building it.
 
         Args:
             files: Names of gin files. Later files win. Shipped files are found from any folder.
-            bindings: "NAME=VALUE" that override the files, as `--gin.NAME=VALUE` does.
-            search_paths: Folders to search for gin files before the shipped ones, separated by commas.
+            bindings: "NAME=VALUE" that override the files.
+            search_paths: Comma-separated folders to search before the shipped gin files.
             changes: Macros to override, such as TRAIN_STEPS=300.
         """
         if not files:
@@ -81,7 +80,7 @@ class Experiment:
 
         Args:
             folder: Run folder.
-            trust: Whether the folder may name modules that this package does not ship, which are then imported.
+            trust: Whether to import modules that this package does not ship, if the folder names them.
             changes: Macros to override.
         """
         file = os.path.join(folder, "operative_config.gin")
@@ -118,7 +117,7 @@ class Experiment:
     def as_gin(self) -> Gin:
         """Returns gin for this experiment: the gin it was read from, with later changes.
 
-        A layout that was completed for this machine's devices counts as unchanged.
+        A layout completed for this machine counts as unchanged.
 
         Raises:
             Refusal: Two parts of one name have arguments that gin cannot keep apart.
@@ -198,7 +197,7 @@ def check_trust(found: Gin, file: str) -> None:
     """Raises Refusal if a gin file names a module or function that the package does not ship.
 
     Args:
-        found: Contents of the file before `check`, so nothing was imported.
+        found: Contents of the file, before `check` imports modules.
         file: Path of the file, for the message.
     """
     for module in found.imports:

@@ -1,7 +1,7 @@
-"""Reads gin files as data, by full names. Reading imports nothing and calls nothing.
+"""Reads gin files as data, by full names, without importing or calling anything.
 
 gin's parser splits the files into statements. `check` refuses mistakes that gin finds late or never, and `part` returns
-the described parts. gin's global configuration is needed only by functions of other packages (`bind_others`).
+the described parts. Only functions of other packages need gin's global configuration (`bind_others`).
 """
 
 import codecs
@@ -222,8 +222,7 @@ class Gin:
     # Reading.
 
     def read_file(self, file: str, folders: Sequence[str], included_from: tuple[str, ...] = ()) -> None:
-        """Adds the bindings of a file and its includes, each from the first folder that has it. The last binding wins.
-        """
+        """Adds the bindings of a file and its includes, each from the first folder that has it. Later bindings win."""
         paths = [os.path.join(folder, file) for folder in (folders if places.is_local(file) else [""])]
         path = next((path for path in paths if "\0" not in path and places.at(path).is_file()), None)
         if path is None and included_from:
@@ -348,8 +347,7 @@ class Gin:
     def check_read(self, bindings: Sequence[str]) -> None:
         """Raises Refusal for a command-line macro that no part of the run reads.
 
-        A part of this package is read if the trainer leads to it. Any other function is read if a parameter of it is
-        bound, because any code may call it.
+        A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound.
 
         Args:
             bindings: "NAME=VALUE" of the command line.
@@ -421,7 +419,7 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
     Args:
         files: Names of gin files. Later files win.
         bindings: "NAME=VALUE" of the command line.
-        search_paths: Folders to search for gin files before the shipped ones, separated by commas.
+        search_paths: Comma-separated folders to search before the shipped gin files.
     """
     found, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     for file in files:
@@ -430,11 +428,11 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
 
 
 def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
-    """Returns the assignments of another package's gin file, and the names of its includes, which are not read.
+    """Returns the assignments of another package's gin file, and the names of its includes, without reading them.
 
     Returns:
-        ({"scope/name.parameter": value}, names of included files). Names are as the file spells them. Macros that the
-        file defines are replaced by their values.
+        ({"scope/name.parameter": value}, names of included files). Names are the file's. Its own macros are replaced by
+        their values.
     """
     values, macros, includes = {}, {}, []
     for statement in _statements(_content(path), path):

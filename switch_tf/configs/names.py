@@ -1,6 +1,6 @@
 """Names of tasks and vocabularies, and the functions that make them on first use.
 
-Importing seqio and TensorFlow takes seconds. Names are declared before that, so a misspelt name is refused at once.
+Names are declared before seqio and TensorFlow are imported, so a misspelt name is refused at once.
 """
 
 import os
@@ -19,7 +19,7 @@ _registered: set[Callable] = set()  # functions that have added their tasks to s
 def declare_tasks(names: Iterable[str], register: Callable[[], object]) -> None:
     """Declares seqio tasks and mixtures, to be registered on first use.
 
-    A declared name also covers members of a mixture, named by it, a dot and more.
+    A declared mixture "name" also covers its members "name.member".
 
     Args:
         names: Names of the tasks and mixtures. A repeated declaration replaces the earlier one.

@@ -1,6 +1,6 @@
 """Parts of a run by full name, as gin files bind them and an `Experiment` holds them.
 
-Gin files are read before TensorFlow is imported, so the names and parameters of parts that need it are listed here.
+Gin files are read before TensorFlow is imported, so parts that need it are listed with their parameters.
 """
 
 import dataclasses
@@ -87,9 +87,9 @@ _DEEPEST = 20  # nesting of brackets
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A function or class by full name, with its arguments, which may contain parts.
+    """A function or class by full name, with arguments that may contain parts.
 
-    `is_made`: Whether to call it. Otherwise it is passed on as a function with these arguments.
+    `is_made`: Whether to call it. Otherwise it stays a function with these arguments.
     """
 
     name: str

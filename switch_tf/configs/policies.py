@@ -1,7 +1,7 @@
 """Routing policies, one record each: a function and its properties.
 
-Configurations read the properties without importing Keras, so a record may locate its function by name instead.
-`register` makes a policy available by name in `SwitchConfig`, gin and `layers.Router`.
+Configurations import no Keras, so a record may locate its function by name. `register` makes a policy available by name
+in `SwitchConfig`, gin and `layers.Router`.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ class Policy:
         name: str. Name in configurations.
         decide: Function of `(scores, options)`, see `layers.decisions`, or "module:function", imported at the first
             call. Returns TokenChoices, or ExpertChoices if `experts_choose`.
-        num_choices: int or None. Experts per token. None leaves the number to `num_selected_experts`.
+        num_choices: int or None. Experts per token. None for `num_selected_experts`.
         fewest_choices: int. Smallest valid `num_selected_experts`.
-        is_causal: bool. Whether later tokens never change the expert or slot of an earlier one. Required in decoders.
+        is_causal: bool. Whether later tokens never change the expert or slot of earlier ones. Required in decoders.
         is_balanced: bool. Whether experts get equal shares without a load-balancing loss.
-        has_kernel: bool. Whether the router learns scores. Otherwise `scores.selection` and `scores.probs` are None.
+        has_kernel: bool. Whether the router learns scores. If not, `scores.selection` and `scores.probs` are None.
         needs_token_ids: bool. Whether `scores.token_ids` is required.
         experts_choose: bool. Whether experts choose tokens, not tokens experts.
-        counts_preference: bool. Whether statistics and balance loss count a token for its highest-scoring expert, even
-            if it was sent elsewhere.
-        state: tuple of str. Names of vectors that the router keeps between steps, <float32>[expert], initially zero.
-            `decide` reads them in `options.state`.
+        counts_preference: bool. Whether statistics and balance loss count the highest-scoring expert of a token instead
+            of the chosen one.
+        state: tuple of str. Names of vectors that the router keeps between steps, <float32>[expert], initially zero, in
+            `options.state`.
         update: Function of `(policy, state, load)`, or "module:function". Returns the state after a training step.
-            `state` is a dict of the vectors, and `load` is <float32>[expert], the share of tokens by first choice.
+            `state` is a dict, `load` <float32>[expert], the share of tokens by first choice.
 
     A subclass adds parameters as fields. `decide` reads them in `options.policy`.
     """
@@ -107,8 +107,8 @@ class TopN(Policy):
     """GShard's gating for `num_selected_experts` choices (arXiv 2006.16668, algorithm 1).
 
     Args:
-        second_expert: "random", "all", "none" or "threshold". Which choices after the first to carry out. "random"
-            keeps a choice with probability gate / threshold in training, and always at inference.
+        second_expert: "random", "all", "none" or "threshold". Which later choices to carry out. "random" keeps a choice
+            with probability gate / threshold in training, and always at inference.
         threshold: float in (0, 1).
     """
 

@@ -26,32 +26,31 @@ class Run:
             of 0 never evaluates.
         eval_batches: int. Largest number of validation batches in an evaluation.
         eval_each_task: bool. Also evaluate the loss of each task of a mixture, on the same number of batches.
-        unigram_batches: int. Training batches of a unigram model whose loss evaluations are compared with. 0 makes no
-            comparison.
+        unigram_batches: int. Training batches to count a unigram model on. Its loss is logged at step 0. 0 counts none.
         pack: bool. Several examples in one sequence.
         vocabulary: str or None. Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
             SentencePiece model.
         use_cached_tasks: bool. Read the tokens that `switch-tf cache` wrote instead of the text.
         cache_dir: str or None. Folder of the cache. None is the default folder of `switch-tf cache`.
-        cache_parts: int. Parts of a training batch from the cache. Each process reads only the parts with its rows, so
-            set it to the number of processes on a pod. Changing it changes the batches.
-        skip_corrupt_records: int. Corrupt cache records to leave out of the training batches, for each task and each of
-            the cache_parts. One more ends the run.
+        cache_parts: int. Parts of a training batch from the cache. Each process reads only its parts, so use the number
+            of processes on a pod. Another number gives other batches.
+        skip_corrupt_records: int. Corrupt cache records to skip, for each task and each of the cache_parts. One more
+            ends the run.
         seed: int. Seed of initial weights, order of the data, dropout and jitter.
         initial_checkpoint: str or None. Run folder or checkpoint with the weights of a new run.
         initial_variables: str. "all" reads every weight, from the same model. "matching" reads weights that both models
-            have with the same shape, such as all but the experts between a dense and a sparse model. "with_optimizer"
-            reads every weight, the optimizer's slots and the step, and starts at the beginning of the data.
-        restart_changed_data: bool. Start at the beginning of the data if they have changed since the checkpoint. False
-            refuses to resume then (`continuation.py`).
+            have with the same shape: all but the experts between a dense and a sparse model. "with_optimizer" reads
+            every weight, the optimizer's slots and the step, and starts at the beginning of the data.
+        restart_changed_data: bool. Restart the data if they have changed since the checkpoint. False refuses to resume
+            then (`continuation.py`).
         keep_checkpoints: int. Number of recent checkpoints to keep.
         keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
         on_failed_save: str. "stop" ends a run whose checkpoint cannot be written. "continue" prints the error and
             trains on, except at the end of the run.
         on_sigusr1: str. "stop" saves and ends the run at SIGUSR1, as at SIGTERM. "save" saves and trains on.
-        max_hours: float or None. Hours since the start of training after which the run is saved and ended.
+        max_hours: float or None. Hours after which the run is saved and ended.
         best_metric: str or None. Also keep the checkpoint with the best value of this metric, for example
-            "eval/glue_mrpc/f1". The metric decides whether lower or higher is better (`directions`).
+            "eval/glue_mrpc/f1". See `directions` for the direction.
         patience: int. Stop after this number of evaluations without a better value, counted from the first finite
             value. 0 never stops.
         shown_examples: int. Held-out examples to print with predictions at the end, at most a batch.
@@ -130,8 +129,8 @@ class StepSettings:
     Args:
         z_loss_weight: float. Coefficient of logsumexp(logits)^2 in the cross-entropy.
         label_smoothing: float in [0, 1).
-        num_microbatches: int. Equal parts of the batch, processed one after the other to save memory. The gradient is
-            of the whole batch.
+        num_microbatches: int. Equal parts of the batch, processed in turn to save memory. The gradient is of the whole
+            batch.
         clip_norm: float or None. Scales down gradients with a larger global norm.
         steps_per_call: int. Training steps in one call of the compiled function. The host sees their mean metrics.
         use_xla: bool. Compile the step with XLA. On a CPU only the optimizer's update, because TensorFlow's products

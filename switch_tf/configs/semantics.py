@@ -14,12 +14,12 @@ class Rules:
 
     Args:
         name: str. Value of `semantics`.
-        groups_are_sequences: bool. Each sequence is a group with `expert_capacity` slots per expert. Otherwise
-            `group_size` and the capacity factors determine groups and slots.
+        groups_are_sequences: bool. Each sequence is a group with `expert_capacity` slots per expert, instead of groups
+            and slots by `group_size` and capacity factors.
         groups_fit_experts: bool. The number of groups is also a multiple of the number of experts. Rows or columns of
-            zeros complete the batch, and are routed like tokens. Otherwise masked tokens complete the last group.
+            zeros complete the batch, routed like tokens. Otherwise masked tokens complete the last group.
         may_exceed_group_size: bool. Rounds the smallest number of groups, tokens / group_size, down instead of up.
-        is_exact: bool. Computes the capacity without rounding errors of binary floating point.
+        is_exact: bool. Computes the capacity without floating-point errors.
         rounds_capacity: bool. Rounds the capacity to the nearest integer, halves to even, instead of down.
         limits_capacity: bool. Limits the capacity to the tokens of a group.
         minimum_is_last: bool. Applies `min_expert_capacity` after that limit, not before.
@@ -28,7 +28,7 @@ class Rules:
             real. Otherwise it follows the targets.
         zeroes_padding: bool. Sets padding to zero before each Switch layer.
         zeroes_stack_padding: bool. Sets padding to zero in the outputs of a stack.
-        averages_over_padding: bool. Divides the cross-entropy of a training step by all targets, padding included.
+        averages_over_padding: bool. Divides the training cross-entropy by all targets, padding included.
         balances_over_all_tokens: bool. Divides the load-balancing loss by all tokens, padding included.
         balances_every_choice: bool. Counts every choice of a token in the load-balancing loss, not just the first.
         normalizes_gates: bool. Divides the gates of several choices by their sum.
@@ -135,7 +135,7 @@ class Grouping:
         """A divisor of the number of groups.
 
         It is `num_groups_multiple`, for semantics "t5x" its least common multiple with the number of experts. T5X
-        itself uses the experts times their replicas: devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS).
+        itself uses the experts times their replicas, devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS).
         """
         if not self.rules.groups_fit_experts:
             return self.num_groups_multiple

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 
-# Bytes that the TPU runtime reserves, by the v5e compiler's message when it refuses a program.
+# Bytes that the TPU runtime reserves, by the v5e compiler's messages.
 RESERVED = 2**28
 
 # FLOPs per cycle of a matrix unit of 128 x 128.
@@ -29,8 +29,8 @@ class Chip(NamedTuple):
         flops: FLOP/s of bfloat16 products.
         memory_bandwidth: Bytes/s between its memory and its core.
         link_bandwidth: Bytes/s of each of its links, in one direction.
-        clock: Cycles/s of its core. None for a GPU, whose compiler counts none.
-        float32_flops: FLOP/s of float32 products. None for `flops`: a TPU multiplies them in bfloat16 by default.
+        clock: Cycles/s of its core, None for a GPU.
+        float32_flops: FLOP/s of float32 products. None for `flops`, as a TPU multiplies in bfloat16 by default.
     """
 
     memory: float
@@ -81,7 +81,7 @@ class Gpu(NamedTuple):
         capability: Compute capability.
         cores: Number of multiprocessors.
         units: float32 units of a multiprocessor.
-        shared_memory: Bytes of shared memory of a multiprocessor. A block can have 1,024 less.
+        shared_memory: Bytes per multiprocessor. A block can have 1,024 less.
         cache: Bytes of the L2 cache.
         clock: Cycles/s.
         memory: Bytes, as CUDA reports them.
@@ -194,7 +194,7 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
 
     Args:
         num_bytes: Bytes of weights and gradients on one device.
-        room: Bytes of a device. Defaults to this machine's TPU, without a limit if it is unknown.
+        room: Bytes of a device. Defaults to this machine's TPU, unlimited if unknown.
     """
     if room is None and (chip := find_tpu_chip()):
         room = chip.memory + RESERVED

@@ -1,6 +1,6 @@
 """The devices of this machine and their nominal rate.
 
-Counting does not start them, because started devices can no longer be divided or joined.
+Counting does not start them, because started devices cannot be divided or joined.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import keras
 from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
 
-# Keras imports TensorFlow for its TensorFlow back end. With JAX's, this module needs none.
+# With Keras's JAX back end, this module needs no TensorFlow.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
@@ -34,7 +34,7 @@ def device_type() -> str:
 
 
 def use_host(command: str, alternative: str = "") -> None:
-    """Makes the rest of this process run on the CPU of a machine with a TPU, and prints so.
+    """On a machine with a TPU, makes the rest of this process run on the CPU, and prints so.
 
     For commands that work on one device, because a program on a TPU runs on all chips.
 

@@ -14,7 +14,7 @@ _PCI_DEVICES = "/sys/bus/pci/devices/*"
 _GOOGLE = "0x1ae0"
 _DISK, _NETWORK = "0x01", "0x02"  # classes of Google's other devices
 
-# The address of metadata.google.internal, since looking up an unknown name may take long.
+# Address of metadata.google.internal, because looking up an unknown name may take long.
 _SERVER = "169.254.169.254"
 _TIMEOUT = 1  # seconds; the server is on the same host
 _TRIES = 3
@@ -71,7 +71,7 @@ def accelerator_type() -> str:
 
 @functools.cache
 def vm_attribute(name: str) -> str:
-    """Returns an attribute of this VM, or "" without the attribute or a server."""
+    """Returns an attribute of this VM, or "" if there is none."""
     return vm_entry(f"attributes/{name}")
 
 

@@ -29,8 +29,8 @@ class _Mesh:
 class Network(_Mesh):
     """A torus of chips and a mesh laid over it.
 
-    Two-dimensional pods wrap along a dimension of 16 chips. Three-dimensional pods wrap along all dimensions if each is
-    a multiple of 4 (Cloud TPU's system architecture).
+    Two-dimensional pods wrap along dimensions of 16 chips, three-dimensional pods along all if each is a multiple of 4
+    (Cloud TPU's system architecture).
 
     Args:
         topology: Name such as "v5e:4x4".
@@ -47,8 +47,8 @@ class Network(_Mesh):
     def links_of_rings(self, axes: tuple[str, ...]) -> float:
         """Returns the links, in one direction, that a chip has to itself while groups gather or sum around rings.
 
-        Along a dimension there are two if the group closes a ring, and one on a line, because its ends have no second.
-        Groups whose members are not neighbours cross each other and share links.
+        A dimension has two if the group closes a ring, and one on a line, because its ends have no second. Groups whose
+        members are not neighbours share links.
         """
         links = 0.0
         for dimension, members in self._along(axes):
@@ -96,7 +96,7 @@ class Network(_Mesh):
 class Servers(_Mesh):
     """GPUs in servers and a mesh laid over them.
 
-    In a server each GPU sends over all of its NVLinks to any GPU. Between servers it sends over its own card.
+    In a server each GPU sends over all of its NVLinks, between servers over its own card.
 
     Args:
         gpu: Its GPUs.

@@ -61,8 +61,7 @@ class _Stopped(Exception):
 class Training:
     """A run in progress, made by `Trainer.start`. Call `advance` any number of times, then `finish`.
 
-    One thread calls these methods. Any thread may call `last_save`, `request_save` and `rescue`. As a context manager
-    it closes the run, finished or not.
+    Only `last_save`, `request_save` and `rescue` are for other threads. As a context manager it closes the run.
 
     Args:
         state: State.
@@ -125,15 +124,15 @@ class Training:
         Args:
             step: int, at most the run's last one.
             stop_reason: function called after every call of the step and every batch of an evaluation. Returns a reason
-                to stop, or None. All processes stop at the same step. An interrupted evaluation is repeated at the next
-                start. If it is interrupted again, it is left out, unless it is at the last step or for a `best_metric`.
-            num_untimed_steps: int. First steps to leave out of the speed. Runs that train in turns start each turn with
-                cold processor caches.
-            look_at: function called before each call of the step, with the number of steps taken and the batches as
-                read, a dict of <int32>[steps_per_call, batch, length].
+                to stop, or None. All processes stop together. The next start repeats an interrupted evaluation. After a
+                second interruption it is left out, unless it is at the last step or for a `best_metric`.
+            num_untimed_steps: int. First steps to leave out of the speed, because runs that train in turns start with
+                cold caches.
+            look_at: function called before each call of the step, with the steps taken and the batches, a dict of
+                <int32>[steps_per_call, batch, length].
 
         Raises:
-            Divergence: a loss or gradient is not finite. The last good checkpoint stays.
+            Divergence: a loss or gradient is not finite.
             Refusal: a checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
         self._stop_reason = stop_reason
@@ -162,7 +161,7 @@ class Training:
     def request_save(self) -> None:
         """Asks for a checkpoint of the step under way.
 
-        With several processes, a request in one is enough, but it needs `Run.on_sigusr1="save"`.
+        Several processes need `Run.on_sigusr1="save"`, and a request in only one.
         """
         self._is_save_requested.set()
 
@@ -174,9 +173,9 @@ class Training:
         return f"The last save is of step {step}, at {time.strftime('%H:%M:%S', time.localtime(saved_at))}."
 
     def rescue(self, reason: str) -> str | None:
-        """Saves a run while its own thread is busy without changing the state, for example in a compilation.
+        """Saves a run while its own thread is busy without changing the state, as in a compilation.
 
-        The process must end afterwards. Several processes cannot be rescued, because each compiles for itself.
+        The process must end afterwards. Does not work for several processes, because each compiles for itself.
 
         Args:
             reason: str. The reason to stop.
@@ -263,9 +262,7 @@ class Training:
             raise unsaved
 
     def _try_last(self, action):
-        """Returns an action's result, or None after a failure, which is only printed: the checkpoints are already
-        saved.
-        """
+        """Returns an action's result. Prints a failure and returns None, because the checkpoints are saved."""
         try:
             return action()
         except (OSError, Refusal) as failure:
@@ -288,7 +285,7 @@ class Training:
         self.folder.write_end(self.state.step, reason)
 
     def _owns_folder(self):
-        """Returns whether this process writes into the run folder, and it is still the same folder."""
+        """Returns whether this process writes into the run folder and still has it."""
         try:
             self.folder.check_is_there()
         except Refusal:
@@ -381,9 +378,9 @@ class Training:
         return True
 
     def _impatience(self):
-        """Returns a function that decides, during the wait for a batch, whether to give up some seconds after a signal.
+        """Returns a function that decides whether to stop waiting for a batch, some seconds after a signal.
 
-        Several processes never give up, because the rest would hang in the next collective.
+        Several processes never stop, because the rest would hang in the next collective.
         """
         asked, heard, is_announced = time.monotonic(), None, False
 
@@ -439,7 +436,7 @@ class Training:
                          f"command goes on from {self._last_checkpoint()}.") from error
 
     def _validate(self, go_on):
-        """Evaluates the current step, logs the results, and keeps its checkpoint if it is the best so far."""
+        """Evaluates the current step, logs the results, and keeps the checkpoint if it is the best."""
         run, step = self.run, self.state.step
         self._evaluator = self._evaluator or self._make_evaluator()
         results = self._evaluator.run(go_on, has_records=False)

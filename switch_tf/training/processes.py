@@ -33,7 +33,7 @@ with epy.lazy_imports():  # imports JAX
 if TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
 
-# Time for the remaining processes to end by themselves, with a message, after one has failed.
+# For the remaining processes to end by themselves after one has failed.
 GRACE_SECONDS = 30
 _MOST = 64
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -60,10 +60,9 @@ def say_who_is_awaited() -> None:
 
 @contextlib.contextmanager
 def one_of_several(command: str) -> Iterator[None]:
-    """Lets a signal end this process while C++ code waits for other processes, and hides log lines of JAX's
-    collectives.
+    """Lets a signal end this process while C++ code waits for other processes, and hides JAX's collective log lines.
 
-    Does nothing for a single process.
+    Has no effect on a single process.
     """
     if len(cluster.members().addresses) == 1:
         yield
@@ -75,14 +74,11 @@ def one_of_several(command: str) -> Iterator[None]:
 def agree(partitioner: "Partitioner", entries: dict[str, Any]) -> None:
     """Raises Refusal if the configurations of the processes differ. All processes call it together.
 
-    Different processes would hang in each other's collectives, or train inconsistent weights.
+    Otherwise they would hang in each other's collectives, or train inconsistent weights.
 
     Args:
         partitioner: Partitioner of all processes.
         entries: Name -> JSON value that must be the same.
-
-    Raises:
-        Refusal: Another process differs. Names the first different entry, with both values.
     """
     if partitioner.num_processes == 1:
         return
@@ -166,7 +162,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     The processes get SIGTERM when this process ends in any way. They share the GPUs equally.
 
     Returns:
-        The exit status of the process that made the rest end, see `statuses`.
+        The exit status of the first process to fail, see `statuses`.
     """
     if not 1 <= count <= _MOST:
         raise Refusal(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")
@@ -197,7 +193,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         output: dict[str, Any] = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         # The last --processes wins.
         command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]
-        # In its own session, because it would get a signal to this process's group twice.
+        # In its own session, or it would get this process group's signals twice.
         children.append(subprocess.Popen(command, env=environ, start_new_session=True,
                                          preexec_fn=end_with_parent, **output))
     relays = [threading.Thread(target=_relay, args=(child.stderr, index), daemon=True)
@@ -209,7 +205,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     def pass_on(number, _):
         signals.append(number)
         for child in children:
-            child.send_signal(number)  # does nothing if it has ended
+            child.send_signal(number)  # ignored if it has ended
 
     previous = {number: signal.signal(number, pass_on) for number in not_ignored()}
     try:
@@ -222,7 +218,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
 
 
 def _wait(children, signals=()):
-    """Waits for all children. If one fails, the remaining ones get some time to end by themselves.
+    """Waits for all children. After a failure, the remaining ones get some time to end by themselves.
 
     Args:
         children: list of subprocess.Popen.

@@ -13,10 +13,10 @@ from switch_tf.hardware.devices import are_jax, device_type, nominal_flops
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.storage import places
 
-# Seconds until the rate is measured again, because the load of a machine changes.
+# Seconds until the rate is measured again, because a machine's load changes.
 TRUSTED = 60
 FOLDER = "profile"
-_FIRST_CALL = 2  # after the calls that compile and fill caches
+_FIRST_CALL = 2  # after calls that compile and fill caches
 
 
 class Peak:
@@ -39,8 +39,7 @@ class Peak:
     def flops(self, used: float) -> float | None:
         """Returns the FLOPs per second of all devices together, or None for an unknown accelerator.
 
-        Without a nominal rate it is the largest measured rate. It is measured again after a minute, or when a run
-        exceeds it because the machine was busy during the measurement.
+        Without a nominal rate it is the largest measured rate. Measures again after a minute, or when a run exceeds it.
 
         Args:
             used: float, FLOPs per second that a run achieves.
@@ -59,7 +58,7 @@ class Peak:
 
 
 def measuring(dtype: str) -> Callable[[], float]:
-    """Returns a function that measures the FLOPs per second of large products in about a quarter of a second."""
+    """Returns a function that measures the FLOPs per second of large products for about 0.25 s."""
     size = 1024 if device_type() == "CPU" else 8192  # keeps a whole device busy
     run = compile_products(dtype, size)
 
@@ -98,7 +97,7 @@ def compile_products(dtype: str, size: int) -> Callable:
 
 
 class Profiling:
-    """Records training steps, from the third call of the step after the start of a process.
+    """Records training steps, from the third call of the step in a process.
 
     Args:
         num_calls: Calls of the step to record, 0 for none.
@@ -121,7 +120,7 @@ class Profiling:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Runs one call of the step, and records it if it is due.
+        """Runs one call of the step, recorded if it is due.
 
         Args:
             number: Steps taken before.
@@ -179,7 +178,7 @@ class Meter:
             num_tokens: float, real tokens in these steps.
             input_wait: float, seconds spent waiting for input.
             is_timed: bool. Untimed steps count only without timed steps.
-            """
+        """
         self._is_timed = is_timed
         self._sums[int(is_timed), 1:] += num_steps, num_tokens, input_wait
 

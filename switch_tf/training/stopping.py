@@ -1,8 +1,7 @@
 """Ends runs on signals and on notices of Google Cloud, and sets exit statuses for errors that may pass.
 
 The first signal stops a run in order, the second ends the process. A thread waits for the signals, because Python runs
-handlers only in the main thread between bytecodes, where a stalled dataset or a wait for other processes may never
-return.
+handlers only in the main thread, which a stalled dataset or a wait for other processes may block.
 """
 
 import contextlib
@@ -29,17 +28,17 @@ with epy.lazy_imports():  # imports TensorFlow
 # SIGHUP arrives when a terminal or ssh session closes. Slurm announces the end of a job by SIGUSR1 or SIGUSR2.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# Seconds in which a signal is a repetition of the first: `timeout` sends two, and the kernel one for each thread of a
-# parent that ends. Every Ctrl-C counts, because a person presses it.
+# Seconds in which a signal repeats the first: `timeout` sends two, and the kernel one for each thread of an ended
+# parent. Every Ctrl-C counts.
 _ONE_REQUEST, _ONE_REQUEST_OF_ENDED_PARENT = 2, 5
 _PATIENCE = 5  # seconds until a run that has not stopped is saved here
-# A pre-empted VM has 30 seconds, a VM with a maintenance event 60 if the entry has been read before.
+# A pre-empted VM has 30 seconds, one with a maintenance event 60 if the entry was read before.
 _PERIOD = 2.0  # seconds between checks for a notice
 # Other values announce a live migration, or no event.
 _MAINTENANCE = "TERMINATE_ON_HOST_MAINTENANCE"
-# Before a run begins, other file-system errors mostly come from a wrong path.
+# Before a run begins, other errors mostly come from a wrong path.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
-# TensorFlow's error classes by name, so that refusing an argument need not import TensorFlow.
+# TensorFlow's error classes by name, to avoid its import.
 _PASSING_CLASSES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "ResourceExhaustedError"}
 _LASTING_CLASSES = {"DataLossError", "InvalidArgumentError"}
 _OF_PYTHON = "Traceback (most recent call last)"  # in TensorFlow's error for a Python function of a dataset
@@ -98,8 +97,8 @@ class Ending(_Listening):
 class Stopping(_Listening):
     """A context in which the first signal sets the `reason` to stop, and a second signal ends the process at once.
 
-    A Google Cloud notice that this TPU VM is about to stop is also a reason. A run that does not react within seconds,
-    because it compiles or computes a metric, is saved here.
+    Google Cloud's notice that this TPU VM will stop is also a reason. A run that does not react within seconds, as in a
+    compilation, is saved here.
 
     Args:
         say: Function that prints a line of text.
@@ -186,7 +185,7 @@ def at_start() -> Iterator[None]:
 
 
 def classify(refusal: Refusal, is_running: bool = True) -> None:
-    """Sets the exit status of a Refusal by its causes, unless its class or an earlier call has set it.
+    """Sets the exit status of a Refusal by its causes, unless it is set.
 
     Args:
         refusal: Refusal that ends a run.

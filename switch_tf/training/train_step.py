@@ -1,7 +1,6 @@
 """The training step: gradients of the whole batch's loss, then the update, compiled by `compile_steps`.
 
-`check_trainable` and `check_division` refuse impossible steps, and `first_bad_tensor` diagnoses values that are not
-finite.
+Also refuses impossible steps, and diagnoses values that are not finite (`first_bad_tensor`).
 """
 
 import contextlib
@@ -49,11 +48,10 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
         objective: Objective, built. Defaults to `Objective()`.
 
     Returns:
-        `(gradients, measured)`: a dense tensor for each trainable variable, and StepMeasurements with the loss of the
-        gradients.
+        `(gradients, measured)`: a dense tensor for each trainable variable, and StepMeasurements.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
-    # Divides losses by the tokens of the whole batch, so that parts just add up.
+    # Divides losses by the whole batch's tokens, so that parts add up.
     dtype = dtypes.wide_dtype(model.compute_dtype)
     weights = partitioner.sum_over_parts(objective.weights(model.config, features, dtype))
     variables = [variable.value for variable in model.trainable_variables]
@@ -80,7 +78,7 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
     else:
         with in_part(0) as rows:
             zeros = _zeros_measured(model, rows, settings, objective), tf.zeros([], dtype)
-        # One part at a time, to hold the activations of one part.
+        # Holds the activations of one part at a time.
         _, *sums = tf.while_loop(
             lambda index, *_: index < count,
             lambda index, *sums: (index + 1, *metrics.merge(sums, part(index))),
@@ -108,13 +106,13 @@ def stateful_routers(model: keras.Model) -> dict[str, Router]:
 
 def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, gradients: list, norm: Any,
                     expert_loads: tuple[Mean, ...], settings: StepSettings) -> None:
-    """Clips by global norm if `settings.clip_norm` is set, and updates every variable and every router's state once.
+    """Clips by `settings.clip_norm`, if set, and updates every variable and every router's state once.
 
     Args:
         model: SwitchTransformer, built.
         optimizer: Keras optimizer, built.
         gradients: Tensor for each trainable variable, of the whole batch.
-        norm: <float32> scalar, their global norm.
+        norm: scalar, their global norm.
         expert_loads: `RouterStats.expert_load` of each of `stateful_routers`.
         settings: StepSettings.
     """
@@ -141,8 +139,8 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
     Returns:
         A function from features placed by `partitioner.place`, <int32>[steps_per_call, batch, length], to `(measured,
         bad_step)`: the merged StepMeasurements, and the <int32> index of the first step with a loss or gradient that is
-        not finite, or -1. That step and later steps change nothing.
-        """
+        not finite, or -1. That step and later steps make no change.
+    """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
     def compute(features):
@@ -188,7 +186,7 @@ def _rows(value, index, count):
 
 
 def check_trainable(trainable: str, config: SwitchConfig) -> None:
-    """Raises Refusal for a choice that leaves nothing to train.
+    """Raises Refusal for a choice without weights to train.
 
     Args:
         trainable: str, see `freeze`.
@@ -208,7 +206,7 @@ def freeze(model: keras.Model, trainable: str) -> None:
     Args:
         model: SwitchTransformer, built.
         trainable: "all", "all_but_experts", "experts", "router" or "decoder". The decoder includes its own logits, but
-            not a shared embedding, which the encoder also reads.
+            not an embedding shared with the encoder.
     """
     for variable in model.trainable_variables if trainable != "all" else ():
         variable.trainable = _PARTS[trainable](variable.path.partition("/")[2])
@@ -243,7 +241,7 @@ def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_f
 
 
 class Divergence(Refusal):
-    """A training step's loss or gradient was not finite. It updated nothing."""
+    """A training step's loss or gradient was not finite, so it made no update."""
 
     exit_status = statuses.DIVERGED
 
@@ -264,8 +262,8 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
         seed: int, the run's.
         step: int, the step that failed.
         settings: StepSettings.
-        partitioner: Partitioner. Defaults to one device. If it splits the model, only weights are checked, because
-            activations would have to be gathered one by one.
+        partitioner: Partitioner. Defaults to one device. If it splits the model, only weights are checked, to gather no
+            activations.
         objective: Objective, built. Defaults to `Objective()`.
 
     Returns:

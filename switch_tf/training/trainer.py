@@ -43,8 +43,8 @@ def check_parts(**parts: Any) -> None:
 class Trainer:
     """Trains a model from the newest checkpoint of its run folder to the last step.
 
-    The constructor refuses invalid arguments before anything is compiled or written. `configuration` is the
-    `continuation.record` for checkpoints.
+    The constructor refuses invalid arguments before it compiles or writes. `configuration` is the `continuation.record`
+    for checkpoints.
 
     Args:
         model: SwitchTransformer, not built.
@@ -110,8 +110,7 @@ class Trainer:
             progress: summaries.Progress. Defaults to a new progress bar.
 
         Raises:
-            Refusal: another process has locked the folder, or its checkpoints or another process of the run have a
-                different configuration.
+            Refusal: the folder is locked, or its checkpoints or another process have a different configuration.
         """
         run, partitioner = self.run, self.partitioner
         lines = [line for line in operative_config.splitlines() if not line.startswith("#")]
@@ -123,7 +122,7 @@ class Trainer:
         try:
             state = self._prepare(folder, progress.say)
             if partitioner.is_chief:
-                # Only now does this configuration surely match the folder.
+                # Only now is this configuration known to match the folder.
                 if operative_config:
                     folder.write_configuration(operative_config)
                 folder.remove_end()
@@ -171,7 +170,7 @@ def _size(variables):
 
 
 def _start(state, run, initial, say):
-    """Reads the weights of a new run, with the optimizer's slots and the step if `initial_variables` asks for them."""
+    """Reads the weights of a new run, and the optimizer's slots and the step for "with_optimizer"."""
     variables = tensors.state_variables(state.model)
     if run.initial_variables == "with_optimizer":
         state.step = tensors.restore(initial.path, tensors.state_variables(state.model, state.optimizer))["step"]
@@ -231,7 +230,7 @@ def _resume(state, run, folder, configuration, say):
 def _candidates(run, configuration, on_broken=lambda path, error: None):
     """Yields the checkpoints in a run's folder that it may resume from, newest first.
 
-    Lazy, because older checkpoints matter only if newer ones are damaged. Refuses another configuration.
+    Lazy, because older checkpoints matter only after damaged ones. Refuses another configuration.
 
     Args:
         run: Run.
@@ -239,8 +238,8 @@ def _candidates(run, configuration, on_broken=lambda path, error: None):
         on_broken: function called with the path of each checkpoint with a damaged description, and the error.
 
     Yields:
-        (folder, contents of its `checkpoint.json`, lines to print about changes of the configuration, whether to read
-        the data from their beginning).
+        (folder, contents of its `checkpoint.json`, lines about changes of the configuration, whether to restart the
+        data).
     """
     for path, description in folders.described(folders.checkpoints_of(run.model_dir), on_broken):
         saved = description["configuration"]
@@ -296,11 +295,10 @@ def _vocabularies(run, saved, configuration, checkpoint):
 
 def keep_config(folder: pathlib.Path, model: SwitchTransformer, run: Run, activation_dtype: str | None,
                 say: Callable[[str], None]) -> None:
-    """Copies the vocabularies of a run into its folder, then writes `config.json`, which is enough to use the model.
+    """Copies the vocabularies of a run into its folder, then writes `config.json`, for use of the model.
 
-    A model with the user's own class or dtype, or a task without inputs or targets, gets no `config.json`: only the gin
-    file describes it. A failure to write is printed and does not stop the run. A `config.json` of another kind, such as
-    a Hugging Face model's, stays.
+    A model with the user's own class or dtype, or a task without inputs or targets, is described by the gin file only.
+    A failure to write is printed. A foreign `config.json`, such as a Hugging Face model's, stays.
 
     Args:
         folder: path of the run folder.

@@ -1,7 +1,7 @@
 """Compares a layout with one device on the same batches: the loss, every gradient and every weight.
 
-The comparison needs float64, where the order of a sum changes only the sixteenth digit, so no hidden unit crosses the
-edge of its ReLU and no token changes its expert, unlike in float32. A wrong layout differs far more.
+In float64 the order of a sum changes only the sixteenth digit, so no hidden unit crosses its ReLU's edge and no token
+changes its expert, unlike in float32. A wrong layout differs far more.
 """
 
 import functools
@@ -25,7 +25,7 @@ from switch_tf.training import train_step
 
 # Largest relative difference that float64 rounding explains; 140 correct steps reached 1e-14.
 LIMIT = 1e-9
-# The only dtype in which differences are judged. In others, the order of a sum can decide where a token goes.
+# In other dtypes, the order of a sum can decide where a token goes.
 JUDGED_DTYPE = "float64"
 
 
@@ -41,8 +41,8 @@ class Verification(NamedTuple):
 
     `loss`, `later_loss`: relative difference of the loss in the first step, and the largest in all steps.
     `gradient`: largest max |a - b| / max |a| over variables, in the first step.
-    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. Root mean square, because an optimizer that
-        divides by the gradient's size moves a weight by a whole step if rounding decides the sign.
+    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. Not the largest, because an optimizer that
+        divides by the gradient's size may flip a weight's step by rounding.
     `losses`: pairs of losses (one device, layout), step by step.
     `program`: text of the layout's compiled step, see `Partitioner.program_text`.
     """
@@ -106,7 +106,7 @@ class Twin:
         objective = make_objective()
         objective.build(partitioner)
         objective.restore()
-        # The optimizer stores its gradients, because a separate computation would compile everything twice.
+        # The optimizer stores its gradients, to compile them once.
         with partitioner.creates_variables():
             stored = [with_axes(axes_of(variable), keras.Variable, np.zeros(variable.shape, variable.dtype),
                                 trainable=False, dtype=variable.dtype, aggregation="only_first_replica")
@@ -167,7 +167,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     Returns:
         (JSON object, text for people).
     """
-    # Once for each device, the optimisation takes longer than the few steps.
+    # The optimisation takes longer than the few steps.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     run, settings = described.run, described.settings
     if settings.steps_per_call != 1:
@@ -187,7 +187,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
         def show(step, loss, devices=devices):
             say(f"step {step}/{len(batches)} on {devices}: loss {loss:.7f}")
 
-        # Keeps no reference to the first model when the second is built.
+        # Frees the first model before the second is built.
         outcomes.append(Twin(described.make_model, described.make_optimizer, partitioner, run.seed, settings,
                              described.make_objective).train(batches, show))
     differences = compare(*outcomes)
