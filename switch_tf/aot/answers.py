@@ -113,7 +113,7 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
             raise RuntimeError(f"`{' '.join(command)}` failed: {error[-4000:]}")
         return {"mistake": re.sub(r"^switch-tf [\w-]+: ", "", last)}
 
-    # Available memory includes the page cache, unlike free memory.
+    # Unlike free memory, includes the page cache.
     memory = host.memory("MemAvailable")
     workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_A_JOB, len(questions)))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:

@@ -17,7 +17,7 @@ _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1,
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
 # Kind of an operation that runs other computations -> their role. The costliest counts.
 INNER = {"while": "body", "conditional": "branches", "call": "to_apply", "call-start": "to_apply"}
-# The function through which JAX calls TensorFlow's program (`lowering.jit`).
+# JAX's call of TensorFlow's program (`lowering.jit`).
 _CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(body|condition|to_apply|calls|(?:branch|true|false)_computations?)="
@@ -25,7 +25,7 @@ _CALLED = re.compile(r"\b(body|condition|to_apply|calls|(?:branch|true|false)_co
 _CUBLAS = 'custom_call_target="__cublas'
 # Memories on the chip: VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
-# Settings of a convolution's window, with their defaults.
+# A convolution's window, with defaults.
 _WINDOW = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 
 

@@ -241,7 +241,7 @@ def _number(content, position):
 
 
 class Parts:
-    """Writes a checkpoint of weights part by part, so that a kill costs one part and memory holds one.
+    """Writes a checkpoint of weights part by part, so a kill costs one part and memory holds one.
 
     The parts stay in `aside`. Joining links their files, so a kill then loses no part.
 

@@ -1,13 +1,12 @@
 """Saves and restores the checkpoints of a run. A thread writes them while the run trains.
 
-A save copies this process's pieces of the variables to host memory, so later steps do not change them, and writes the
-data position, before it advances. A thread does the rest. At most one save is under way: later saves and all code that
-needs its files wait for it.
+A save copies this process's pieces of the variables to host memory, and writes the data position before it advances. A
+thread does the rest. At most one save is under way: later saves and code that needs its files wait for it.
 
 A checkpoint is complete or absent. It is written under a temporary name and renamed, so a kill or a full disk leaves
-older checkpoints intact. A bucket cannot rename folders: there files are uploaded under a unique name and renamed one
-by one, and the description, without which there is no checkpoint, is written last. A process that slept while another
-took its run thus replaces no files.
+older checkpoints intact. A bucket cannot rename folders: files are uploaded under a unique name and renamed one by one,
+and the description, which makes the checkpoint, is written last. So a process that slept while another took its run
+replaces no files.
 
 Several processes synchronise through files, because a collective in a thread would mix with those in the steps. Each
 writes its part and then a small file that reports success or failure. The thread of the first process waits for these
@@ -45,7 +44,7 @@ from switch_tf.storage.whole_file import check_owned, owner_of, write_whole
 _LOOK_PERIODS = (0.05, 1.0)
 _GRACE = 5  # seconds
 _OTHER_FAILED = "another process could not write its part and names the cause"
-_RENAMED = "renamed"  # folder of a bucket for files that are renamed at the end
+_RENAMED = "renamed"  # folder of a bucket for files to rename at the end
 
 
 class FailedSave(Refusal):
@@ -82,7 +81,7 @@ class Checkpointer:
         self._folder, self._variables, self._batches = folder, variables, batches
         self._partitioner = partitioner or Partitioner()
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
-        # The owner of the run names the folder for the parts of all processes.
+        # Names the folder for the parts of all processes.
         owner = owner_of(self._folder)
         self._token = self._partitioner.gather_texts(owner.token if owner else secrets.token_hex(8))[0]
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
@@ -93,7 +92,7 @@ class Checkpointer:
     def save(self, step: int, pending_metrics: dict | None = None, flush: Callable[[], None] = lambda: None) -> None:
         """Starts to write the checkpoint of a step, unless it exists, and then to remove outdated ones.
 
-        Waits for an earlier save first. Afterwards the thread removes outdated checkpoints.
+        Waits for an earlier save first.
 
         Args:
             step: int.
@@ -214,7 +213,7 @@ class Checkpointer:
                 folders.remove(old)
 
     def _attempt(self, write: Callable[[], None]) -> BaseException | None:
-        """Returns the error of a writing function, so that all processes can fail together."""
+        """Returns the error of a function, so that all processes can fail together."""
         try:
             write()
         except (OSError, tf.errors.OpError, Refusal) as error:
@@ -232,7 +231,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _refusing(self, step) -> Iterator[None]:
-        """Turns file errors in this scope into a FailedSave for the step, unless another process took the run."""
+        """Turns file errors in this scope into a FailedSave, unless another process took the run."""
         try:
             yield
         except (OSError, tf.errors.OpError, Refusal) as error:
@@ -252,7 +251,7 @@ def _temporary_of(final):
 
 
 def make_empty(final: Any, num_processes: int, token: str) -> None:
-    """Creates the folder in which all processes write a checkpoint. A single process needs none in a bucket."""
+    """Creates the folder for writing a checkpoint. A single process needs none in a bucket."""
     temporary = _temporary_of(final)
     if temporary.exists():
         leftovers.remove(temporary)
@@ -265,7 +264,7 @@ def make_empty(final: Any, num_processes: int, token: str) -> None:
 def staging_of(final: Any) -> pathlib.Path:
     """Returns the local folder for this process's files, a new temporary one for a checkpoint in a bucket.
 
-    Removes the folders of killed processes, since each is as large as a checkpoint.
+    Removes the large folders of killed processes.
     """
     if places.is_local(final):
         return _temporary_of(final)
@@ -301,11 +300,11 @@ class Writing:
         staging: From `staging_of`, with the data position.
         pieces: Pieces of variables that this process writes. The thread frees them.
         description: From `bundles.describe`.
-        graph: Function that returns `bundles.object_graph` of the variables.
+        graph: Function that returns the `bundles.object_graph`.
         process: Index of this process, and the number of processes.
         token: Text unique to this run of the processes.
         tidy: Function for the first process to call on completion.
-        part_error: Earlier error of this process. The thread then only reports it.
+        part_error: Earlier error of this process, for the thread to report.
 
     Attributes:
         step: The step that is saved.

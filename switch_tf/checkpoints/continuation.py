@@ -29,7 +29,7 @@ _MODEL = {f"SwitchConfig.{name}" for name in (
     "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices", "extra_mlp",
     "expert_sublayers")}
 _FIXED = _MODEL | {"optimizer", "objective", "vocabulary", "StepSettings.trainable"}
-# A data position contains batches that were read ahead, so it depends on their shape.
+# A data position contains batches read ahead, so it depends on their shape.
 _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack", "Run.cache_parts",
          "StepSettings.steps_per_call", "training data"}
 _WITHOUT_EFFECT = {
@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = {
     "StepSettings": ("num_microbatches", "use_xla"),
 }
 _INITIAL = ("INITIAL_CHECKPOINT", "Run.initial_variables")  # of no effect on a resumed run
-# Fields of Run that a record names by macro. Records of earlier versions name these three by field.
+# Fields of Run that a record names by macro. Earlier versions named these three by field.
 _BY_MACRO = set(MACROS) - {"best_metric", "patience", "cache_parts"}
 
 

@@ -4,7 +4,7 @@
 
 * `state.*`: every variable of model and optimizer by its path, unsharded, in TensorFlow's format;
 * `data_position*`: the state of the input iterator, for a cached task in parts;
-* `data_position*.later.json`, if the input was waiting for data: the number of steps it is behind the position;
+* `data_position*.later.json`, if the input was waiting for data: its steps behind the position;
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, size and SHA-256 of every
   file (format 3: size only), sums of metrics since the last logged step, the configuration (`continuation.record`,
   absent in older versions), the fingerprints of its vocabularies, the layout, the versions that wrote it, and the
@@ -279,7 +279,7 @@ def _is_file(value):
         json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str))
 
 
-# Entries of a description that other modules read -> its check.
+# Entry of a description that other modules read -> its check.
 _PARTS = {
     "step": json_lines.is_step,
     "variables": lambda value: isinstance(value, dict) and all(

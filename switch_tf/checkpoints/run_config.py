@@ -10,7 +10,7 @@
     reading                rules that turn texts into ids
     vocabularies           feature -> its copy in the folder `vocabulary`, see `data/vocabularies.py`
 
-A run folder may come from anywhere, so the contents are checked like user input. Needs no TensorFlow.
+A run folder may be a stranger's, so the contents are checked. Needs no TensorFlow.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def is_foreign(folder: pathlib.Path) -> bool:
 
 
 def read(folder: pathlib.Path) -> RunConfig:
-    """Reads `config.json` of a run folder. Imports and executes nothing."""
+    """Reads `config.json` of a run folder without executing code."""
     path = folder / FILE
     names = {field.name for field in dataclasses.fields(RunConfig)}
     try:
@@ -123,7 +123,7 @@ def read(folder: pathlib.Path) -> RunConfig:
             raise Refusal(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
         checks.text("task", contents["task"])
         fields, own_policies = contents["model"], contents["policies"]
-        # A missing field is newer than the run, which was trained with its default.
+        # A missing field is newer than the run, and has its default.
         if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
             raise Refusal(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
         for name in ("routing_policy", "decoder_routing_policy"):

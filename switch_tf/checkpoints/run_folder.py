@@ -29,7 +29,7 @@ class RunFolder:
 
     Args:
         path: path of the folder.
-        is_owner: bool. Whether to lock and tidy the folder. One of the processes that train together does.
+        is_owner: bool. Whether to lock and tidy the folder, as one of several processes does.
 
     Raises:
         Refusal: the path is invalid or not writable, or another process trains in the folder.
@@ -66,7 +66,7 @@ class RunFolder:
             self._lock = None
 
     def discard(self) -> None:
-        """Releases the folder, and removes it if this process created it and wrote nothing."""
+        """Releases the folder, and removes it if this process created it and it is empty."""
         is_owned = self._lock is not None
         self.close()
         if is_owned and self._is_new and {path.name for path in self.path.rglob("*")} == {_LOCK, self.checkpoints.name}:

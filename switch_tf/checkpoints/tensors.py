@@ -127,7 +127,7 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
     Args:
         initial: InitialWeights, or `conversion.formats.Opened`.
         variables: path -> Keras variable, see `state_variables`.
-        is_matching: bool. Whether to accept another model's weights and read those with the same path and shape.
+        is_matching: bool. Whether to read only weights with the same path and shape, also of another model.
 
     Returns:
         Paths of the variables that were not restored.
@@ -151,7 +151,7 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
 
 @contextlib.contextmanager
 def _reading(checkpoint, damages=_DAMAGES):
-    """Turns TensorFlow's errors in this scope into a BrokenCheckpoint, or an OSError for a bucket."""
+    """Turns TensorFlow's errors into a BrokenCheckpoint, or an OSError for a bucket."""
     try:
         yield
     except damages as error:
@@ -256,7 +256,7 @@ class StoredWeights:
         text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
         is_whole = is_whole or rows.indices(unfolding.shape[0]) == (0, unfolding.shape[0], 1)
         with _reading(self._checkpoint, (*_DAMAGES, ValueError)):
-            # The open reader, because opening files in a bucket takes six requests.
+            # Opening files in a bucket takes six requests.
             values = self._reader.get_tensor(bundles.key_of(path)) if is_whole else None
             if values is None or values.dtype.name != dtype:
                 (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])

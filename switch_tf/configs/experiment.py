@@ -21,7 +21,7 @@ PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gi
          "(gin/runs/pretrain.gin)")
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
-# Reading a gin file imports and calls nothing, so `check_trust` can check a stranger's file first.
+# `check_trust` checks a stranger's file before any import or call.
 _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # keys by which Keras imports a module
 _MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
@@ -169,7 +169,7 @@ class Experiment:
 
     @property
     def activation_dtype(self) -> str | None:
-        """ACTIVATION_DTYPE that the model's dtype policy is derived from, or None."""
+        """ACTIVATION_DTYPE of the model's dtype policy, or None."""
         match self.model.arguments.get("dtype"):
             case Part(parts.DTYPE_POLICY, arguments):
                 return arguments.get("activation_dtype", "auto")
@@ -180,10 +180,10 @@ class Experiment:
         return importlib.import_module("switch_tf.experiments").train(self)
 
     def evaluate(self, step: int | str = "last", split: str = "validation", num_examples: int | None = None) -> dict:
-        """Computes the task metrics of a checkpoint, as `switch-tf eval` does. Imports TensorFlow.
+        """Computes the task metrics of a checkpoint, as `switch-tf eval`. Imports TensorFlow.
 
         Args:
-            step: A step, "best" by the run's BEST_METRIC, or "last".
+            step: A step, "best" or "last".
             split: Split of the tasks.
             num_examples: Largest number of examples of each task with metrics, or None.
 

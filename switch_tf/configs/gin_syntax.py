@@ -109,7 +109,7 @@ class Gin:
             yield from ((name, found) for found in _flat(list(parameters.values())))
 
     def required(self) -> list[str]:
-        """Returns the names of macros that still need a value from the user."""
+        """Returns the names of macros that need a value from the user."""
         return [name for name, value in self.macros.items() if value == Macro(_REQUIRED)]
 
     def set(self, name: str, parameter: str, value: Any) -> None:
@@ -253,13 +253,13 @@ class Gin:
         return self
 
     def _add(self, statements, source, include=None):
-        """Adds the imports and bindings of one file or binding, with names resolved as gin does."""
+        """Adds imports and bindings, with names resolved as gin does."""
         is_dynamic, modules = False, {}  # name in the file -> full name
 
         def full(selector):
             """Returns the full name for a selector. Records an invalid one for `check`."""
             if not is_dynamic:
-                # Without dynamic registration, and on the command line, gin accepts the end of a known name.
+                # Without dynamic registration, gin accepts the end of a known name.
                 ends = {parts.NAMES.get(name, name) for name in {*parts.NAMES, *parts.IN_LIBRARIES, *self.names()}
                         if f".{name}".endswith(f".{selector}")}
                 if len(ends) == 1:
@@ -378,7 +378,7 @@ class Gin:
                               f"{nearest(last, [module.name for module in beside])}") from error
             except _MISTAKES as error:
                 raise Refusal(f"{source}: {first_line(error).rstrip('.')}.") from error
-        registered = {}  # name -> full name of a function that an imported module registers with gin
+        registered = {}  # name -> full name of a function registered by an imported module
         for name in self.names():
             if "." not in name:
                 try:
@@ -407,7 +407,7 @@ class Gin:
         return self
 
     def bind_others(self) -> None:
-        """Sets gin's global configuration for functions of other packages that read it, such as t5's."""
+        """Sets gin's global configuration for functions that read it, such as t5's."""
         if any(name not in parts.PARTS for _, name in self.bound):
             gin.clear_config()
             gin.parse_config(self.text())

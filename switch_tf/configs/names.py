@@ -36,7 +36,7 @@ def task_names() -> set[str]:
 
 
 def check_task(name: str) -> None:
-    """Raises Refusal, with the nearest name, if no task or mixture has this name."""
+    """Raises Refusal if no task or mixture has this name."""
     checks.text("The name of a task or mixture", name)
     if registers(name) is None and name not in task_names():
         hint = nearest(name, task_names()) or " `switch-tf tasks` lists those that are shipped."
@@ -70,7 +70,7 @@ def declare_vocabulary(name: str, make: Callable) -> None:
 
 
 def check_vocabulary(name: str) -> None:
-    """Raises Refusal, with the nearest name, for a VOCABULARY that is neither declared nor an existing file.
+    """Raises Refusal for a VOCABULARY that is neither declared nor an existing file.
 
     Does not check URLs.
     """

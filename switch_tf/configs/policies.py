@@ -202,7 +202,7 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
 
 
 def to_config(policy: str | Policy) -> str | dict:
-    """Returns the name of a policy, or, for a record, `name` and the fields that differ from the registered policy."""
+    """Returns the name of a policy, or a record's `name` and fields that differ from the registered policy."""
     if isinstance(policy, str):
         return policy
     registered = get(policy.name)

@@ -205,6 +205,6 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
 
 
 def gpu_flops(name: str) -> list[float]:
-    """Returns a GPU's FLOP/s in bfloat16 and in TensorFloat-32 by its name, or [] if unknown."""
+    """Returns a GPU's FLOP/s in bfloat16 and TensorFloat-32 by its name, or [] if unknown."""
     words = {word.split("-")[0] for word in name.split()}  # "A100-SXM4-80GB" is an A100
     return next((flops for wanted, *flops in _GPU_FLOPS if words.issuperset(wanted)), [])

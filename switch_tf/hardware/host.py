@@ -8,7 +8,7 @@ import pathlib
 
 from switch_tf import environment
 
-# Files of TPU chips, from Google's driver or from VFIO, which also serves other devices.
+# Files of TPU chips, from Google's driver or VFIO. The latter also serves other devices.
 _ACCELERATORS, _VFIO = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"
 _PCI_DEVICES = "/sys/bus/pci/devices/*"
 _GOOGLE = "0x1ae0"

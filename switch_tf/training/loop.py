@@ -202,7 +202,7 @@ class Training:
                 f"in time. Everything up to it is saved in {self.folder.path}; the same command goes on from there.")
 
     def save(self) -> None:
-        """Logs the current step and starts to save it. `finish` waits for the save."""
+        """Logs the current step and starts to save it."""
         with self._changing:
             if self._is_finished:
                 return
@@ -418,7 +418,7 @@ class Training:
         try:
             go_on(0)
             if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._evaluator is None:
-                self._save()  # because no single process can leave a compilation
+                self._save()  # because a single process cannot leave a compilation
             self._validate(go_on)
         except _Stopped:
             if (self.run.best_metric or self.state.step == self.run.train_steps

@@ -110,7 +110,7 @@ def _different(name, first, other):
 
 
 class CommonEnd:
-    """A context that ends this process with a message if another process is lost, and quickly if it fails itself.
+    """A context that ends this process with a message if another is lost, and quickly if it fails itself.
 
     Args:
         partitioner: Partitioner of all processes.

@@ -76,7 +76,7 @@ def measuring(dtype: str) -> Callable[[], float]:
 
 
 def compile_products(dtype: str, size: int) -> Callable:
-    """Returns a function that computes a chain of square products in one call, so that the host waits once.
+    """Returns a function that computes a chain of square products in one call.
 
     Args:
         dtype: str.

@@ -1,7 +1,7 @@
 """Ends runs on signals and on notices of Google Cloud, and sets exit statuses for errors that may pass.
 
 The first signal stops a run in order, the second ends the process. A thread waits for the signals, because Python runs
-handlers only in the main thread, which a stalled dataset or a wait for other processes may block.
+handlers only in the main thread, and a stalled dataset may block it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _ONE_REQUEST, _ONE_REQUEST_OF_ENDED_PARENT = 2, 5
 _PATIENCE = 5  # seconds until a run that has not stopped is saved here
 # A pre-empted VM has 30 seconds, one with a maintenance event 60 if the entry was read before.
 _PERIOD = 2.0  # seconds between checks for a notice
-# Other values announce a live migration, or no event.
+# Other values mean a live migration or no event.
 _MAINTENANCE = "TERMINATE_ON_HOST_MAINTENANCE"
 # Before a run begins, other errors mostly come from a wrong path.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
@@ -176,7 +176,7 @@ class Stopping(_Listening):
 
 @contextlib.contextmanager
 def at_start() -> Iterator[None]:
-    """Gives a Refusal in this scope the exit status of an outage if its cause is never the user's mistake."""
+    """Gives a Refusal the exit status of an outage if its cause is never the user's mistake."""
     try:
         yield
     except Refusal as refusal:
@@ -211,7 +211,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _is_outage(error, is_running):
-    """Returns whether an error is an outage, or None if it does not decide that."""
+    """Returns whether an error is an outage, or None if undecided."""
     classes = {one.__name__ for one in type(error).__mro__}
     if isinstance(error, gzip.BadGzipFile):
         return False

@@ -99,7 +99,7 @@ class Trainer:
                 check_decodes(config)
         if run.shown_examples:
             data.check_examples(held_out)
-            data.examples(held_out, 1)  # reads texts, which a cache lacks
+            data.examples(held_out, 1)  # reads texts, not in a cache
             check_decodes(config)
 
     def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
@@ -117,7 +117,7 @@ class Trainer:
         processes.agree(partitioner, {**self.configuration, "layout": dataclasses.asdict(partitioner.layout),
                                       "MODEL_DIR": str(run.model_dir), "the gin configuration": lines})
         folder = RunFolder(run.model_dir, is_owner=partitioner.is_chief)
-        partitioner.barrier()  # other processes read the folder after it is tidied up
+        partitioner.barrier()  # until the folder is tidied up
         progress = progress or summaries.Progress(run.train_steps, is_shown=partitioner.is_chief)
         try:
             state = self._prepare(folder, progress.say)
@@ -249,7 +249,7 @@ def _candidates(run, configuration, on_broken=lambda path, error: None):
 
 
 def _opened(initial):
-    """Returns initial weights, see `tensors.start`. Opens a path."""
+    """Opens a path of initial weights."""
     return tensors.InitialWeights(initial) if isinstance(initial, str | pathlib.Path) else initial
 
 
