@@ -28,7 +28,7 @@ _FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", *chips.SHARE_VARIABLES)
 MEMORY_OF_A_JOB = 8 * 2**30
 GIB, MIB = 2**30, 2**20
 NUM_KINDS = 4  # kinds of operations to list
-# By `counted_by`.
+# Headings by `counted_by`.
 HEADINGS = {
     "cycles": "Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:",
     "rates": "At least, not measured, by nominal rates for the products and bytes of each operation, ms:"}
@@ -51,7 +51,7 @@ def cache_file(*question: str) -> pathlib.Path:
 
 
 def write(file: pathlib.Path, content: str | bytes) -> bool:
-    """Writes a whole file atomically, despite kills and other writers.
+    """Writes a whole file atomically, in case of a kill or a second writer.
 
     Args:
         file: Path. Its folder is created.

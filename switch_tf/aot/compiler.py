@@ -48,7 +48,7 @@ class DoesNotFit(Refusal):
 
 def devices_of(topology: str) -> list[jax.Device]:
     """Returns the devices of a topology such as "v5e:4x4" or "h100:8"."""
-    jax.config.update("jax_platforms", "cpu")  # JAX starts this machine's devices
+    jax.config.update("jax_platforms", "cpu")  # this machine's accelerators are not needed
     if chips.kind(topology) == "GPU":
         gpu, count, size = chips.servers(topology)
         compiler = "JAX's plugin for CUDA"

@@ -1,7 +1,4 @@
-"""Estimates memory, collectives and time of a training step on a pod from its compiled program.
-
-`as_json` returns the JSON object of `switch-tf compile`, with warnings and, if the run does not fit, advice.
-"""
+"""Estimates memory, collectives and time of a training step on a pod from its compiled program."""
 
 import contextlib
 import dataclasses
@@ -170,7 +167,7 @@ def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
     """
     layers = (config.num_encoder_layers, config.num_decoder_layers)
     if config.num_experts and (config.encoder_sparse_indices, config.decoder_sparse_indices) != (None, None):
-        return [layers]  # without a period
+        return [layers]  # chosen layers have no period
     steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     encoder, decoder = period = [max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True)]
     periods = {count / length for count, length in zip(layers, period, strict=True) if length}
@@ -210,7 +207,7 @@ def needed(memory: dict[str, int]) -> int:
 
 
 def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Estimate) -> dict:
-    """Returns all results for a step, or the compiler's message and advice if it found no room.
+    """Returns the JSON object of `switch-tf compile`, or only the compiler's message and advice if it found no room.
 
     "..._per_device", "chip_bytes" and "collectives" are for one chip. "counted_by" is "cycles" for the compiler's
     cycles, or "rates" for lower bounds by nominal rates. The predicted "layers" and "seconds_by_bytes" are the deepest
@@ -283,10 +280,7 @@ def _gib(size):
 
 
 def warnings(experiment: Experiment, program: Program) -> list[str]:
-    """Returns a sentence for each fault of a program.
-
-    Faults are gathered experts, repeated work, and loops of unknown length.
-    """
+    """Returns a sentence for each fault: gathered experts, repeated work, or a loop of unknown length."""
     config, layout, run = experiment.config, experiment.layout, experiment.run
     found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
              "collectives are too low" for loop in program.unread_loops]

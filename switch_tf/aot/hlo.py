@@ -41,7 +41,7 @@ NO_LAYER = "losses and update"
 # Operations that belong to no part of the model.
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
-# Kinds of operations with shared results, without a layer.
+# Kinds of operations whose results several layers may share.
 _SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 

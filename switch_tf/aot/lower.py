@@ -76,14 +76,14 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     """Lowers one training step.
 
     Args:
-        model: SwitchTransformer that is not built.
-        optimizer: Keras optimizer that is not built.
+        model: SwitchTransformer, not built.
+        optimizer: Keras optimizer, not built.
         layout: Layout with a complete mesh.
         batch_size: Sequences of the whole batch.
         task_feature_lengths: "inputs" and "targets", in tokens.
         settings: Settings of the step.
         pack: Whether sequences hold several examples, masked by segments.
-        objective: Objective that is not built. Defaults to `Objective()`.
+        objective: Objective, not built. Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
     partitioner.build(model, optimizer, lambda model: freeze(model, settings.trainable))

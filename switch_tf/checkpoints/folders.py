@@ -173,7 +173,7 @@ def outdated(folder: pathlib.Path, keep: int, keep_every: int = 0) -> list[pathl
 def describe(checkpoint: Any) -> dict[str, Any]:
     """Reads `checkpoint.json` and checks the size of every file.
 
-    The result's "files" has the "size" and "sha256" of each file, None in format 3.
+    The result's "files" has the "size" and "sha256" (None in format 3) of each file.
 
     Raises:
         BrokenCheckpoint: a file is missing or damaged.
@@ -429,8 +429,7 @@ def summary(checkpoint: Any) -> dict:
     The bytes are "weights" and "optimizer" as float32, whatever their dtype, and all files, "on_disk".
 
     Raises:
-        BrokenCheckpoint: The checkpoint is damaged.
-        Refusal: The checkpoint has another format version.
+        BrokenCheckpoint, Refusal: see `describe`.
     """
     description = describe(checkpoint)
     sizes = {"model": 0, "optimizer": 0}

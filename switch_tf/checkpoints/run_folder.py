@@ -90,12 +90,12 @@ class RunFolder:
         write_whole(self.path / CONFIGURATION, text)
 
     def cut_metrics(self, step: int, ends_between: bool = False) -> None:
-        """Removes invalid lines, and lines after a step that a resumed run writes again.
+        """Removes invalid lines, and the lines that a run resumed at a step writes again.
 
         Args:
             step: int, the restored step. Its own lines stay.
             ends_between: bool. Whether the step lies between two logged steps. Its training line goes, because the next
-                line repeats its steps.
+                line includes its steps.
         """
         if not self.metrics.exists():
             return
@@ -108,7 +108,7 @@ class RunFolder:
                 if record["step"] <= step and any(name.startswith(("eval/", LEFT_OUT)) for name in record)]
 
     def has_evaluation(self, step: int) -> bool:
-        """Returns whether `metrics.jsonl` has an evaluation of a step, or its omission."""
+        """Returns whether `metrics.jsonl` has an evaluation of a step, or a record of its omission."""
         return any(record["step"] == step for record in self.evaluations(step))
 
     # Why the last process in the folder ended.

@@ -1,7 +1,4 @@
-"""Names variables, and restores checkpoints under any layout and number of processes.
-
-`checkpointer.py` saves the checkpoints of a run, and `folders.py` describes their files.
-"""
+"""Names variables, and restores checkpoints under any layout and number of processes."""
 
 import contextlib
 import pathlib
@@ -57,8 +54,7 @@ def restore(checkpoint: Any, variables: Variables, batches: Batches | None = Non
         The description of the checkpoint, see `folders.describe`.
 
     Raises:
-        BrokenCheckpoint: files are missing or damaged.
-        Refusal: the checkpoint belongs to another model or optimizer. Names the first difference.
+        BrokenCheckpoint, Refusal: see `check_readable`.
     """
     description = check_readable(checkpoint, variables)
     _read(checkpoint, description["variables"], variables)
@@ -256,7 +252,7 @@ class StoredWeights:
         text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
         is_whole = is_whole or rows.indices(unfolding.shape[0]) == (0, unfolding.shape[0], 1)
         with _reading(self._checkpoint, (*_DAMAGES, ValueError)):
-            # Opening files in a bucket takes six requests.
+            # Uses the open reader: opening files in a bucket takes six requests.
             values = self._reader.get_tensor(bundles.key_of(path)) if is_whole else None
             if values is None or values.dtype.name != dtype:
                 (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])

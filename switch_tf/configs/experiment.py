@@ -147,18 +147,18 @@ class Experiment:
         return found
 
     def make_model(self) -> Any:
-        """Returns a new SwitchTransformer that is not built."""
+        """Returns a new SwitchTransformer, not built."""
         part = self.model
         if self.config is not None:
             part = dataclasses.replace(part, arguments=part.arguments | {"config": self.config})
         return self._make("model", part)
 
     def make_optimizer(self) -> Any:
-        """Returns a new Keras optimizer that is not built."""
+        """Returns a new Keras optimizer, not built."""
         return self._make("optimizer", self.optimizer)
 
     def make_objective(self) -> Any:
-        """Returns a new Objective that is not built."""
+        """Returns a new Objective, not built."""
         part = self.objective
         return self._make("objective", Part("switch_tf.evaluation.objectives.Objective", {}) if part is None else part)
 

@@ -23,7 +23,7 @@ def declare_tasks(names: Iterable[str], register: Callable[[], object]) -> None:
 
     Args:
         names: Names of the tasks and mixtures. A repeated declaration replaces the earlier one.
-        register: Function that adds all of them to seqio's registry. Called once.
+        register: Function that adds them to seqio's registry. Called once.
     """
     _tasks.update(dict.fromkeys(names, register))
 

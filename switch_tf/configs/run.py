@@ -30,8 +30,8 @@ class Run:
         pack: bool. Several examples in one sequence.
         vocabulary: str or None. Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
             SentencePiece model.
-        use_cached_tasks: bool. Read the tokens that `switch-tf cache` wrote instead of the text.
-        cache_dir: str or None. Folder of the cache. None is the default folder of `switch-tf cache`.
+        use_cached_tasks: bool. Read tokens from `switch-tf cache` instead of text.
+        cache_dir: str or None. Folder of the cache. None is the default of `switch-tf cache`.
         cache_parts: int. Parts of a training batch from the cache. Each process reads only its parts, so use the number
             of processes on a pod. Another number gives other batches.
         skip_corrupt_records: int. Corrupt cache records to skip, for each task and each of the cache_parts. One more

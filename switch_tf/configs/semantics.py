@@ -18,9 +18,9 @@ class Rules:
             and slots by `group_size` and capacity factors.
         groups_fit_experts: bool. The number of groups is also a multiple of the number of experts. Rows or columns of
             zeros complete the batch, routed like tokens. Otherwise masked tokens complete the last group.
-        may_exceed_group_size: bool. Rounds the smallest number of groups, tokens / group_size, down instead of up.
+        may_exceed_group_size: bool. Rounds the number of groups, tokens / group_size, down instead of up.
         is_exact: bool. Computes the capacity without floating-point errors.
-        rounds_capacity: bool. Rounds the capacity to the nearest integer, halves to even, instead of down.
+        rounds_capacity: bool. Rounds the capacity to nearest, halves to even, instead of down.
         limits_capacity: bool. Limits the capacity to the tokens of a group.
         minimum_is_last: bool. Applies `min_expert_capacity` after that limit, not before.
         routes_padding: bool. Padding is routed, takes slots and counts in both losses.
@@ -35,8 +35,7 @@ class Rules:
         joins_layers: bool. Computes one load-balancing loss and one z-loss over all routers of a stack. Otherwise sums
             the routers' losses.
         omits_full_stacks: bool. A stack with only sparse layers has no router losses.
-        starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (with step 1 all). Otherwise step - 1,
-            2 step - 1, ...
+        starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (all for step 1), not step - 1, 2 step - 1, ...
     """
 
     name: str

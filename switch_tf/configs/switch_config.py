@@ -47,7 +47,7 @@ class SwitchConfig:
         relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
         relative_attention_per_layer: bool. Each layer has its own position bias, as in umT5 and scanned T5X models.
             Otherwise a stack shares one, as in T5.
-        init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with deviation
+        init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
             sqrt(init_scale / fan_in). 0.1 in the paper (section 2.4), 1.0 in T5.
         attention_init_scale: float. The same for attention kernels, 1.0 in T5 and Mesh TensorFlow.
         num_experts: int. Experts of each sparse layer. 0 is a dense model.

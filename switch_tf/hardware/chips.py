@@ -131,7 +131,7 @@ class Gpu(NamedTuple):
             }}"""
 
 
-# From NVIDIA's data sheets. The network is a DGX's: a card of 200 or 400 Gbit/s for each GPU.
+# From NVIDIA's data sheets. The network is a DGX's: 200 or 400 Gbit/s per GPU.
 GPUS = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 167_936, 40 * 2**20, 1.41e9, 85_100_068_864, 2.039e12, 300e9,
                 25e9),

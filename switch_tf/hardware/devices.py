@@ -36,7 +36,7 @@ def device_type() -> str:
 def use_host(command: str, alternative: str = "") -> None:
     """On a machine with a TPU, makes the rest of this process run on the CPU, and prints so.
 
-    For commands that work on one device, because a program on a TPU runs on all chips.
+    For commands on one device, because a program on a TPU runs on all chips.
 
     Args:
         command: str, name of the command, such as "infer".

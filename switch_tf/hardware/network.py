@@ -1,6 +1,6 @@
 """The networks between chips, a pod's torus or servers of GPUs, and the links that groups of a collective share.
 
-Both have the same methods. `axes` are the mesh axes along which the members of a group differ.
+Both have the same methods, with the mesh `axes` along which members of a group differ.
 """
 
 import functools
@@ -58,7 +58,7 @@ class Network(_Mesh):
         return links or 1.0
 
     def links_to_next(self, axes: tuple[str, ...]) -> float:
-        """Returns the links that a chip has to itself while each member of a group sends to the next one only."""
+        """Returns the links that a chip has to itself while each member of a group sends to the next."""
         return max((1 / (members[1] - members[0]) for _, members in self._along(axes)), default=1.0)
 
     @functools.cache  # noqa: B019 - a network lives as long as the process that compiles for it
@@ -117,7 +117,7 @@ class Servers(_Mesh):
         return 1.0 if together == members else min(1.0, together / self._slowness)
 
     def links_to_next(self, axes: tuple[str, ...]) -> float:
-        """Returns the share of its NVLinks that a GPU uses while each member of a group sends to the next one only."""
+        """Returns the share of its NVLinks that a GPU uses while each member of a group sends to the next."""
         members, together = self._group(axes)
         return 1.0 if together == members else 1 / self._slowness
 

@@ -175,13 +175,13 @@ class Training:
     def rescue(self, reason: str) -> str | None:
         """Saves a run while its own thread is busy without changing the state, as in a compilation.
 
-        The process must end afterwards. Does not work for several processes, because each compiles for itself.
+        The process must end afterwards. Several processes cannot be saved so, because each compiles for itself.
 
         Args:
             reason: str. The reason to stop.
 
         Returns:
-            A sentence about the save, or None if the run's own thread is training and will save.
+            A sentence about the save, or None if the run's own thread will save.
 
         Raises:
             Refusal: the checkpoint could not be written.
@@ -311,7 +311,7 @@ class Training:
             self._say(f"... {time.perf_counter() - started:.0f} s.{later}")
 
     def _is_due(self, period):
-        """Returns whether a periodic action is due at this step. A period of 0 is never due."""
+        """Returns whether a periodic action is due. A period of 0 is never due."""
         return bool(period) and (self.state.step % period == 0 or self.state.step == self.run.train_steps)
 
     def _takes_request(self):

@@ -162,7 +162,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     The processes get SIGTERM when this process ends in any way. They share the GPUs equally.
 
     Returns:
-        The exit status of the first process to fail, see `statuses`.
+        The exit status of the process that ended the rest, see `statuses`.
     """
     if not 1 <= count <= _MOST:
         raise Refusal(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")
@@ -220,9 +220,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
 def _wait(children, signals=()):
     """Waits for all children. After a failure, the remaining ones get some time to end by themselves.
 
-    Args:
-        children: list of subprocess.Popen.
-        signals: Signals passed on to all children so far.
+    `signals`: Signals passed on to all children so far.
     """
     deadline, killed = None, set()
     while True:

@@ -99,7 +99,7 @@ class Trainer:
                 check_decodes(config)
         if run.shown_examples:
             data.check_examples(held_out)
-            data.examples(held_out, 1)  # reads texts, not in a cache
+            data.examples(held_out, 1)  # reads the texts; a cache has none
             check_decodes(config)
 
     def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
@@ -228,14 +228,9 @@ def _resume(state, run, folder, configuration, say):
 
 
 def _candidates(run, configuration, on_broken=lambda path, error: None):
-    """Yields the checkpoints in a run's folder that it may resume from, newest first.
+    """Yields the checkpoints in a run's folder that it may resume from, newest first. Refuses another configuration.
 
-    Lazy, because older checkpoints matter only after damaged ones. Refuses another configuration.
-
-    Args:
-        run: Run.
-        configuration: `continuation.record` of the run.
-        on_broken: function called with the path of each checkpoint with a damaged description, and the error.
+    Lazy, because older checkpoints matter only after damaged ones. `on_broken` gets the path and error of damaged ones.
 
     Yields:
         (folder, contents of its `checkpoint.json`, lines about changes of the configuration, whether to restart the

@@ -41,8 +41,8 @@ class Verification(NamedTuple):
 
     `loss`, `later_loss`: relative difference of the loss in the first step, and the largest in all steps.
     `gradient`: largest max |a - b| / max |a| over variables, in the first step.
-    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. Not the largest, because an optimizer that
-        divides by the gradient's size may flip a weight's step by rounding.
+    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. Root mean square, because rounding may flip
+        single steps of an optimizer that divides by the gradient's size.
     `losses`: pairs of losses (one device, layout), step by step.
     `program`: text of the layout's compiled step, see `Partitioner.program_text`.
     """
@@ -167,7 +167,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     Returns:
         (JSON object, text for people).
     """
-    # The optimisation takes longer than the few steps.
+    # Grappler's optimisation would take longer than the few steps.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     run, settings = described.run, described.settings
     if settings.steps_per_call != 1:
