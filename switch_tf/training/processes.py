@@ -51,7 +51,7 @@ def devices_of_this_process(num_devices: int | None, count: int | None = None) -
 
 
 def say_who_is_awaited() -> None:
-    """Prints, in the first of several processes, that it waits for the rest."""
+    """Prints, in the first process, that it waits for the rest."""
     members = cluster.members()
     if len(members.addresses) > 1 and members.index == 0:
         print(f"Waiting for the other processes of this run: {', '.join(members.addresses[1:])} ...", file=sys.stderr,

@@ -167,7 +167,7 @@ class Meter:
         self._is_timed = True
 
     def restart(self) -> None:
-        """Starts the clock now."""
+        """Starts the clock."""
         self._resumed = time.perf_counter()
 
     def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed: bool = True) -> None:
