@@ -1,6 +1,6 @@
-"""Answers of the compiler: their cache, several at once in processes of their own, and their text.
+"""The compiler's answers: their cache, parallel processes that compute them, and their text.
 
-An answer is the JSON object of `estimate.as_json`. Nothing here imports TensorFlow.
+An answer is the JSON object of `estimate.as_json`. This module imports no TensorFlow.
 """
 
 import concurrent.futures
@@ -22,20 +22,20 @@ from switch_tf.reporting.report import in_columns
 from switch_tf.storage import outputs, places
 from switch_tf.storage.whole_file import write_whole, writing
 
-# Variables with flags of the compilers, and with the share of a GPU's memory.
+# Variables with compiler flags and the share of a GPU's memory.
 _FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", *chips.SHARE_VARIABLES)
-# Enough for a model of a usual width.
+# Bytes, enough for usual widths.
 MEMORY_OF_A_JOB = 8 * 2**30
 GIB, MIB = 2**30, 2**20
-NUM_KINDS = 4  # kinds of operations that are named
-# By what the time was counted by.
+NUM_KINDS = 4  # kinds of operations to list
+# Headings by `counted_by`.
 HEADINGS = {
     "cycles": "Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:",
     "rates": "At least, not measured, by nominal rates for the products and bytes of each operation, ms:"}
 
 
 def cache_file(*question: str) -> pathlib.Path:
-    """Returns the cache file of a question. It differs for other versions of the compiler, its flags and this package.
+    """Returns the cache file of a question. It depends on the compiler, its flags and this package.
 
     Args:
         question: Texts that determine the answer: configuration, topology, depth.
@@ -51,14 +51,14 @@ def cache_file(*question: str) -> pathlib.Path:
 
 
 def write(file: pathlib.Path, content: str | bytes) -> bool:
-    """Writes a file whole or not at all, since another process may write it too and this one may be killed.
+    """Writes a whole file atomically, in case of a kill or a second writer.
 
     Args:
         file: Path. Its folder is created.
         content: Text or bytes.
 
     Returns:
-        Whether the file was written. If not, the reason is printed.
+        Whether the file was written. Otherwise prints the reason.
     """
     try:
         with writing(file):
@@ -71,7 +71,7 @@ def write(file: pathlib.Path, content: str | bytes) -> bool:
 
 
 def check_outputs(save: str | None, plot: str | None) -> None:
-    """Refuses a `--save` folder or a `--plot` file that cannot be written; creates the folders."""
+    """Refuses a `--save` folder or `--plot` file that cannot be written. Creates the folders."""
     if plot is not None and places.at(plot).is_dir():
         raise Refusal(f"--plot needs a file, and {plot!r} is a folder; name one in it, such as step.png.")
     for flag, folder in (("--save", None if save is None else places.at(save)),
@@ -88,10 +88,10 @@ def check_outputs(save: str | None, plot: str | None) -> None:
 
 
 def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
-    """Runs a process for every question, as many at a time as cores and memory allow, and prints a line after each.
+    """Runs a process for every question, as cores and memory allow, and prints a line after each.
 
     Args:
-        questions: Name -> command. Its last line of output is an answer, or it exits with status 2 and a sentence.
+        questions: Name -> command. Its last line of output is an answer, or it exits with status 2 and a message.
 
     Returns:
         Name -> answer, or {"mistake": sentence} for a refused question.
@@ -113,7 +113,7 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
             raise RuntimeError(f"`{' '.join(command)}` failed: {error[-4000:]}")
         return {"mistake": re.sub(r"^switch-tf [\w-]+: ", "", last)}
 
-    # Free memory would not count the page cache, which can be reclaimed.
+    # Unlike free memory, includes the page cache.
     memory = host.memory("MemAvailable")
     workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_A_JOB, len(questions)))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -140,7 +140,7 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
 
 
 def describe(answer: dict) -> str:
-    """Returns the text of one answer in full."""
+    """Returns the full text of an answer."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in answer["mesh"].items())
     layers, compiled = answer["layers"], answer["compiled_layers"]
     depths = " and ".join(f"{encoder} + {decoder}" for encoder, decoder in compiled)
@@ -196,7 +196,7 @@ def longest(seconds: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def table(answers: dict[str, dict]) -> str:
-    """Returns answers side by side, in the order given. A refused one has only the key "mistake"."""
+    """Returns a table of answers in the order given. A refused question has only the key "mistake"."""
     kinds = sorted({kind for answer in answers.values() for kind in answer.get("collectives", ())})
     header = ["", "GiB a chip", "fits", *(f"{kind}s" for kind in kinds), "core ms", f"{SENT} ms", f"{WAITING} ms",
               "floor ms", "step ms", "tokens/s", "MFU"]

@@ -1,9 +1,8 @@
-"""Time of a step by the compiler's own clock: its estimate for each instruction, in the order of its schedule.
+"""Predicts a step's time from the compiler's cycles for each instruction, in the order of its schedule.
 
-The TPU compiler writes `estimated_cycles` beside nearly every operation of an optimised program. The GPU compiler
-writes none, so an operation takes the least time that nominal rates allow for its products and bytes. Operations run on
-the core in the order of the text. Copies between memories and collectives run beside them, from where the
-schedule starts them to where it waits for them.
+The TPU compiler writes `estimated_cycles` for nearly every operation. The GPU compiler writes none, so an operation
+takes the least time that nominal rates allow for its products and bytes. The core runs operations in the order of the
+text. Copies between memories and collectives run in parallel, from their start to the wait for them.
 """
 
 import collections
@@ -18,7 +17,7 @@ from switch_tf.reporting.report import matplotlib, new_figure, png
 
 CORE, COPIES, LINKS = "core", "copies", "links"
 _TITLES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to other chips"}
-# Calls that only name values and take no time.
+# Calls that only name values.
 _FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|X64SplitLow|X64SplitHigh|X64Combine|Sharding)"')
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
 
@@ -44,14 +43,14 @@ class Span(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A step by the clock.
+    """A predicted step.
 
     Attributes:
         seconds: Duration of the step.
-        spans: Its spans; a loop has those of its first pass.
-        parts: Part of the model -> seconds on the core, which add up to `seconds`.
-        layers: Likewise by layer.
-        by_bytes: Kind of an operation without estimated cycles -> seconds by the nominal rates.
+        spans: Its spans. A loop has only its first pass.
+        parts: Part of the model -> seconds on the core, with the sum `seconds`.
+        layers: Layer -> seconds, likewise.
+        by_bytes: Kind of an operation without estimated cycles -> seconds by nominal rates.
     """
 
     seconds: float
@@ -61,7 +60,7 @@ class Schedule(NamedTuple):
     by_bytes: dict[str, float]
 
     def trace(self) -> str:
-        """Returns JSON in Chrome's trace event format, for Perfetto. A loop shows its first pass only."""
+        """Returns JSON in Chrome's trace event format, for Perfetto."""
         threads = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": lane, "args": {"name": text}}
                    for lane, text in enumerate(_TITLES.values())]
         lanes = [*_TITLES]
@@ -71,7 +70,7 @@ class Schedule(NamedTuple):
         return json.dumps({"displayTimeUnit": "ns", "traceEvents": [*threads, *events]})
 
     def draw(self, parts: dict[str, float], compiled: tuple[int, int], layers: tuple[int, int]) -> bytes:
-        """Returns a PNG: this schedule, and the time of each part of the model.
+        """Returns a PNG of this schedule, and of the time of each part of the model.
 
         Args:
             parts: Part -> seconds of a step of the whole model.
@@ -103,7 +102,7 @@ class Schedule(NamedTuple):
 
 
 def schedule(chip: Chip, module: hlo.Module, sends: dict[str, float], carriers: dict[str, str]) -> Schedule:
-    """Runs the program of a step on a chip by the clock.
+    """Predicts the schedule of a step on a chip.
 
     Args:
         chip: Chip.
@@ -124,9 +123,9 @@ def schedule(chip: Chip, module: hlo.Module, sends: dict[str, float], carriers: 
 
 
 def _run(chip, module, sends, carriers, origins, computation):
-    """Runs a computation; returns its seconds, and spans that start at 0. A called computation is another run."""
+    """Returns the seconds of a computation, and its spans from time 0. Recurses into called computations."""
     now, spans, lane_until = 0.0, [], {COPIES: 0.0, LINKS: 0.0}
-    until = {}  # name of a started operation -> (time of its end, part of waiting for it)
+    until = {}  # name of a started operation -> (end, part of the wait)
     # The last fusion with a part of a collective waits for it.
     last_carriers = {*{collective: fusion for fusion, collective in carriers.items()}.values()}
 
@@ -134,7 +133,7 @@ def _run(chip, module, sends, carriers, origins, computation):
         spans.append(Span(name, lane, part, origins[name][1], start, seconds))
 
     def beside(started, seconds, lane, waiting):
-        """Starts an operation on a lane beside the core."""
+        """Starts an operation on a lane parallel to the core."""
         start = max(now, lane_until[lane])
         if seconds:
             add(lane, origins[name][0], start, seconds)
@@ -175,14 +174,14 @@ def _run(chip, module, sends, carriers, origins, computation):
         elif kind in hlo.INNER:
             seconds, inner = max((_run(chip, module, sends, carriers, origins, each)
                                   for each in instruction.called[hlo.INNER[kind]]), key=lambda run: run[0])
-            if kind == "call-start":  # beside the core, such as a collective on a SparseCore
+            if kind == "call-start":  # parallel to the core, such as a collective on a SparseCore
                 is_sent = any(span.lane == LINKS for span in inner)
                 beside(name, seconds, *((LINKS, SENT) if is_sent else (COPIES, WAITING)))
                 continue
             times = module.loops.get(name) or 1
             spans += [span._replace(start=now + span.start, times=span.times * times) for span in inner]
             now += seconds * times
-        elif kind.endswith("-start"):  # a copy, which moves its smaller end
+        elif kind.endswith("-start"):  # a copy moves its smaller end
             moved = min((end.bytes for end in hlo.arrays(instruction.shape)[:2]), default=0)
             beside(name, moved / chip.memory_bandwidth, COPIES, WAITING)
         elif kind not in hlo.NAMES:

@@ -1,6 +1,6 @@
-"""The compiler of TPUs or GPUs on a machine without them: XLA compiles a lowered step for the devices of a topology.
+"""Compiles a lowered step for TPUs or GPUs on a machine without them, by XLA's description of a topology.
 
-libtpu describes the TPU chips, and JAX's plugin for CUDA the GPUs.
+libtpu describes TPU chips, JAX's CUDA plugin GPUs.
 """
 
 import os
@@ -16,8 +16,8 @@ from switch_tf.hardware.network import Network, Servers
 from switch_tf.partitioning import lowering
 from switch_tf.refusals import Refusal, first_line
 
-# By platform of the devices. On a GPU several programs for each product are tried, and the fastest is kept. Without one
-# the compiler takes the first of Triton's, or fails where that has no tile for the product's shape.
+# By platform. Without a GPU to time programs on, XLA would take Triton's first, or fail if it has no tile for the
+# shape.
 _OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 
@@ -28,7 +28,7 @@ class Compiled(NamedTuple):
         memory: Bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
             "temporaries", "code", "peak".
         hlo: Text of the optimised program.
-        network: Network of the pod or of the servers, with the place of each device of the mesh.
+        network: Network of the pod or the servers, with the places of the mesh's devices.
     """
 
     memory: dict[str, int]
@@ -37,32 +37,28 @@ class Compiled(NamedTuple):
 
 
 class DoesNotFit(Refusal):
-    """The program needs more memory than a chip has; the message is the compiler's."""
+    """The program needs more memory than a chip has. The message is the compiler's."""
 
     @property
     def temporaries(self) -> int:
-        """Bytes of activations and temporaries, 0 if the message has none."""
+        """Bytes of activations and temporaries, or 0 if the message has none."""
         found = re.search(r"(?:temporaries \(|Used )([\d.]+)([GM])(?:\)| of)", str(self))
         return round(float(found[1]) * 2**(30 if found[2] == "G" else 20)) if found else 0
 
 
 def devices_of(topology: str) -> list[jax.Device]:
-    """Returns the devices of a topology such as "v5e:4x4" or "h100:8".
-
-    Raises:
-        Refusal: The compiler does not know the topology.
-    """
-    jax.config.update("jax_platforms", "cpu")  # JAX starts devices of this machine, and accelerators are not needed
+    """Returns the devices of a topology such as "v5e:4x4" or "h100:8"."""
+    jax.config.update("jax_platforms", "cpu")  # this machine's accelerators are not needed
     if chips.kind(topology) == "GPU":
         gpu, count, size = chips.servers(topology)
         compiler = "JAX's plugin for CUDA"
-        # Slices, processes and devices: a slice is what NVLink connects.
+        # Slices, processes and devices. NVLink connects a slice.
         options: dict[str, Any] = {"platform": "cuda", "target_config": gpu.target(), "topology": f"{count}x1x{size}"}
     else:
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         compiler, options = "libtpu", {"platform": "tpu", "topology_name": topology}
-        if topology.startswith("v4:"):  # a v4 chip is one device on Cloud TPU; libtpu's default is two
+        if topology.startswith("v4:"):  # one device per v4 chip, as on Cloud TPU, not libtpu's two
             options["chip_config_name"] = "megacore"
         if topology.endswith(":1x1"):
             options["chips_per_host_bounds"] = (1, 1, 1)

@@ -1,8 +1,4 @@
-"""Estimates memory, collectives and time of a training step on a pod, from the program that XLA compiles.
-
-`as_json` turns an estimate into the JSON object of `switch-tf compile`, with warnings and, if the run does not fit,
-advice.
-"""
+"""Estimates memory, collectives and time of a training step on a pod from its compiled program."""
 
 import contextlib
 import dataclasses
@@ -31,14 +27,13 @@ from switch_tf.storage.outputs import say
 from switch_tf.training.train_step import check_division
 
 REPORT_PERIOD = 20  # seconds
-# Memory grows evenly with the number of layers from here on. With fewer, the compiler has room and keeps more.
+# Memory grows evenly with more layers. With fewer, the compiler has room and keeps more.
 FEWEST_LAYERS = 4
-# The compiler's time grows with the length of the program. This rate for the first depth lies between those of busy and
-# idle machines; the second depth uses the rate of the first.
+# Compile speed for the first depth, between a busy and an idle machine's. The second depth uses the measured speed.
 LINES_PER_SECOND = {"TPU": 250, "GPU": 1500}
-# Share of the memory that advice may fill, because temporaries do not shrink quite in proportion.
+# Share of the memory to fill, because temporaries shrink less than in proportion.
 ROOM = 0.9
-# Rows are padded to the tiles of a chip, so that sizes exceed a chip's share somewhat.
+# Rows are padded to a chip's tiles, so sizes exceed its share somewhat.
 TOLERANCE = 1.5
 NUM_LARGEST = 8  # collectives in the list of the largest
 
@@ -47,17 +42,16 @@ class Estimate(NamedTuple):
     """Needs of one chip for a step.
 
     Attributes:
-        memory: Bytes by kind: those of `Compiled`, and in them "weights", "slots" and "gradients" (0, since they are
-            temporaries).
+        memory: Bytes by kind: as in `Compiled`, and "weights", "slots" and "gradients" (0, since they are temporaries).
         state: Bytes of all weights and slots on all chips.
         compiled: Depths that were compiled.
         files: Name -> text, with one complete step of each depth per file.
-        refused: The compiler's message if it found no room, else None. Then only the values above are known.
+        refused: The compiler's message if it found no room, with only the values above, else None.
         collectives: Kind -> count and bytes in a step.
         flops: FLOPs of a step.
         roofline: Least seconds of a step.
-        parts: Seconds of a step by the compiler's clock, by part of the model.
-        program, schedule: Those of the deepest compiled model.
+        parts: Predicted seconds of a step, by part of the model.
+        program, schedule: Of the deepest compiled model.
     """
 
     memory: dict[str, int]
@@ -75,7 +69,7 @@ class Estimate(NamedTuple):
 
 def answer(experiment: Experiment, topology: str, is_full: bool, save: str | None,
            plot: str | None) -> tuple[dict, dict[pathlib.Path, str | bytes]]:
-    """Returns the JSON object of an estimate, and the content of the files that were asked for.
+    """Returns the JSON object of an estimate, and the contents of the requested files.
 
     Args:
         experiment, topology, is_full: See `make`.
@@ -93,15 +87,12 @@ def answer(experiment: Experiment, topology: str, is_full: bool, save: str | Non
 
 
 def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estimate:
-    """Compiles a step, whole or at two shallow depths and extrapolated linearly. Prints its progress.
+    """Compiles a step, whole or at two shallow depths, and extrapolates linearly. Prints its progress.
 
     Args:
         experiment: Run. Its layout has a complete mesh.
         topology: Name of the pod, such as "v5e:4x4".
         is_full: Whether to compile all layers.
-
-    Raises:
-        Refusal: The run does not fit its layout, or the layout its topology.
     """
     config, layout, run, settings = experiment.config, experiment.layout, experiment.run, experiment.settings
     check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
@@ -166,13 +157,14 @@ def _progress(expected):
 
 
 def _bytes(lowered, kind, piece):
-    """Returns the bytes of a program's arguments of a kind, of each its `piece(shape, spec)`."""
+    """Sums the bytes of a kind of arguments, each with the shape `piece(shape, spec)`."""
     return sum(math.prod(piece(one.shape, one.spec)) * tf.as_dtype(one.dtype).size
                for one in lowered.arguments if one.kind == kind)
 
 
 def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
-    """Returns a few periods of dense and sparse layers and twice as many, or the model's depth if it is no larger."""
+    """Returns two depths, a few periods of dense and sparse layers and twice that, or the model's depth if no larger.
+    """
     layers = (config.num_encoder_layers, config.num_decoder_layers)
     if config.num_experts and (config.encoder_sparse_indices, config.decoder_sparse_indices) != (None, None):
         return [layers]  # chosen layers have no period
@@ -188,7 +180,7 @@ def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
 def _extrapolated(config, points):
     """Extrapolates from two depths, the second twice the first: value(n) = first + (n - 1) * (second - first).
 
-    A part of a step that takes less time in the deeper model keeps that time.
+    A part with less time in the deeper model keeps that time.
     """
     first, last = points[0], points[-1]
     num_units = max(config.num_encoder_layers, config.num_decoder_layers) / max(first.compiled[0])
@@ -215,11 +207,11 @@ def needed(memory: dict[str, int]) -> int:
 
 
 def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Estimate) -> dict:
-    """Returns everything known about a step, or the compiler's message and advice if it found no room.
+    """Returns the JSON object of `switch-tf compile`, or only the compiler's message and advice if it found no room.
 
-    "..._per_device" and "chip_bytes" are for one chip, "collectives" for a step on one chip. "counted_by" says whether
-    operations take the compiler's cycles or, at least, what the chip's nominal rates allow. "layers" and
-    "seconds_by_bytes" of the predictions are for the deepest compiled model.
+    "..._per_device", "chip_bytes" and "collectives" are for one chip. "counted_by" is "cycles" for the compiler's
+    cycles, or "rates" for lower bounds by nominal rates. The predicted "layers" and "seconds_by_bytes" are the deepest
+    compiled model's.
     """
     config, layout = experiment.config, experiment.layout
     batch_size, lengths = experiment.run.batch_size, experiment.run.task_feature_lengths
@@ -250,7 +242,7 @@ def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Esti
 
 
 def advice(experiment: Experiment, found: Estimate, chip: chips.Chip) -> list[str]:
-    """Returns a line for each measure for a run that does not fit its chips, with numbers if they can be computed."""
+    """Returns a line for each measure that helps a run to fit its chips, with numbers if possible."""
     config, layout, settings = experiment.config, experiment.layout, experiment.settings
     lines = []
     kept, temporaries = found.memory["weights"] + found.memory["slots"], found.memory["temporaries"]
@@ -267,7 +259,7 @@ def advice(experiment: Experiment, found: Estimate, chip: chips.Chip) -> list[st
     if not config.remat:
         lines.append("Recompute activations in the backward pass, for about a third more compute: "
                      "--gin.SwitchConfig.remat=True.")
-    # The least number of parts, doubling the present one, with room for activations.
+    # Doubles the number of parts until activations have room.
     batch_size, present = experiment.run.batch_size, settings.num_microbatches
     parts = 2 * present
     while batch_size % (parts * layout.num_pieces("batch")) == 0:
@@ -288,10 +280,7 @@ def _gib(size):
 
 
 def warnings(experiment: Experiment, program: Program) -> list[str]:
-    """Returns a sentence for each fault of a program.
-
-    Faults are gathered experts, work repeated on several chips, and loops of unknown length.
-    """
+    """Returns a sentence for each fault: gathered experts, repeated work, or a loop of unknown length."""
     config, layout, run = experiment.config, experiment.layout, experiment.run
     found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
              "collectives are too low" for loop in program.unread_loops]
@@ -302,7 +291,7 @@ def warnings(experiment: Experiment, program: Program) -> list[str]:
     found += [f"{one.kind} of {one.shape} in {one.where}: the weights of all experts are brought together on each chip"
               for one in program.collectives
               if one.kind == "all-gather" and one.shape.partition("[")[2].rstrip("]") in stacked]
-    # The largest product of activations beside a chip's share of the expected one: rows of all experts' buffers.
+    # Compares the largest product of activations with a chip's share of the experts' buffers.
     slots = 0
     for feature, layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
         if layers:

@@ -1,7 +1,7 @@
-"""Parser of XLA's text of an optimised program: instructions, in computations that call each other, and their products.
+"""Parser of XLA's text of an optimised program: computations that call each other, their instructions and products.
 
-TPUs have a matrix product as a convolution, GPUs as a call of cuBLAS. Operations are attributed to layers and parts of
-the model by the names that TensorFlow gives them.
+A TPU's matrix product is a convolution, a GPU's a call of cuBLAS. Names of operations attribute them to the model's
+layers and parts.
 """
 
 import collections
@@ -15,9 +15,9 @@ from switch_tf.hardware.chips import Chip
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 # Kinds of operations that only name values.
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
-# Kind of an operation that runs other computations -> their role. Of several, only the costliest counts.
+# Kind of an operation that runs other computations -> their role. The costliest counts.
 INNER = {"while": "body", "conditional": "branches", "call": "to_apply", "call-start": "to_apply"}
-# The function through which JAX calls what TensorFlow wrote (`lowering.jit`).
+# JAX's call of TensorFlow's program (`lowering.jit`).
 _CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(body|condition|to_apply|calls|(?:branch|true|false)_computations?)="
@@ -25,23 +25,23 @@ _CALLED = re.compile(r"\b(body|condition|to_apply|calls|(?:branch|true|false)_co
 _CUBLAS = 'custom_call_target="__cublas'
 # Memories on the chip: VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
-# Settings of a convolution's window, with their defaults.
+# A convolution's window, with defaults.
 _WINDOW = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 
 
 # Parts of a step without work for the model.
 WAITING, SENT = "waiting for memory", "sent, not hidden"
-# Parts of the model by a scope in the name of a layer. The first match counts.
-_LOSS = "logits and loss"  # also the part of operations with a name that contains no layer
+# Parts of the model by scope of a layer. The first match counts.
+_LOSS = "logits and loss"  # also operations named without a layer
 _PARTS = ((r"logits_dense", _LOSS), (r"look_up|token_embedder", "embedding"), (r"router", "router"),
           (r"dispatch", "dispatch"), (r"combine", "combine"), (r"\w*experts", "experts"),
           (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
 _GRADIENT = "gradient of "
 NO_LAYER = "losses and update"
-# Operations without any link to a part of the model.
+# Operations that belong to no part of the model.
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
-# Kinds of operations with shared results, which do not identify a layer.
+# Kinds of operations whose results several layers may share.
 _SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 
@@ -69,7 +69,7 @@ class Instruction(NamedTuple):
         line: Whole text.
         operands: Names of the operands.
         called: Names of the called computations by role: "body", "condition", "to_apply", "calls", "branches".
-        cycles: Estimated cycles on the core, None without an estimate.
+        cycles: Estimated cycles on the core, or None.
         operation: TensorFlow's name of its operation, with scopes, or "".
     """
 
@@ -84,12 +84,12 @@ class Instruction(NamedTuple):
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies matrices; a fusion that contains a product does not count."""
+        """Whether it multiplies matrices. False for a fusion that contains a product."""
         return self.kind in ("convolution", "dot") or self.kind == "custom-call" and _CUBLAS in self.line
 
     @property
     def written(self) -> list[Array]:
-        """Arrays that it leaves behind, without the scratch memory of cuBLAS."""
+        """Arrays of its result, without the scratch memory of cuBLAS."""
         return arrays(re.sub(r", s8\[\d+\]\{0\}\)$", ")", self.shape) if _CUBLAS in self.line else self.shape)
 
 
@@ -100,11 +100,10 @@ class Module:
         computations: Name -> instructions in the order of the schedule.
         entry: Name of the computation that a step runs.
         instructions: Name -> instruction.
-        loops: Name of a "while" -> number of its passes, None if it cannot be read.
-        times: Name of a computation -> number of runs in a step. A loop that cannot be read counts once.
-        stacks: Stack of each layer that the program recomputes: "layers_1_3" -> "encoder". Rematerialisation runs a
-            layer again outside the scopes of its model and stack: "layers_1_3/mlp_1/MatMul". Only a decoder has a scope
-            named self_attention.
+        loops: Name of a "while" -> number of its passes, None if unreadable.
+        times: Name of a computation -> number of runs in a step. Loops with an unknown number of passes count once.
+        stacks: Stack of each rematerialised layer: "layers_1_3" -> "encoder". It runs again outside its stack's scope:
+            "layers_1_3/mlp_1/MatMul". Only a decoder has a scope named self_attention.
     """
 
     def __init__(self, hlo: str):
@@ -135,7 +134,7 @@ class Module:
                 if instruction.kind == "while"}
 
     def _count(self, loop):
-        """Reads the number of passes from the text, or from a counter that goes from zero to a limit."""
+        """Reads the number of passes from the text, or from a counter from zero to a limit."""
         if match := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line):
             return int(match[1])
         condition, body = (next(inner for inner in self.computations[loop.called[role][0]] if "ROOT " in inner.line)
@@ -194,18 +193,18 @@ class Module:
         return (_GRADIENT if is_gradient else "") + "/".join(scopes)
 
     def fused(self, instruction: Instruction) -> list[Instruction]:
-        """Returns the instructions of what a fusion calls, none for other instructions."""
+        """Returns the instructions that a fusion calls, [] for other instructions."""
         return [inner for name in instruction.called.get("calls", ()) for inner in self.computations.get(name, ())]
 
     def product_seconds(self, instruction: Instruction, chip: Chip) -> float:
-        """Returns the least seconds of a product on a chip, or of all products in what a fusion calls."""
+        """Returns the least seconds of a product on a chip, or of all products in a fusion."""
         if not instruction.is_product:
             return sum(self.product_seconds(inner, chip) for inner in self.fused(instruction))
         is_float32 = self.instructions[instruction.operands[0]].shape.startswith("f32")
         return self.flops(instruction) / (is_float32 and chip.float32_flops or chip.flops)
 
     def flops(self, product: Instruction) -> float:
-        """Counts the multiplications and additions of a "convolution", a "dot" or a call of cuBLAS."""
+        """Counts the FLOPs of a "convolution", a "dot" or a call of cuBLAS."""
         left, right = (lengths(self.instructions[name].shape) for name in product.operands[:2])
         result = lengths(product.shape)
         if product.kind != "convolution":
@@ -234,25 +233,24 @@ def _steps(length, result, size, stride, pad, dilation, window_dilation):
 
 
 def lengths(shape: str) -> list[int]:
-    """Returns the dimensions of an array, or of the first array of a tuple."""
+    """Returns the dimensions of an array, or of a tuple's first array."""
     return [int(length) for length in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if length]
 
 
 def arrays(shape: str) -> list[Array]:
-    """Returns every array in the text of a shape, which may be a tuple."""
+    """Returns every array in the text of a shape, possibly a tuple."""
     return [Array(f"{dtype}[{dims}]", _BYTES[dtype] * math.prod(int(length) for length in dims.split(",") if length),
                   _ON_CHIP.search(layout) is not None)
             for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape) if dtype in _BYTES]
 
 
 def attribute(module: Module) -> dict[str, tuple[str, str]]:
-    """Returns the part of the model, such as "attention", and the layer of each operation of a program, by its name.
+    """Returns (part of the model, layer) of each operation of a program, by its name.
 
-    The layer is "encoder/layers_1" or the like, or the part if the operation serves no layer.
+    A part is for example "attention", a layer "encoder/layers_1", or the part again without a layer.
 
-    An operation belongs to the layer in its name. One without a name, such as a copy, belongs where the operations
-    fused into it do, else to the layer of its first attributed operand, consumer or caller, in this order. Any other
-    is `UNATTRIBUTED`.
+    An operation belongs to the layer in its name. A nameless operation, such as a copy, belongs to the layer of most
+    operations fused into it, else of its first attributed operand, consumer or caller. Otherwise it is `UNATTRIBUTED`.
     """
     sparse = {module.layer(instruction).removeprefix(_GRADIENT).partition("/router")[0]
               for instruction in module.instructions.values() if "router" in instruction.operation}
@@ -261,7 +259,7 @@ def attribute(module: Module) -> dict[str, tuple[str, str]]:
                if (origin := _origin(instruction.operation, module.layer(instruction), sparse))}
 
     def adopt(instruction, found, only_layers=False):
-        """Gives an operation without an origin the first of those that were found."""
+        """Gives an operation without an origin the first origin found."""
         found = (origin for origin in found if origin and not (only_layers and origin[0] == _LOSS))
         if instruction.name not in origins and (origin := next(found, None)):
             origins[instruction.name] = origin
@@ -289,7 +287,7 @@ def attribute(module: Module) -> dict[str, tuple[str, str]]:
 
 
 def _origin(operation, where, sparse):
-    """Returns (part, layer) by the name alone, or None."""
+    """Returns (part, layer) by name only, or None."""
     if not operation or re.match(r"(AddN|XLA_Args)", operation):
         return None
     if re.match(r"(\w+/)*(global_norm|adafactor|adam\w*|sgd|lion)(_\d+)?/", operation):
@@ -297,7 +295,7 @@ def _origin(operation, where, sparse):
     if where == NO_LAYER:
         return _LOSS, _LOSS
     if where == _GRADIENT + "token_embedder" and re.search(r"/(MatMul|Einsum)[^/]*$", operation):
-        return _LOSS, _LOSS  # tied logits; the embedding's own gradient has the scope look_up
+        return _LOSS, _LOSS  # tied logits; the look-up's gradient has the scope look_up
     scopes = where.removeprefix(_GRADIENT).split("/")
     of_layer = "/".join(scopes[:2]) if len(scopes) > 1 and scopes[1].startswith("layers_") else scopes[0]
     for pattern, part in _PARTS:

@@ -1,6 +1,6 @@
-"""A training step as StableHLO for the devices of a mesh, from shapes alone: no weight is ever in memory.
+"""Lowers a training step to StableHLO for the devices of a mesh, from shapes only: no weight is in memory.
 
-It is the program that the pjrt back end trains. Variables are in pages that are reserved and never touched.
+It is the program that the pjrt back end trains. Variables are in reserved pages that are never touched.
 """
 
 from collections.abc import Callable
@@ -60,14 +60,14 @@ class ShapesOnly(Partitioner):
     """Creates variables without memory."""
 
     def _create(self, next_creator, **kwargs):
-        with tf.Graph().as_default():  # only for the shape and dtype
+        with tf.Graph().as_default():  # for the shape and dtype
             symbolic = initial_value(kwargs)
         if not any(axes_of_new_variable(symbolic.shape.rank)):
             return next_creator(**kwargs)  # too small to matter
         return next_creator(**{**kwargs, "initial_value": lowering.reserved(tuple(symbolic.shape), symbolic.dtype)})
 
     def compile(self, function: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
-        return function  # traced, once, by `lower_step`
+        return function  # `lower_step` traces it once
 
 
 def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout: Layout, batch_size: int,
@@ -76,14 +76,14 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     """Lowers one training step.
 
     Args:
-        model: SwitchTransformer that is not built.
-        optimizer: Keras optimizer that is not built.
+        model: SwitchTransformer, not built.
+        optimizer: Keras optimizer, not built.
         layout: Layout with a complete mesh.
         batch_size: Sequences of the whole batch.
         task_feature_lengths: "inputs" and "targets", in tokens.
         settings: Settings of the step.
         pack: Whether sequences hold several examples, masked by segments.
-        objective: Objective that is not built. Defaults to `Objective()`.
+        objective: Objective, not built. Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
     partitioner.build(model, optimizer, lambda model: freeze(model, settings.trainable))

@@ -1,6 +1,6 @@
 """Collectives, FLOPs and memory traffic of one chip in a step, counted in its optimised program.
 
-A loop's body counts as often as it runs, and a condition by its more expensive branch.
+A loop's body counts once per pass, and a condition by its costlier branch.
 """
 
 import math
@@ -15,7 +15,7 @@ from switch_tf.hardware.network import Network, Servers
 
 _COLLECTIVE = re.compile(
     r"(all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute|ragged-all-to-all)(-start)?")
-_SCATTER = "all-reduce-scatter"  # prefix of computations that sum and keep a piece
+_SCATTER = "all-reduce-scatter"  # prefix of computations that sum and keep one part
 
 
 class Collective(NamedTuple):
@@ -40,9 +40,9 @@ class Collective(NamedTuple):
     times: int = 1
 
     def seconds(self, chip: Chip, network: Network | Servers) -> float:
-        """Returns the seconds of one run, while every other group does the same.
+        """Returns the seconds of one run, with all groups running at once.
 
-        Rings use all links along their group. An all-to-all takes as long as its busiest link.
+        Rings use all links along their group. The busiest link limits an all-to-all.
         """
         share = (self.group_size - 1) / self.group_size
         if "all-to-all" in self.kind:
@@ -56,7 +56,7 @@ class Collective(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """Least seconds of a step in each part, by the nominal rates of a chip, if nothing else limited it."""
+    """Least seconds of a step in each part, by a chip's nominal rates."""
 
     compute: float
     memory: float
@@ -74,9 +74,9 @@ class Program:
         collectives: All collectives.
         flops: FLOPs of all matrix products.
         expert_products: Size of the result of each matrix product of the experts, on one chip.
-        memory_traffic: Bytes that a chip reads from and writes to its memory. On-chip memory does not count. An
-            operation that reads a part of an operand counts all of it.
-        unread_loops: Names of loops with an unknown number of passes. They count once.
+        memory_traffic: Bytes that a chip reads from and writes to its memory, without on-chip memory. Counts whole
+            operands, even if only a part is read.
+        unread_loops: Names of loops with an unknown number of passes.
     """
 
     def __init__(self, text: str, mesh: dict[str, int]):
@@ -100,7 +100,7 @@ class Program:
             sum(collective.times * collective.seconds(chip, network) for collective in self.collectives))
 
     def schedule(self, chip: Chip, network: Network | Servers) -> clock.Schedule:
-        """Runs the program by the compiler's clock."""
+        """Predicts the schedule of a step on a chip."""
         sends = {name: one.seconds(chip, network) for name, one in self._sent.items()}
         return clock.schedule(chip, self._module, sends, self._carriers)
 
@@ -113,8 +113,8 @@ def _traffic(module, computation):
             total += (module.loops.get(instruction.name) or 1) * max(
                 _traffic(module, inner) for inner in instruction.called[hlo.INNER[instruction.kind]])
         elif instruction.kind in ("copy-start", "slice-start"):
-            # A copy between two memories: its size, once for each end that is not on the chip. Its result is
-            # (result, source) or ((sources), result).
+            # A copy: its size, once for each end that is not on the chip. Its shape is (result, source) or ((sources),
+            # result).
             ends = hlo.arrays(instruction.shape)[:2]
             total += min(end.bytes for end in ends) * sum(not end.is_on_chip for end in ends)
         elif instruction.kind not in hlo.NAMES and not instruction.kind.endswith("-done"):
@@ -123,21 +123,22 @@ def _traffic(module, computation):
 
 
 def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str, Collective], dict[str, str]]:
-    """Returns the collectives of a program by the name of their instruction, and the fusions that carry them.
+    """Returns the collectives of a program, and the fusions that carry them.
 
     Args:
         module: Parsed program.
         mesh: Mesh axis -> size, in the order of its devices.
 
     Returns:
-        (Name -> collective, name of a fusion that starts, continues or awaits a collective -> name of the collective).
+        (Name of an instruction -> collective, name of a fusion that starts, continues or awaits a collective -> name of
+        the collective).
     """
     carried = [(fusion.name, inner) for instructions in module.computations.values() for fusion in instructions
                if fusion.kind == "fusion" for inner in module.fused(fusion) if _COLLECTIVE.fullmatch(inner.kind)]
     fused = {inner.name for _, inner in carried}
     ends = {instruction.operands[0]: instruction for instruction in module.instructions.values()
             if instruction.kind.endswith("-done")}
-    # The first name of each one that is written several times, by identity.
+    # first_names: identity -> first of several copies.
     collectives, first_names = {}, {}
     for computation, instructions in module.computations.items():
         is_scatter = computation.startswith(_SCATTER)
@@ -146,8 +147,8 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
             if match is None or instruction.name in fused and not is_scatter and first_names.setdefault(
                     _identity(instruction), instruction.name) != instruction.name:
                 continue
-            # An asynchronous one has its shape at its end. Without an end, it lists its operand first, and flags after
-            # its result.
+            # An asynchronous collective's end has its shape. Without it, the operand is first, and flags follow the
+            # result.
             arrays = hlo.arrays(ends.get(instruction.name, instruction).shape)
             if instruction.name not in ends and match[2] and match[1] != "all-reduce":
                 arrays = arrays[1:2]
@@ -156,7 +157,7 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
             places = np.unravel_index(devices, tuple(mesh.values()))
             axes = tuple(axis for axis, along in zip(mesh, places, strict=True) if len(np.unique(along)) > 1)
             if is_scatter:
-                kind, size = "reduce-scatter", size // len(devices)  # each chip keeps its own part of the sum
+                kind, size = "reduce-scatter", size // len(devices)  # each chip keeps its part
             largest = max(arrays, key=lambda array: array.bytes).text if arrays else ""
             collectives[instruction.name] = Collective(
                 kind, size, len(devices), axes, largest, module.layer(instruction),
@@ -166,9 +167,9 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
 
 
 def _identity(instruction):
-    """Returns a key shared by all copies of a collective. XLA writes one copy beside each operation that it overlaps.
+    """Returns a key shared by all copies of a collective, one for each operation that it overlaps.
 
-    The channel alone is not enough: collectives that the compiler combined from smaller ones share a channel.
+    The channel is not enough, because combined collectives share a channel.
     """
     channel = re.search(r"channel_id=\d+", instruction.line)
     arrays = (array.text for array in hlo.arrays(instruction.shape))
@@ -176,7 +177,7 @@ def _identity(instruction):
 
 
 def _first_group(line, num_devices):
-    """Returns the numbers of the devices of the first group of a collective. XLA has three notations."""
+    """Returns the devices of a collective's first group. XLA has three notations."""
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return _integers(found[1])
     if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
@@ -204,6 +205,6 @@ def _integers(text):
 
 
 def _iota(lengths, order):
-    """Returns 0, 1, ... in a shape such as "2,4", transposed by a text such as "1,0" or by None."""
+    """Returns 0, 1, ... in a shape such as "2,4", transposed by an order such as "1,0" or None."""
     devices = np.arange(math.prod(_integers(lengths))).reshape(_integers(lengths))
     return devices.transpose(_integers(order)) if order else devices

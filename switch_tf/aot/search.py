@@ -1,4 +1,4 @@
-"""Search over meshes, orders of their axes, group sizes and capacity factors, one kind after the other."""
+"""Searches meshes, orders of their axes, group sizes and capacity factors, in turn."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ from switch_tf.storage import outputs
 SMALLEST_GROUP = 256  # tokens. Smaller groups drop more tokens.
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
 MOST_PERMUTED = 3  # mesh axes
-SMALLEST_CHANGE = 0.01  # of a step, in a comparison of two answers
+SMALLEST_CHANGE = 0.01  # of a step; smaller changes are not printed
 
 
 class Choice(NamedTuple):
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
         return f"{self.mesh_shape}, groups of {self.group_size}, capacity {self.capacity_factor:g}"
 
     def bindings(self, mesh_name: str, has_experts: bool) -> list[str]:
-        """Returns the gin bindings of the choice; `mesh_name` is the macro or parameter of the mesh's shape."""
+        """Returns the gin bindings of the choice. `mesh_name` is the macro or parameter of the mesh's shape."""
         bindings = [f"{mesh_name}='{self.mesh_shape}'"]
         if has_experts:
             bindings += [f"SwitchConfig.group_size={self.group_size}",
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
 
 def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, dict]]) -> tuple[
         Choice, dict[Choice, dict]]:
-    """Tries meshes, orders of the best mesh's axes, group sizes on the best of these, and capacity factors.
+    """Tries meshes, orders of the best mesh's axes, then group sizes, then capacity factors.
 
     Args:
         experiment: Run to start from. Its layout has a complete mesh.
@@ -75,7 +75,7 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
     best = best_with("orders of its axes on the chips' network", orders(best))
     if config.num_experts:
         num_tokens = experiment.run.batch_size * max(experiment.run.task_feature_lengths.values()) // num_microbatches
-        # Halves of the present size, or of the number of tokens if it is less, down to the smallest.
+        # Halves the present size or the number of tokens, down to SMALLEST_GROUP.
         largest = min(best.group_size, num_tokens // best.num_groups_multiple)
         sizes = itertools.takewhile(
             lambda size: size >= SMALLEST_GROUP, (largest >> times for times in itertools.count(1)))
@@ -86,9 +86,9 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
 
 
 def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: int) -> list[Choice]:
-    """Returns meshes with a model axis of 1 to 16 devices, or an expert axis with 1 to 8 experts on each device.
+    """Returns meshes with a model axis of 1 to 16 devices, or an expert axis with 1 to 8 experts per device.
 
-    The data axis takes the other devices. A layout without these axes keeps its mesh.
+    The data axis takes the remaining devices. A layout without these axes keeps its mesh.
     """
     used = {axis for logical, _ in layout.rules for axis in layout.mesh_axes(logical)}
     inner = next((axis for axis in ("model", "expert") if axis in used), None)
@@ -107,9 +107,9 @@ def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: in
 
 
 def orders(best: Choice) -> list[Choice]:
-    """Returns the mesh with its axes in other orders. Members of the last axis are neighbours on the chips' network.
+    """Returns the mesh with its axes in other orders. Members of the last axis are neighbours on the network.
 
-    More than three axes have too many orders, so only two neighbouring axes are exchanged at a time.
+    With more than three axes, only two neighbouring axes are exchanged.
     """
     mesh = Layout(best.mesh_shape).mesh
     long = [axis for axis, size in mesh.items() if size > 1]
@@ -117,22 +117,22 @@ def orders(best: Choice) -> list[Choice]:
         others = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
     else:
         others = map(list, itertools.permutations(long))
-    # Axes of one device stay, at the end: a rule may name them, and a mesh may leave out only one axis.
+    # Axes of one device stay at the end, because a rule may name them.
     return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in (*order, *mesh)}))
             for order in others if order != long]
 
 
 def ranked(found: dict) -> list:
-    """Sorts the keys of answers: first those that fit, then by predicted time."""
+    """Sorts the keys of answers: those that fit first, then by predicted time."""
     return sorted(found, key=lambda key: (
         not found[key].get("fits"), found[key].get("predicted", {"step_seconds": math.inf})["step_seconds"]))
 
 
 def ranking(own: Choice, found: dict[Choice, dict], bindings: list[str]) -> str:
-    """Returns the answers of a search, the flags of the best choice, and its gains over the run's own choice by part.
+    """Returns the table of answers, the best choice's flags, and its gains over the run's own choice by part.
 
     Args:
-        own: Choice of the run as it was.
+        own: Choice of the run.
         found: Choice -> answer, the best first.
         bindings: Gin bindings of the best choice.
     """

@@ -1,4 +1,4 @@
-"""Keeps the best checkpoint of a run by one value of its evaluations, and ends a run that no longer improves."""
+"""Keeps the best checkpoint of a run by a metric of its evaluations, and ends a run that no longer improves."""
 
 from collections.abc import Iterable
 
@@ -11,14 +11,15 @@ from switch_tf.refusals import Refusal
 
 
 def check(best_metric: str, tasks: Iterable[str], declares_directions: bool) -> None:
-    """Raises Refusal for a BEST_METRIC of a task that the run does not evaluate, or one of unknown direction.
+    """Raises Refusal for a BEST_METRIC of a task that the run does not evaluate, or of unknown direction.
 
-    The metrics of a task are known only when they have been computed, see `Best.is_improved`.
+    A task's metric names are known only after an evaluation, see `Best.is_improved`.
 
     Args:
         best_metric: str, such as "eval/<task>/<metric>".
         tasks: names of the tasks and mixtures that the run evaluates.
-        declares_directions: bool. Whether any of their metrics does, so that its first values decide.
+        declares_directions: bool. Whether any of their metrics declares its direction. Then the first evaluation
+            decides.
     """
     tasks = list(dict.fromkeys(tasks))
     if not declares_directions:
@@ -31,7 +32,7 @@ def check(best_metric: str, tasks: Iterable[str], declares_directions: bool) -> 
 
 
 def _is_lower_better(name, declared=None):
-    """Returns whether a lower value is better. Raises Refusal if neither the name nor a declaration says it."""
+    """Returns whether a lower value is better, or refuses a metric of unknown direction."""
     is_lower = directions.is_lower_better(name, declared)
     if is_lower is None:
         raise Refusal(f"BEST_METRIC must be a metric of which it is known whether lower or higher is better, not "
@@ -40,10 +41,10 @@ def _is_lower_better(name, declared=None):
 
 
 class Best:
-    """The best checkpoint so far, named by `checkpoints/best.json`. Without a BEST_METRIC there is none.
+    """The best checkpoint so far, as recorded in `checkpoints/best.json`. None without a BEST_METRIC.
 
-    A value that is not finite is never the best. PATIENCE counts from the best evaluation, so a run without a finite
-    value trains to its last step. `current` is a dict with "step", "metric" and "value", or None.
+    Only finite values count, so PATIENCE never ends a run without one. `current` is a dict with "step", "metric" and
+    "value", or None.
 
     Args:
         run: Run.
@@ -57,22 +58,18 @@ class Best:
         self.current = self._named()
 
     def _named(self):
-        """Returns the contents of best.json, or None if they belong to another metric."""
+        """Returns the contents of best.json, or None if it is for another metric."""
         best = folders.best(self._folder.checkpoints)
         return best if best and best["metric"] == self._run.best_metric else None
 
     def take_up(self, step: int, is_chief: bool) -> None:
         """Finds the best checkpoint of a resumed run from the evaluations and checkpoints on disk.
 
-        best.json alone is not enough: a kill or a full disk may have prevented its update, and the checkpoint that it
-        names may be damaged or gone.
+        best.json is not enough: a kill may have prevented its update, and its checkpoint may be damaged or gone.
 
         Args:
             step: int. The step that was restored.
             is_chief: bool. Whether to correct best.json.
-
-        Raises:
-            Refusal: metrics.jsonl cannot be read, or best.json cannot be written.
         """
         metric, checkpoints = self._run.best_metric, self._folder.checkpoints
         if metric is None:
@@ -83,7 +80,7 @@ class Best:
         values = {named["step"]: named["value"]} if named else {}
         values |= {record["step"]: record[metric] for record in records
                    if folders.is_finite(record.get(metric))}
-        # A metric may declare its direction, which is known from its first evaluation on.
+        # A declared direction is known from the first evaluation on.
         sign = 1 if len(values) > 1 and _is_lower_better(metric, self._declared) else -1
         candidates = [(sign * values[saved], saved) for saved in folders.steps(checkpoints)
                       if saved in values and saved <= step]
@@ -99,9 +96,6 @@ class Best:
         Args:
             values: logged name -> value of the evaluation.
             declared: logged name -> whether a lower value is better, for metrics that declare it.
-
-        Raises:
-            Refusal: the evaluation has no BEST_METRIC, or its direction is unknown. The message has the nearest names.
         """
         name = self._run.best_metric
         if name is None:
@@ -121,18 +115,14 @@ class Best:
         return value < best if is_lower else value > best
 
     def keep(self, step: int, values: dict[str, float], is_chief: bool) -> None:
-        """Declares the existing checkpoint of a step the best one.
-
-        Raises:
-            Refusal: best.json cannot be written.
-        """
+        """Records the existing checkpoint of a step as the best."""
         name = self._run.best_metric
         self.current = {"step": step, "metric": name, "value": float(values[name])}
         if is_chief:
             folders.set_best(self._folder.checkpoints, **self.current)
 
     def reason_to_stop(self, step: int) -> str | None:
-        """Returns the reason why a run should end at this step, or None if it should go on."""
+        """Returns why PATIENCE ends the run at this step, or None."""
         run = self._run
         if not run.patience or self.current is None:
             return None

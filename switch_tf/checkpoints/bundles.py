@@ -1,9 +1,9 @@
-"""The files of a checkpoint, and `checkpoint.json`, which completes it.
+"""The files of a checkpoint, completed by `checkpoint.json`.
 
-`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values, and `RestoreV2` reads
-any slice of a variable, in whatever pieces it was written. TensorFlow aborts its process if a shape in an index is
-impossible. An index is a sorted table (LevelDB's format): blocks of entries, a block that lists their places, and a
-footer with the place of this list. The value of an entry is a `BundleEntryProto`.
+`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values, `RestoreV2` any slice
+of a variable, however it was split. TensorFlow aborts its process on an impossible shape in an index, so `check` reads
+the index first: a sorted table in LevelDB's format, with blocks of entries (`BundleEntryProto`), a block with their
+places, and a footer with the place of that block.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from switch_tf.partitioning.variables import Piece, unfolding_of
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import put
 
-# TensorFlow's key of the names and the order of the variables, by which `tf.train.Checkpoint` finds them again.
+# TensorFlow's key of the names and order of the variables.
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 Sum = dict[str, Any]
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
@@ -36,12 +36,12 @@ _LARGEST = 2**30  # bytes; the index of Switch-C's 120,000 variables has 20 MB
 
 
 def key_of(path: str) -> str:
-    """Returns the name under which `tf.train.Checkpoint(state={path: variable})` stores a variable."""
+    """Returns the key of a variable in `tf.train.Checkpoint(state={path: variable})`."""
     return f"state/{path.replace('.', '..').replace('/', '.S')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def object_graph(paths: Iterable[str]) -> bytes:
-    """Returns TensorFlow's description of `tf.train.Checkpoint(state={path: variable})`, which has no values."""
+    """Returns TensorFlow's description of `tf.train.Checkpoint(state={path: variable})`, without values."""
     with tempfile.TemporaryDirectory() as folder, tf.device("CPU:0"):
         stand_ins = {path: tf.Variable(False, name="variable") for path in paths}
         prefix = tf.train.Checkpoint(state=stand_ins).write(f"{folder}/state")
@@ -49,12 +49,12 @@ def object_graph(paths: Iterable[str]) -> bytes:
 
 
 def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = None) -> bool:
-    """Writes the pieces of one process on the host's CPU. Returns False if there is nothing to write.
+    """Writes the pieces of one process on the host's CPU. Returns False if there are none.
 
     Args:
         prefix: Path of the files, without their endings.
         pieces: Pieces of variables.
-        graph: From `object_graph`, in one of the processes.
+        graph: From `object_graph`, in one process.
     """
     with tf.device("CPU:0"):
         entries = [(key_of(path), text, value) for path, text, value in pieces]
@@ -67,12 +67,12 @@ def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = N
 
 
 def read(prefix: pathlib.Path, slices: Sequence[tuple[str, tf.DType, str]]) -> list[np.ndarray]:
-    """Returns slices of variables, in whatever pieces they were written, with one look at the files.
+    """Returns slices of variables, however they were split, in one call.
 
     Args:
         prefix: Path of the files, without their endings.
-        slices: Path of each variable, its stored dtype, and the place of the slice, see
-            `partitioning.variables.slice_text`. "" for the whole variable.
+        slices: (path, stored dtype, slice) of each variable. The slice is a `partitioning.variables.slice_text`, or ""
+            for the whole variable.
     """
     literal, (paths, dtypes, texts) = places.Literal(prefix), zip(*slices, strict=True)
     with tf.device("CPU:0"):
@@ -87,7 +87,7 @@ def data_file(prefix: pathlib.Path, index: int = 0, count: int = 1) -> pathlib.P
 
 
 def join(parts: Sequence[pathlib.Path], sums: Sequence[Sum], prefix: pathlib.Path) -> dict[str, Sum]:
-    """Joins the files of several processes to those of one checkpoint, by new names and a common index.
+    """Joins the files of several processes into one checkpoint, with new names and a common index.
 
     Args:
         parts: Prefixes that `write` has written.
@@ -112,7 +112,7 @@ def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: d
         variables: path -> Keras variable.
         pending_metrics: JSON-able sums since the last logged step, or None.
         configuration: JSON-able, from `continuation.record`.
-        partitioner: Partitioner that trains. None for a checkpoint of weights alone.
+        partitioner: Partitioner that trains. None for a checkpoint without optimizer.
     """
     described = {}
     for path, variable in variables.items():
@@ -144,7 +144,7 @@ def _rules(rules):
 
 
 def sum_of(file: Any) -> Sum:
-    """Returns the size and the SHA-256 of a file, and waits until it is on disk, if that is where it is."""
+    """Returns the size and SHA-256 of a file. Waits until a local file is on disk."""
     if not places.is_local(file):
         content = file.read_bytes()
         return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -155,15 +155,15 @@ def sum_of(file: Any) -> Sum:
 
 
 def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum]) -> None:
-    """Writes the description and the sums of all files, which completes a checkpoint.
+    """Completes a checkpoint by writing its description with the sums of all files.
 
     Args:
         folder: Checkpoint folder.
         description: From `describe`.
-        known: Name of a file -> its sum, of files that need not be read again.
+        known: Name of a file -> its known sum.
     """
     files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())
-             if not file.name.startswith("parts.")}  # of a process that woke up after another one had taken its run
+             if not file.name.startswith("parts.")}  # left by a process that woke after losing its run
     described = json_lines.loads(json_lines.dumps({**description, "files": files}))
     text = json_lines.dumps({**described, OWN_SUM: own_sum(described)}, indent=1)
     put(folder / DESCRIPTION, text)
@@ -173,7 +173,7 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum]) ->
 
 
 def sync(folder: pathlib.Path) -> None:
-    """Waits until a file, or the entries of a folder, are on disk."""
+    """Waits until a file or the entries of a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -182,24 +182,24 @@ def sync(folder: pathlib.Path) -> None:
 
 
 def check(path: Any) -> None:
-    """Raises ValueError if the index in a file is damaged or has an impossible shape. The text is half a sentence."""
+    """Raises ValueError if the index in a file is damaged or has an impossible shape. The message is a clause."""
     content = places.content(path, _LARGEST)
     try:
         if int.from_bytes(content[-8:], "little") != _MAGIC:
             raise ValueError("it does not end as an index does")
         position = len(content) - _FOOTER
-        for _ in range(2):  # a block that is not used, and the list of blocks
+        for _ in range(2):  # an unused block, then the list of blocks
             start, position = _number(content, position)
             length, position = _number(content, position)
         for _, place in _entries(content, start, length):
             start, position = _number(place, 0)
             length, _ = _number(place, position)
             for key, value in _entries(content, start, length):
-                if not key:  # the header, which comes first
+                if not key:  # the header
                     continue
                 try:
                     shape = tensor_bundle_pb2.BundleEntryProto.FromString(value).shape
-                except Exception as error:  # of protobuf's implementation in use
+                except Exception as error:  # depends on protobuf's implementation
                     raise ValueError(f"the entry {key[:99]!r} is damaged") from error
                 sizes = [one.size for one in shape.dim]
                 if shape.unknown_rank or not is_shape(sizes):
@@ -227,7 +227,7 @@ def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _number(content, position):
-    """Returns a number of 7 bits a byte, the lowest first, and the position after it."""
+    """Returns a little-endian number of 7 bits per byte, and the position after it."""
     value = shift = 0
     while True:
         byte = content[position]
@@ -241,12 +241,12 @@ def _number(content, position):
 
 
 class Parts:
-    """The values of a checkpoint of weights, written part by part: a kill costs one part, and memory holds one.
+    """Writes a checkpoint of weights part by part, so a kill costs one part and memory holds one.
 
-    The parts stay aside. Joining links their files, so a kill while joining loses no part.
+    The parts stay in `aside`. Joining links their files, so a kill then loses no part.
 
     Args:
-        folder: Path of the checkpoint folder. What a kill left there is removed.
+        folder: Path of the checkpoint folder. Its present files are removed.
         aside: Path of a folder on the same file system, for files that the checkpoint does not need.
         count: Number of parts.
     """
@@ -258,7 +258,7 @@ class Parts:
             file.unlink()
 
     def write(self, index: int, pieces: Sequence[Piece], graph: bytes | None = None) -> Sum:
-        """Writes a part, with the `object_graph` in one of them. Returns the sum of its values."""
+        """Writes a part, one of them with the `object_graph`. Returns the sum of its values."""
         prefix = self._aside / self._names[index]
         write(prefix, pieces, graph)
         sum_of(prefix.with_suffix(".index"))  # waits until it is on disk
@@ -266,7 +266,7 @@ class Parts:
         return sum_of(data_file(prefix))
 
     def join(self, entries: Sequence[Sum]) -> dict[str, Sum]:
-        """Joins all parts, given what `write` returned of each. Returns name of each file of values -> its sum."""
+        """Joins all parts, given the results of `write`. Returns name of each file of values -> its sum."""
         joining = self._aside / "joining"
         shutil.rmtree(joining, ignore_errors=True)
         joining.mkdir()

@@ -1,16 +1,16 @@
-"""Saves and restores the checkpoints of a run. Saving goes on in a thread, while the run trains.
+"""Saves and restores the checkpoints of a run. A thread writes them while the run trains.
 
-A save copies this process's pieces of the variables to host memory, so later steps do not change them, and writes the
-small position in the data at once, because that moves on. A thread does the rest. At most one save is under way: the
-next one waits for it, and so does everything that needs its files.
+A save copies this process's pieces of the variables to host memory, and writes the data position before it advances. A
+thread does the rest. At most one save is under way: later saves and code that needs its files wait for it.
 
-A checkpoint is complete or absent: it is written under a temporary name and renamed, so a kill or a full disk leaves
-the older ones intact. A bucket has no renames of folders: there all files are uploaded under a name that no other
-process uses and renamed one by one, and the description is written last, without which there is no checkpoint. So a
-process that slept while another one took its run replaces none of its files. Several processes meet through files,
-because a collective in a thread would mix with those of the steps: each writes its part, and then a small file that
-reports success or failure. The thread of the first process waits for these files, joins the parts and renames the
-folder.
+A checkpoint is complete or absent. It is written under a temporary name and renamed, so a kill or a full disk leaves
+older checkpoints intact. A bucket cannot rename folders: files are uploaded under a unique name and renamed one by one,
+and the description, which makes the checkpoint, is written last. So a process that slept while another took its run
+replaces no files.
+
+Several processes synchronise through files, because a collective in a thread would mix with those in the steps. Each
+writes its part and then a small file that reports success or failure. The thread of the first process waits for these
+files, joins the parts and renames the folder.
 """
 
 import contextlib
@@ -44,11 +44,11 @@ from switch_tf.storage.whole_file import check_owned, owner_of, write_whole
 _LOOK_PERIODS = (0.05, 1.0)
 _GRACE = 5  # seconds
 _OTHER_FAILED = "another process could not write its part and names the cause"
-_RENAMED = "renamed"  # folder for files of a bucket that get their names at the end
+_RENAMED = "renamed"  # folder of a bucket for files to rename at the end
 
 
 class FailedSave(Refusal):
-    """A checkpoint that could not be written. The older ones are as they were.
+    """A checkpoint could not be written. Older checkpoints are unchanged.
 
     Attributes:
         sentence: The message without the way out.
@@ -63,8 +63,8 @@ class FailedSave(Refusal):
 class Checkpointer:
     """The checkpoints of a run. All processes call its methods together, except `settle`, `close` and `abandon`.
 
-    `last` is the step that was saved last, and its time by `time.time`; None before that. The first process sets it
-    when the checkpoint is complete, the others when they have waited for it.
+    `last` is the last saved step and its `time.time`, or None. The first process sets it when the checkpoint is
+    complete, other processes in `wait`.
 
     Args:
         folder: path of the run's `checkpoints` folder.
@@ -81,7 +81,7 @@ class Checkpointer:
         self._folder, self._variables, self._batches = folder, variables, batches
         self._partitioner = partitioner or Partitioner()
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
-        # All processes write their parts of a checkpoint into a folder that the owner of the run names.
+        # Names the folder for the parts of all processes.
         owner = owner_of(self._folder)
         self._token = self._partitioner.gather_texts(owner.token if owner else secrets.token_hex(8))[0]
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
@@ -90,18 +90,17 @@ class Checkpointer:
         self.last: tuple[int, float] | None = None
 
     def save(self, step: int, pending_metrics: dict | None = None, flush: Callable[[], None] = lambda: None) -> None:
-        """Starts to write the checkpoint of a step, unless it exists, and to remove outdated ones after that.
+        """Starts to write the checkpoint of a step, unless it exists, and then to remove outdated ones.
 
-        Waits for an earlier save of another step first.
+        Waits for an earlier save first.
 
         Args:
             step: int.
             pending_metrics: JSON-able sums since the last logged step, or None.
-            flush: function that writes the other files of the run, which have to be there if the checkpoint is. Its
-                OSError or Refusal is one of the save.
+            flush: function that writes the other files of the run first. Its OSError or Refusal fails the save.
 
         Raises:
-            BrokenCheckpoint: a variable is not finite. Nothing is written.
+            BrokenCheckpoint: a variable is not finite, so no file is written.
             FailedSave: the earlier save failed, or this one cannot begin.
         """
         if self._under_way is not None and self._under_way.step == step:
@@ -135,14 +134,14 @@ class Checkpointer:
         """Waits until the save under way, if any, is complete in all processes.
 
         Raises:
-            FailedSave: it failed, in this process or another one: the disk is full or not writable.
+            FailedSave: the save failed in any process.
         """
         under_way = self._under_way
         if under_way is None:
             return
         final = folders.path_of(self._folder, under_way.step)
         with self._refusing(under_way.step):
-            # The first process would wait in vain for the part of a process that is lost, which a collective notices.
+            # Agree first: the collective notices a lost process, whose part would never come.
             under_way.has_part.wait()
             try:
                 self._agree(under_way.part_error)
@@ -159,15 +158,15 @@ class Checkpointer:
                 self.last = under_way.step, time.time()
 
     def settle(self) -> None:
-        """Waits for the thread of this process alone. A failure stays for `wait`."""
+        """Waits for this process's thread only. Leaves a failure for `wait`."""
         if self._under_way is not None:
             self._under_way.thread.join()
 
     def close(self) -> None:
-        """Ends a run that did not `wait`: waits for the thread of this process alone.
+        """Waits for this process's thread only, for a run that did not `wait`.
 
         Raises:
-            FailedSave: it failed.
+            FailedSave: the save under way failed.
         """
         self.settle()
         under_way, self._under_way = self._under_way, None
@@ -183,10 +182,10 @@ class Checkpointer:
             self._under_way = None
 
     def keep_best(self, best: Best, step: int, values: dict[str, float]) -> None:
-        """Declares the checkpoint of a step the best one, as soon as it is complete, unless it could not be saved.
+        """Records the checkpoint of a step as the best once it is complete, unless its save failed.
 
         Raises:
-            FailedSave: it could not be saved, or best.json cannot be written.
+            FailedSave: the save under way failed, or best.json cannot be written.
         """
         self.wait()
         if step == self._unsaved:
@@ -197,7 +196,7 @@ class Checkpointer:
             raise FailedSave(f"Step {step} is the best one, but {first_line(error)}", step) from error
 
     def restore(self, checkpoint: Any, restarts_data: bool = False) -> dict[str, Any]:
-        """Restores all variables and, unless the data are read from their beginning, the position in them.
+        """Restores all variables and, unless the data restart, the data position.
 
         Returns:
             The description of the checkpoint, see `folders.describe`.
@@ -214,7 +213,7 @@ class Checkpointer:
                 folders.remove(old)
 
     def _attempt(self, write: Callable[[], None]) -> BaseException | None:
-        """Returns the error of a function that writes, so that all processes can fail together."""
+        """Returns the error of a function, so that all processes can fail together."""
         try:
             write()
         except (OSError, tf.errors.OpError, Refusal) as error:
@@ -224,7 +223,7 @@ class Checkpointer:
         return None
 
     def _agree(self, error, final=None):
-        """Raises in all processes if one has an error, after the first one has removed the files of `final`."""
+        """Raises in all processes if any has an error. The first process also removes the files of `final`."""
         if self._partitioner.any_process(error is not None):
             if final is not None and self._partitioner.is_chief:
                 discard(final)
@@ -232,7 +231,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _refusing(self, step) -> Iterator[None]:
-        """Turns errors of files in this scope into a FailedSave that names the step, unless the run was taken."""
+        """Turns file errors in this scope into a FailedSave, unless another process took the run."""
         try:
             yield
         except (OSError, tf.errors.OpError, Refusal) as error:
@@ -247,12 +246,12 @@ class Checkpointer:
 
 
 def _temporary_of(final):
-    """Returns the folder in which a checkpoint is written."""
+    """Returns the folder in which to write a checkpoint."""
     return final.with_name(f"tmp.{final.name}") if places.is_local(final) else final
 
 
 def make_empty(final: Any, num_processes: int, token: str) -> None:
-    """Creates the folder in which a checkpoint is written, for all processes. A single one needs none in a bucket."""
+    """Creates the folder for writing a checkpoint. A single process needs none in a bucket."""
     temporary = _temporary_of(final)
     if temporary.exists():
         leftovers.remove(temporary)
@@ -263,9 +262,9 @@ def make_empty(final: Any, num_processes: int, token: str) -> None:
 
 
 def staging_of(final: Any) -> pathlib.Path:
-    """Returns the local folder to which this process writes its files: a new one for a checkpoint in a bucket.
+    """Returns the local folder for this process's files, a new temporary one for a checkpoint in a bucket.
 
-    Those that killed processes left are removed, since each is as large as a checkpoint.
+    Removes the large folders of killed processes.
     """
     if places.is_local(final):
         return _temporary_of(final)
@@ -277,14 +276,14 @@ def staging_of(final: Any) -> pathlib.Path:
 
 
 def discard(final: Any) -> None:
-    """Removes what was written of a checkpoint that failed, unless the run was taken by another process."""
-    with contextlib.suppress(OSError, Outage):  # the error that failed it says more
+    """Removes the files of a failed checkpoint, unless another process took the run."""
+    with contextlib.suppress(OSError, Outage):  # the first error is more informative
         if _temporary_of(final).exists():
             leftovers.remove(_temporary_of(final))
 
 
 def _parts_of(temporary, token):
-    """Returns the folder for the parts of all processes, which no other run of these processes has."""
+    """Returns the folder for the parts of all processes, unique to this run of them."""
     return temporary / f"parts.{token}"
 
 
@@ -297,20 +296,20 @@ class Writing:
     """A checkpoint that a thread is writing. The thread starts at once.
 
     Args:
-        final: path of the checkpoint folder, for which `make_empty` was called.
-        staging: From `staging_of`, with the position in the data.
+        final: path of the checkpoint folder, after `make_empty`.
+        staging: From `staging_of`, with the data position.
         pieces: Pieces of variables that this process writes. The thread frees them.
         description: From `bundles.describe`.
-        graph: Function that returns `bundles.object_graph` of the variables.
+        graph: Function that returns the `bundles.object_graph`.
         process: Index of this process, and the number of processes.
-        token: Text that no other run of these processes has.
-        tidy: Function that the first process calls when the checkpoint is complete.
-        part_error: Error that this process has met already. The thread then only reports it.
+        token: Text unique to this run of the processes.
+        tidy: Function for the first process to call on completion.
+        part_error: Earlier error of this process, for the thread to report.
 
     Attributes:
         step: The step that is saved.
         has_part: Event. This process has written its part, or failed.
-        thread: The thread. In the first process the checkpoint is complete, or has failed, when it ends.
+        thread: The thread. In the first process it ends when the checkpoint is complete or has failed.
         part_error: Error that kept this process from writing its part, or None.
         error: Error that kept the first process from completing the checkpoint, or None.
     """
@@ -330,16 +329,16 @@ class Writing:
         self.step: int = self.description["step"]
         self._is_local, self._temporary = places.is_local(self.final), _temporary_of(self.final)
         self._index, self._count = self.process
-        self._parts = _parts_of(self._temporary, self.token)  # that all processes share
+        self._parts = _parts_of(self._temporary, self.token)  # shared by all processes
         self.has_part, self._is_abandoned = threading.Event(), threading.Event()
-        # Not waited for when the interpreter ends: the checkpointer does, unless another process is lost.
+        # A daemon: the checkpointer waits for it unless another process is lost.
         self.thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self.thread.start()
 
     def abandon(self) -> None:
-        """Stops waiting for the parts of other processes, because one of them is lost or has failed.
+        """Stops waiting for the parts of other processes, because one is lost or has failed.
 
-        If all parts are there, some seconds are left to complete the checkpoint.
+        Leaves the thread some seconds, in case all parts exist.
         """
         self._is_abandoned.set()
         self.thread.join(_GRACE)
@@ -360,7 +359,7 @@ class Writing:
             discard(self.final)
 
     def _write_part(self):
-        """Returns the sums of the files of this process, {} if it wrote none, or None if it failed."""
+        """Returns the sums of this process's files, or None if it failed."""
         pieces, self.pieces = self.pieces, []
         name, sums = _part_name(self._index), None
         place = _parts_of(self.staging, self.token) / name if self._count > 1 else self.staging / "state"
@@ -378,7 +377,7 @@ class Writing:
                         sums[file.name] = sums.get(file.name) or bundles.sum_of(file)
                     elif file.is_file():
                         places.copy(file, self._parts / file.name)
-                if self._count > 1:  # nobody reads half of it
+                if self._count > 1:  # read by the first process only when whole
                     write_whole(self._parts / f"{name}.json", json.dumps(sums))
         except BaseException as error:
             self.part_error = error
@@ -391,12 +390,12 @@ class Writing:
     def _report_failure(self):
         try:
             (self._parts / f"{_part_name(self._index)}.failed").write_text("")
-        except OSError as error:  # the main threads will agree on it
+        except OSError as error:  # the main threads agree on it
             error.__context__ = self.part_error
             self.part_error = error
 
     def _join_parts(self):
-        """Waits for all parts, joins them and returns the sums of their files."""
+        """Waits for all parts, joins them, and returns the sums of their files."""
         names = [_part_name(index) for index in range(self._count)]
         while True:
             found = {entry.name for entry in self._parts.iterdir()}

@@ -1,9 +1,9 @@
-"""Compares the configuration of a checkpoint with that of the run that resumes from it, before anything is built.
+"""Compares the configuration of a checkpoint with the run that resumes from it, before anything is built.
 
-Every checkpoint holds a record of its configuration, by the names that a user binds. A difference in
+Every checkpoint records its configuration, by the names that a user binds. A difference in
 
 * the weights or their meaning is refused;
-* the training batches is refused, unless `Run.restart_changed_data` reads the data from their beginning;
+* the training batches is refused, unless `Run.restart_changed_data` restarts the data;
 * anything else is printed.
 
 Settings that cannot change a number (MODEL_DIR, layout, devices, dispatch, rematerialisation) are not recorded. Needs
@@ -29,7 +29,7 @@ _MODEL = {f"SwitchConfig.{name}" for name in (
     "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices", "extra_mlp",
     "expert_sublayers")}
 _FIXED = _MODEL | {"optimizer", "objective", "vocabulary", "StepSettings.trainable"}
-# A saved data position contains batches that were read ahead, so it depends on their shape.
+# A data position contains batches read ahead, so it depends on their shape.
 _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack", "Run.cache_parts",
          "StepSettings.steps_per_call", "training data"}
 _WITHOUT_EFFECT = {
@@ -38,14 +38,14 @@ _WITHOUT_EFFECT = {
             "vocabulary", "use_cached_tasks", "cache_dir"),  # recorded by content in "vocabulary" and "training data"
     "StepSettings": ("num_microbatches", "use_xla"),
 }
-_INITIAL = ("INITIAL_CHECKPOINT", "Run.initial_variables")  # a resumed run has these weights
-# Fields of Run that a record names by their macro. The three go by their field in records of earlier versions.
+_INITIAL = ("INITIAL_CHECKPOINT", "Run.initial_variables")  # of no effect on a resumed run
+# Fields of Run that a record names by macro. Earlier versions named these three by field.
 _BY_MACRO = set(MACROS) - {"best_metric", "patience", "cache_parts"}
 
 
 def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, optimizer: Any, objective: Any,
            training_data: dict, held_out_data: dict, vocabulary: list, pieces: list) -> dict[str, Any]:
-    """Returns the record of a configuration that a checkpoint keeps: name -> JSON value.
+    """Returns the record of a configuration for a checkpoint: name -> JSON value.
 
     Args:
         config: SwitchConfig.
@@ -63,7 +63,7 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
     entries |= record_of(config, run, settings)
     try:
         arguments = {name: _plain(value) for name, value in optimizer.get_config().items() if name != "name"}
-    except NotImplementedError:  # a user's own schedule need not be serializable
+    except NotImplementedError:  # a user's schedule need not be serializable
         arguments = {"learning_rate": type(optimizer._learning_rate).__name__}
     entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in arguments.items()}
     entries |= {f"{type(objective).__name__}.{name}": value for name, value in objective.get_config().items()}
@@ -71,12 +71,12 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
 
 
 def _as_recorded(entries):
-    """Returns entries as `checkpoint.json` has them: JSON values, and the class name of anything else."""
+    """Returns entries as in `checkpoint.json`: JSON values, with a class name for anything else."""
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
 
 def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
-    """Returns what `record` keeps of parts of the configuration. A checkpoint of weights alone has the model's."""
+    """Returns the record of parts of the configuration. A checkpoint of weights only records the model."""
     return _as_recorded({
         field.name.upper() if field.name in _BY_MACRO else f"{type(part).__name__}.{field.name}":
         getattr(part, field.name) for part in parts for field in dataclasses.fields(part)
@@ -84,17 +84,13 @@ def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
 
 
 def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Returns the first difference between the models of two records, with both values; "" if there is none."""
+    """Returns the first difference between the models of two records, with both values, or ""."""
     names = [name for name in _differences(first, second) if name in _MODEL | {"vocabulary"}]
     return _describe(names[:1], first, second)
 
 
 def model_fields(saved: dict) -> dict[str, Any]:
-    """Returns the fields of SwitchConfig in a checkpoint's record.
-
-    Raises:
-        Refusal: the record has a field that SwitchConfig lacks.
-    """
+    """Returns the fields of SwitchConfig in a checkpoint's record."""
     parts = (name.partition(".") for name in saved)
     fields = {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
     if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
@@ -116,19 +112,19 @@ def check_weights(saved: dict, new: dict, checkpoint: folders.Folder,
 
 def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_data: bool = False,
           vocabularies: tuple[str, str] | None = None) -> tuple[list[str], bool]:
-    """Compares a checkpoint's record with that of the run that would resume from it.
+    """Compares a checkpoint's record with the run that would resume from it.
 
     Args:
         saved, new: from `record`. `saved` is empty if an older version wrote the checkpoint.
         checkpoint: path of the checkpoint, for messages.
         restart_changed_data: bool, see `Run`.
-        vocabularies: descriptions of the old and the new vocabulary, or None if there are none.
+        vocabularies: descriptions of the old and the new vocabulary, or None.
 
     Returns:
-        `(lines, restarts_data)`: lines to print, and whether the data are read from their beginning.
+        `(lines, restarts_data)`: lines to print, and whether to read the data from their beginning.
 
     Raises:
-        Refusal: the run cannot resume. The message has both values of each difference and the way out.
+        Refusal: the run cannot resume.
     """
     if not saved:
         return [f"{checkpoint} is of a version that kept no record of the configuration, so only its variables are "
@@ -155,7 +151,7 @@ def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_da
 
 
 def _differences(saved, new):
-    """Returns the names with different values, among those in both records: versions record different names."""
+    """Returns the common names with different values. Versions record different names."""
     return [name for name in saved if name in new and saved[name] != new[name]]
 
 
@@ -183,11 +179,9 @@ def _plain(value):
 
 
 def check_early(described: Experiment) -> None:
-    """Refuses a run that cannot start or resume, in the cases known without TensorFlow.
+    """Raises Refusal for a run that cannot start or resume, as known without TensorFlow.
 
-    Raises:
-        Refusal: VOCABULARY or the task of BEST_METRIC does not exist, or the model, the batches or the trained weights
-            differ from those of the newest checkpoint.
+    Checks VOCABULARY, the task of BEST_METRIC, and the model, batches and trained weights of the newest checkpoint.
     """
     run = described.run
     checkpoints = folders.checkpoints_of(run.model_dir)

@@ -2,13 +2,13 @@
 
 `checkpoints/step_00000100/` holds
 
-* `state.*`: every variable of model and optimizer by its path, unsharded, as TensorFlow writes checkpoints;
-* `data_position*`: the state of the input iterator, of a cached task part by part;
-* `data_position*.later.json`, if the input was waiting for data: the number of steps that it is behind the position;
+* `state.*`: every variable of model and optimizer by its path, unsharded, in TensorFlow's format;
+* `data_position*`: the state of the input iterator, for a cached task in parts;
+* `data_position*.later.json`, if the input was waiting for data: its steps behind the position;
 * `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, size and SHA-256 of every
-  file, sums of metrics since the last logged step, the configuration (`continuation.record`, absent in older versions),
-  the fingerprints of its vocabularies, the layout, the versions that wrote it, and the SHA-256 of all this. Format 3
-  has sizes without sums.
+  file (format 3: size only), sums of metrics since the last logged step, the configuration (`continuation.record`,
+  absent in older versions), the fingerprints of its vocabularies, the layout, the versions that wrote it, and the
+  SHA-256 of all this.
 
 `checkpoints/best.json` names the best checkpoint of a run with a BEST_METRIC: `step`, `metric` and `value`.
 """
@@ -31,9 +31,9 @@ DESCRIPTION = "checkpoint.json"
 OWN_SUM = "sha256"
 _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
-# Largest description to read, in bytes: a thousand times that of the largest model.
+# Largest description to read, in bytes: a thousand times the largest model's.
 _LARGEST = 2**30
-MODEL = "model/"  # before the name of a weight in the path of its variable
+MODEL = "model/"  # prefix of a weight's path
 _OWNERS = (MODEL, "optimizer/")
 _WAY_OUT = "copy it again, or use another checkpoint"
 _LARGEST_RANK, _MOST_ELEMENTS = 254, 2**63 - 1  # TensorFlow's own limits
@@ -53,21 +53,23 @@ def checkpoints_of(run_folder: Folder) -> pathlib.Path:
 
 def steps(folder: pathlib.Path) -> list[int]:
     """Returns the steps of the checkpoints in a folder, oldest first."""
-    if not places.is_local(folder):  # one request for all
+    if not places.is_local(folder):
         found = (re.fullmatch(rf".*/({_STEP.pattern})/{DESCRIPTION}", url) for url in places.urls_of(folder))
     else:
         entries = folder.iterdir() if folder.is_dir() else ()
         found = (re.fullmatch(f"({_STEP.pattern})", entry.name) for entry in entries if entry.is_dir())
-    # A run writes no name with more zeros than needed.
+    # Skips names with more zeros than a run writes.
     return sorted(int(match[2]) for match in found if match and match[1] == path_of(folder, int(match[2])).name)
 
 
 def is_complete(checkpoint: Any) -> bool:
-    """Returns whether the folder of a step holds a checkpoint: on a disk if it exists, in a bucket, which has no
-    renames, if it has the description, which is written last."""
+    """Returns whether the folder of a step holds a checkpoint.
+
+    On a disk the folder suffices. In a bucket the description, written last, decides.
+    """
     if places.is_local(checkpoint):
         return checkpoint.is_dir()
-    return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow remembers a removed one for seconds
+    return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow caches a removed file for seconds
 
 
 def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
@@ -83,14 +85,11 @@ def newest_first(folder: pathlib.Path) -> list[pathlib.Path]:
 def described(folder: pathlib.Path,
               on_broken: Callable[[pathlib.Path, BrokenCheckpoint], None] = lambda path, error: None,
               ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-    """Yields the checkpoints in a folder and their descriptions, newest first, without the damaged ones.
+    """Yields the undamaged checkpoints in a folder with their descriptions, newest first.
 
     Args:
         folder: path of a run's `checkpoints` folder.
         on_broken: function called with the path of each damaged checkpoint and the error.
-
-    Raises:
-        Refusal: a checkpoint has another format version.
     """
     for path in newest_first(folder):
         try:
@@ -102,11 +101,7 @@ def described(folder: pathlib.Path,
 
 
 def resolve(source: Folder) -> pathlib.Path:
-    """Returns the checkpoint folder for a path: the newest checkpoint of a run folder, or the checkpoint itself.
-
-    Raises:
-        Refusal: the path is neither.
-    """
+    """Returns the newest checkpoint of a run folder, or a checkpoint folder itself."""
     found = checkpoints_in(source)
     if not found:
         raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
@@ -116,7 +111,7 @@ def resolve(source: Folder) -> pathlib.Path:
 
 
 def run_folder_of(source: Folder) -> pathlib.Path:
-    """Returns the run folder of one of its checkpoints, and any other folder unchanged."""
+    """Returns the run folder of a checkpoint, and any other folder unchanged."""
     source = places.at(source)
     is_checkpoint = (source / DESCRIPTION).is_file() and source.parent.name == "checkpoints"
     return source.parent.parent if is_checkpoint else source
@@ -125,7 +120,7 @@ def run_folder_of(source: Folder) -> pathlib.Path:
 def best(folder: pathlib.Path) -> dict[str, Any] | None:
     """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
 
-    None if there is no such file or checkpoint, or the value is not a finite number.
+    None without such a file or checkpoint, or if the value is not a finite number.
     """
     try:
         entry = json_lines.load(folder / _BEST)
@@ -147,14 +142,14 @@ def is_finite(value: Any) -> bool:
 
 
 def set_best(folder: Any, **best: Any) -> None:
-    """Declares the existing checkpoint of a step the best one, atomically.
+    """Records the existing checkpoint of a step as the best, atomically.
 
     Args:
         folder: path of the `checkpoints` folder.
-        best: `step`, `metric` and `value`. Nothing declares that no checkpoint is the best one.
+        best: `step`, `metric` and `value`. Empty if there is no best checkpoint.
 
     Raises:
-        Refusal: best.json cannot be written. It keeps its old contents.
+        Refusal: best.json cannot be written. It is unchanged.
     """
     if best:
         write_whole(folder / _BEST, json_lines.dumps(best))
@@ -176,9 +171,9 @@ def outdated(folder: pathlib.Path, keep: int, keep_every: int = 0) -> list[pathl
 
 
 def describe(checkpoint: Any) -> dict[str, Any]:
-    """Reads `checkpoint.json` and checks that every file has its full size.
+    """Reads `checkpoint.json` and checks the size of every file.
 
-    In the result, "files" has the "size" and the "sha256" of each file, the latter None if the format has no sums.
+    The result's "files" has the "size" and "sha256" (None in format 3) of each file.
 
     Raises:
         BrokenCheckpoint: a file is missing or damaged.
@@ -226,24 +221,24 @@ def describe(checkpoint: Any) -> dict[str, Any]:
 
 
 def own_sum(description: dict[str, Any]) -> str:
-    """Returns the SHA-256 of a description, as it was read from JSON, without this sum."""
+    """Returns the SHA-256 of a description read from JSON, without this sum."""
     return hashlib.sha256(json_lines.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def identity(description: dict[str, Any]) -> str:
-    """Returns a text that differs for any two checkpoints and stays the same when one is moved."""
+    """Returns a text that identifies a checkpoint, also after a move."""
     return f"step {description['step']}, {own_sum({'files': description['files']})[:16]}"
 
 
 def remove(checkpoint: Any) -> None:
-    """Removes a checkpoint, in a bucket its description first, without which it is none; a failure is a warning."""
+    """Removes a checkpoint, in a bucket its description first. A failure prints a warning."""
     if not places.is_local(checkpoint):
         leftovers.remove(checkpoint / DESCRIPTION)
     leftovers.remove(checkpoint)
 
 
 def remove_unfinished(folder: Any) -> None:
-    """Removes checkpoints that a kill left unfinished: named `tmp.*`, or in a bucket without a description."""
+    """Removes unfinished checkpoints of killed runs: named `tmp.*`, or in a bucket without a description."""
     is_local = places.is_local(folder)
     whole = set() if is_local else {path.name for path in newest_first(folder)}
     for entry in sorted(folder.iterdir()):
@@ -279,18 +274,18 @@ def _is_variable(value):
 
 
 def _is_file(value):
-    """Returns whether a value is the size of a file, or its size and sum."""
+    """Returns whether a value is a file's size, or its size and sum."""
     return json_lines.is_step(value) or isinstance(value, dict) and (
         json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str))
 
 
-# Entries of a description that other modules read -> a check of each.
+# Entry of a description that other modules read -> its check.
 _PARTS = {
     "step": json_lines.is_step,
     "variables": lambda value: isinstance(value, dict) and all(
         path.startswith(_OWNERS) and _is_variable(variable) for path, variable in value.items()),
     "files": lambda value: isinstance(value, dict) and all(map(_is_file, value.values())),
-    # None, or a record of `continuation`. Fingerprints of data are objects.
+    # None, or a record of `continuation`.
     "configuration": lambda value: value is None or isinstance(value, dict) and all(
         isinstance(value.get(name, {}), dict) for name in ("training data", "held-out data")),
     "pending_metrics": lambda value: isinstance(value, dict | None),
@@ -298,14 +293,14 @@ _PARTS = {
 
 
 def hash_of_weights(checkpoint: Any) -> str:
-    """Returns a hash of a checkpoint's values: SHA-256 of its index, which has a checksum of every tensor."""
+    """Returns a hash of a checkpoint's values: SHA-256 of its index with the checksums of all tensors."""
     return hashlib.sha256(places.content(checkpoint / "state.index", _LARGEST)).hexdigest()
 
 
 def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:
-    """Renames a broken checkpoint, so that its step can be saved again, and returns its new path.
+    """Renames a broken checkpoint, to save its step again, and returns the new path.
 
-    Removes an earlier broken checkpoint of the same step.
+    Replaces an earlier broken checkpoint of that step.
     """
     before = checkpoint.with_name(f"broken.{checkpoint.name}")
     if before.is_dir() and not before.is_symlink():
@@ -318,9 +313,9 @@ class Finding(NamedTuple):
 
     Attributes:
         checkpoint: Path of its folder.
-        damage: Sentence that names the first damaged file, or None.
+        damage: Sentence about the first damaged file, or None.
         num_bytes: Bytes of all files.
-        has_sums: Whether the description has sums of the files, as those of format 3 have not.
+        has_sums: Whether the description has sums, unlike format 3.
     """
 
     checkpoint: pathlib.Path
@@ -337,7 +332,7 @@ class Finding(NamedTuple):
 
 
 def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
-    """Returns the checkpoints of a run folder, oldest first, or the folder if it is a checkpoint; [] if neither."""
+    """Returns the checkpoints of a run folder, oldest first, a checkpoint folder itself, or []."""
     folder = places.at(folder)
     if (folder / DESCRIPTION).exists():
         return [folder]
@@ -346,7 +341,7 @@ def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
 
 
 def num_bytes_of(checkpoint: pathlib.Path) -> int:
-    """Returns the bytes of all files of a checkpoint, 0 if it has no readable description."""
+    """Returns the bytes of all files of a checkpoint, or 0 without a readable description."""
     try:
         return _size_of(describe(checkpoint)["files"])
     except Refusal:
@@ -354,11 +349,11 @@ def num_bytes_of(checkpoint: pathlib.Path) -> int:
 
 
 def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda num_bytes: None) -> Finding:
-    """Reads all files of a checkpoint, up to the first one that is damaged.
+    """Reads the files of a checkpoint up to the first damaged one.
 
     Args:
         checkpoint: Checkpoint folder.
-        on_read: function called with the number of bytes of each block that was read.
+        on_read: function called with the bytes of each block read.
     """
     try:
         files = describe(checkpoint)["files"]
@@ -375,16 +370,16 @@ def _size_of(files):
 
 
 def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> None:
-    """Compares the files that no checksum of TensorFlow covers, such as the position in the data, with their sums.
+    """Compares files that TensorFlow does not check, such as the data position, with their recorded sums.
 
-    TensorFlow compares each tensor that it reads with a checksum in the index, which is one of these files.
+    TensorFlow checks tensors against the index, so the index is compared too.
 
     Args:
         checkpoint: Checkpoint folder.
         description: From `describe`.
 
     Raises:
-        BrokenCheckpoint: a file is damaged, or is one of another checkpoint.
+        BrokenCheckpoint: a file is damaged, or belongs to another checkpoint.
         BucketError: the bucket does not answer.
     """
     for name, entry in description["files"].items():
@@ -394,7 +389,7 @@ def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> No
 
 
 def _damage(file, entry, on_read=lambda num_bytes: None):
-    """Returns a sentence about a file that differs from its recorded sum, or None."""
+    """Returns a sentence about a file if it differs from its recorded sum, or None."""
     try:
         digest = hashlib.sha256()
         with file.open("rb") as opened:
@@ -411,7 +406,7 @@ def _damage(file, entry, on_read=lambda num_bytes: None):
 
 
 def check_size(config: SwitchConfig, checkpoint: Any) -> None:
-    """Checks that a checkpoint, which may come from a stranger, is large enough for the weights of a model.
+    """Raises Refusal if a checkpoint, possibly a stranger's, is too small for a model's weights.
 
     Args:
         config: SwitchConfig.
@@ -419,7 +414,7 @@ def check_size(config: SwitchConfig, checkpoint: Any) -> None:
 
     Raises:
         Refusal: the model has more parameters than the checkpoint has bytes.
-        BrokenCheckpoint: the checkpoint disagrees with its description, or the description is damaged.
+        BrokenCheckpoint: the checkpoint is damaged.
     """
     describe(checkpoint)
     held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
@@ -431,11 +426,10 @@ def check_size(config: SwitchConfig, checkpoint: Any) -> None:
 def summary(checkpoint: Any) -> dict:
     """Returns the `step`, `num_parameters` and `bytes` of a checkpoint folder.
 
-    The bytes are of "weights" and "optimizer" as float32, whatever their dtype, and of all files, "on_disk".
+    The bytes are "weights" and "optimizer" as float32, whatever their dtype, and all files, "on_disk".
 
     Raises:
-        BrokenCheckpoint: The checkpoint disagrees with its description, or the description is damaged.
-        Refusal: The format has another version.
+        BrokenCheckpoint, Refusal: see `describe`.
     """
     description = describe(checkpoint)
     sizes = {"model": 0, "optimizer": 0}

@@ -3,14 +3,14 @@
     format_version, package_version
     model                  the fields of SwitchConfig
     dtype                  the Keras policy that the run trained with
-    activation_dtype       the ACTIVATION_DTYPE that this policy was derived from, if any
-    policies               routing policies of the user's own: name -> "module:function"
+    activation_dtype       the ACTIVATION_DTYPE of this policy, if any
+    policies               the user's routing policies: name -> "module:function"
     task                   name of the seqio task or mixture
     task_feature_lengths   tokens of "inputs" and "targets"
     reading                rules that turn texts into ids
     vocabularies           feature -> its copy in the folder `vocabulary`, see `data/vocabularies.py`
 
-A run folder may come from anywhere, so the contents are checked like user input. Needs no TensorFlow.
+A run folder may be a stranger's, so the contents are checked. Needs no TensorFlow.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ FILE = "config.json"
 FORMAT_VERSION = 1
 ACTIVATION_DTYPES = ("auto", "float32", "bfloat16", "float64")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16")
-_LONGEST = 2**16  # tokens, because decoding caches the keys and values of all
+_LONGEST = 2**16  # tokens, because decoding caches their keys and values
 FEATURES = {"inputs", "targets"}
 
 
@@ -41,12 +41,12 @@ class RunConfig:
     Args:
         model: SwitchConfig.
         dtype: str, the name of a Keras dtype policy.
-        activation_dtype: str or None. The ACTIVATION_DTYPE that it was derived from; "auto" depends on the device.
+        activation_dtype: str or None. The ACTIVATION_DTYPE of this policy. "auto" depends on the device.
         task: str.
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         reading: dict, JSON-able.
         vocabularies: dict, "inputs" and "targets" -> fields of `data.vocabularies.Stored`.
-        policies: dict, name of a routing policy of the user's own -> "module:function".
+        policies: dict, name of a user's routing policy -> "module:function".
     """
 
     model: SwitchConfig
@@ -79,7 +79,7 @@ def is_hugging_face(folder: pathlib.Path) -> bool:
 
 
 def is_foreign(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has a `config.json` of something else, such as a Hugging Face model."""
+    """Returns whether a folder has a `config.json` of another kind, such as a Hugging Face model's."""
     path = folder / FILE
     if not path.is_file():
         return False
@@ -91,11 +91,7 @@ def is_foreign(folder: pathlib.Path) -> bool:
 
 
 def read(folder: pathlib.Path) -> RunConfig:
-    """Reads `config.json` of a run folder. Imports and executes nothing.
-
-    Raises:
-        Refusal: the file is missing, damaged, has another format or describes an impossible model.
-    """
+    """Reads `config.json` of a run folder without executing code."""
     path = folder / FILE
     names = {field.name for field in dataclasses.fields(RunConfig)}
     try:
@@ -127,7 +123,7 @@ def read(folder: pathlib.Path) -> RunConfig:
             raise Refusal(f"task_feature_lengths must be at most {_LONGEST}, not {lengths}.")
         checks.text("task", contents["task"])
         fields, own_policies = contents["model"], contents["policies"]
-        # A missing field is newer than the run, which was trained with its default.
+        # A missing field is newer than the run, and has its default.
         if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
             raise Refusal(f"model must have the fields of SwitchConfig; {checks.shown(unknown[0])} is none of them.")
         for name in ("routing_policy", "decoder_routing_policy"):

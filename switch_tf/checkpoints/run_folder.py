@@ -10,7 +10,7 @@ from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, lock, outputs, places
 from switch_tf.storage.whole_file import write_whole
 
-LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, where a signal ended an evaluation
+LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, for an evaluation that a signal ended
 CONFIGURATION = "operative_config.gin"
 _END = "end.json"
 _FILES = ("metrics.jsonl", _END, "report.html", "loss.png", CONFIGURATION)
@@ -18,21 +18,21 @@ _LOCK = "lock"
 # Limits for a line of metrics.jsonl. The largest perplexity written is exp(700). Axes overflow above 1e308.
 _LARGEST_STEP, _LARGEST_VALUE = 2**63 - 1, 1e305
 _POLL_SECONDS = 5
-# A preempted machine is back within minutes, so the end of a run that was killed is awaited for this long.
+# A preempted machine is back within minutes.
 _RESTART_SECONDS = 900
 
 
 class RunFolder:
     """Creates and locks a run folder. The lock is released when its process ends for any reason.
 
-    Other contents of the folder do not prevent a start, see `leftovers`.
+    Tolerates other contents of the folder, see `leftovers`.
 
     Args:
         path: path of the folder.
-        is_owner: bool. Whether to lock and tidy the folder. One of the processes that train together does.
+        is_owner: bool. Whether to lock and tidy the folder, as one of several processes does.
 
     Raises:
-        Refusal: the folder is no path or cannot be written, or another process trains in it.
+        Refusal: the path is invalid or not writable, or another process trains in the folder.
     """
 
     def __init__(self, path: folders.Folder, is_owner: bool = True):
@@ -66,7 +66,7 @@ class RunFolder:
             self._lock = None
 
     def discard(self) -> None:
-        """Releases the folder. If this process has made it and written nothing, removes it."""
+        """Releases the folder, and removes it if this process created it and it is empty."""
         is_owned = self._lock is not None
         self.close()
         if is_owned and self._is_new and {path.name for path in self.path.rglob("*")} == {_LOCK, self.checkpoints.name}:
@@ -75,10 +75,10 @@ class RunFolder:
             self.path.rmdir()
 
     def check_is_there(self) -> None:
-        """Checks that the folder is still the one that this process has locked, if it has locked one.
+        """Checks that a folder locked by this process is still the same.
 
         Raises:
-            Outage: the folder was removed, moved or replaced during the run, or another process took it.
+            Outage: the folder was removed, moved or replaced, or another process took it.
         """
         if self._lock is not None:
             self._lock.check()
@@ -86,16 +86,16 @@ class RunFolder:
                 raise Outage(self._lock.removed())
 
     def write_configuration(self, text: str) -> None:
-        """Replaces the stored configuration by the accepted one, atomically."""
+        """Replaces the stored configuration atomically."""
         write_whole(self.path / CONFIGURATION, text)
 
     def cut_metrics(self, step: int, ends_between: bool = False) -> None:
-        """Removes lines after a step, which a resumed run writes again, and lines that are not records.
+        """Removes invalid lines, and the lines that a run resumed at a step writes again.
 
         Args:
             step: int, the restored step. Its own lines stay.
-            ends_between: bool. Whether the step lies between two steps to log. Then its training line goes, because the
-                next line averages over its steps too.
+            ends_between: bool. Whether the step lies between two logged steps. Its training line goes, because the next
+                line includes its steps.
         """
         if not self.metrics.exists():
             return
@@ -103,31 +103,27 @@ class RunFolder:
                                    if record["step"] <= step - (ends_between and "train/loss" in record)))
 
     def evaluations(self, step: int) -> list[dict]:
-        """Returns the records of the evaluations up to a step, also of those left out, oldest first."""
+        """Returns the records of evaluations up to a step, including skipped ones, oldest first."""
         return [record for _, record in records_of(self.metrics)
                 if record["step"] <= step and any(name.startswith(("eval/", LEFT_OUT)) for name in record)]
 
     def has_evaluation(self, step: int) -> bool:
-        """Returns whether `metrics.jsonl` has an evaluation of a step, or says that it was left out."""
+        """Returns whether `metrics.jsonl` has an evaluation of a step, or a record of its omission."""
         return any(record["step"] == step for record in self.evaluations(step))
 
-    # The reason why the last process in the folder ended.
+    # Why the last process in the folder ended.
 
     def write_end(self, step: int, reason: str) -> None:
-        """Records why the run ended. The next start removes the record.
-
-        Raises:
-            Refusal: it cannot be written.
-        """
+        """Records why the run ended. The next start removes the record."""
         write_whole(self.path / _END, json_lines.dumps({"step": step, "reason": reason}) + "\n")
 
     def remove_end(self) -> None:
-        """Records that the run is in progress again."""
+        """Removes the record of the end."""
         leftovers.remove(self.path / _END)
 
 
 def end_of(path: pathlib.Path) -> str | None:
-    """Returns the reason why the run of a folder ended, or None if it is training or was killed."""
+    """Returns why the run of a folder ended, or None if it is training or was killed."""
     try:
         end = json_lines.load(path / _END)
     except (OSError, ValueError):
@@ -137,7 +133,7 @@ def end_of(path: pathlib.Path) -> str | None:
 
 
 def is_running(path: pathlib.Path) -> bool:
-    """Returns whether a process trains in a run folder. True if that is unknown."""
+    """Returns whether a process trains in a run folder. True if unknown."""
     return lock.is_held(path / _LOCK)
 
 
@@ -156,7 +152,7 @@ def _is_record(record):
 
 
 def _is_value(value):
-    """Returns whether a number can be drawn. None stands for a value that is not finite."""
+    """Returns whether a value can be drawn. None stands for a value that is not finite."""
     return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE
 
 
@@ -166,10 +162,7 @@ def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathli
     Args:
         run_folder: Path of the run folder.
         step: A step, "best", "last" or "all".
-        hint: End of the sentence that refuses a run without checkpoints.
-
-    Raises:
-        Refusal: The run has no checkpoint, or not the selected one.
+        hint: End of the message for a run without checkpoints.
     """
     checkpoints = folders.checkpoints_of(run_folder)
     saved = folders.steps(checkpoints)
@@ -194,7 +187,7 @@ def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathli
 
 
 def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
-    """Returns the checkpoint folder that `step` means, see `select`; refuses "all"."""
+    """Returns the checkpoint folder selected by `step`, see `select`. Refuses "all"."""
     if step == "all":
         raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")
     return select(run_folder, step)[0]
@@ -203,8 +196,8 @@ def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
 def follow(folder: pathlib.Path, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
     """Yields each new checkpoint of a run until the run ends.
 
-    A run records why it ended, unless it was killed. A run that was killed may be restarted, so the wait goes on for
-    some minutes. A run may also be restarted with a larger TRAIN_STEPS than `last_step`, and is then followed further.
+    A killed run records no end and may be restarted, so this waits some minutes. A run restarted with a larger
+    TRAIN_STEPS than `last_step` is followed further.
 
     Args:
         folder: Run folder.
@@ -217,11 +210,11 @@ def follow(folder: pathlib.Path, last_step: int, done: Iterable[int] = ()) -> It
     checkpoints, done = folders.checkpoints_of(folder), set(done)
     is_announced, killed_at = False, None
     while True:
-        # Read before the checkpoints, because a run writes its last checkpoint first and releases its lock last.
+        # Read first: a run writes its last checkpoint, then its end, and then releases its lock.
         end, is_alive = end_of(folder), is_running(folder)
         new = [step for step in folders.steps(checkpoints) if step not in done]
         if new:
-            is_announced, killed_at = False, None  # the run was alive since then, so the wait starts again
+            is_announced, killed_at = False, None  # the run was alive, so the wait starts again
             done.add(new[0])
             yield folders.path_of(checkpoints, new[0])
             continue

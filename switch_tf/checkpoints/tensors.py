@@ -1,7 +1,4 @@
-"""Restores checkpoints, independently of the layout and the number of processes that wrote them; names variables.
-
-`checkpointer.py` saves those of a run, and `folders.py` describes their files.
-"""
+"""Names variables, and restores checkpoints under any layout and number of processes."""
 
 import contextlib
 import pathlib
@@ -22,26 +19,26 @@ from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
 _PORTION = 2**28  # bytes of whole variables to read at a time
-# Errors of TensorFlow, which asserts that there is every variable, and of a checkpoint that its run has removed.
+# Errors of TensorFlow, also for a missing variable, and of a checkpoint that its run has removed.
 _DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def state_variables(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> Variables:
-    """Returns path -> Keras variable: the model's weights and, if given, the optimizer's variables."""
+    """Returns path -> Keras variable of the model's weights and, if given, the optimizer."""
     variables = {f"{folders.MODEL}{variable.path.partition('/')[2]}": variable for variable in model.variables}
     return variables if optimizer is None else variables | optimizer_variables(optimizer)
 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
     """Returns path -> Keras variable of an optimizer."""
-    # Without the number that Keras gives to each optimizer of a process, as in "adam_1".
+    # Without Keras's number of the optimizer within a process, as in "adam_1".
     return {"optimizer/" + re.sub(r"^([^/]*)_\d+(?=/|$)", r"\1", variable.path): variable
             for variable in optimizer.variables if not _is_learning_rate(variable.path)}
 
 
 def _is_learning_rate(path):
-    """Whether a path is a constant learning rate. Keras makes it a variable, but the configuration decides it."""
+    """Returns whether a path is a constant learning rate: a Keras variable that the configuration decides."""
     return path.endswith("/learning_rate")
 
 
@@ -57,8 +54,7 @@ def restore(checkpoint: Any, variables: Variables, batches: Batches | None = Non
         The description of the checkpoint, see `folders.describe`.
 
     Raises:
-        BrokenCheckpoint: files are missing or damaged.
-        Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
+        BrokenCheckpoint, Refusal: see `check_readable`.
     """
     description = check_readable(checkpoint, variables)
     _read(checkpoint, description["variables"], variables)
@@ -74,11 +70,11 @@ def restore(checkpoint: Any, variables: Variables, batches: Batches | None = Non
 
 
 def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the description of a checkpoint, if it has these variables. Only their shapes are used.
+    """Returns the description of a checkpoint if it has these variables. Uses only their shapes.
 
     Raises:
-        BrokenCheckpoint: files are missing or damaged, except those of values, which are checked when they are read.
-        Refusal: the checkpoint belongs to another model or optimizer. The message names the first difference.
+        BrokenCheckpoint: files are missing or damaged. Values are checked later, when read.
+        Refusal: the checkpoint belongs to another model or optimizer. Names the first difference.
     """
     description = folders.describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
@@ -97,7 +93,7 @@ def _check_indices(checkpoint, description):
 
 
 class InitialWeights:
-    """Weights of a checkpoint that a new run starts from. Those of other formats have the same methods.
+    """Weights of a checkpoint that a new run starts from. Classes for other formats have the same methods.
 
     Args:
         source: run folder or checkpoint.
@@ -127,14 +123,14 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
     Args:
         initial: InitialWeights, or `conversion.formats.Opened`.
         variables: path -> Keras variable, see `state_variables`.
-        is_matching: bool. Whether the weights may be of another model, which gives those with the same path and shape.
+        is_matching: bool. Whether to read only weights with the same path and shape, also of another model.
 
     Returns:
-        The paths of the other variables, which keep their values.
+        Paths of the variables that were not restored.
 
     Raises:
         BrokenCheckpoint: files are missing or damaged.
-        Refusal: the weights are of another model, or none of them matches.
+        Refusal: the weights are of another model, or no weight matches.
     """
     saved, matching = initial.description["variables"], variables
     if is_matching:
@@ -151,7 +147,7 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
 
 @contextlib.contextmanager
 def _reading(checkpoint, damages=_DAMAGES):
-    """Turns errors of TensorFlow within this scope into a BrokenCheckpoint, or an OSError of a bucket."""
+    """Turns TensorFlow's errors into a BrokenCheckpoint, or an OSError for a bucket."""
     try:
         yield
     except damages as error:
@@ -167,14 +163,14 @@ def _reading(checkpoint, damages=_DAMAGES):
 def _stored_as(saved, dtype):
     """Returns the stored form and dtype of a variable.
 
-    Only dtypes of floats are converted, because a description may come from a stranger.
+    Converts only float dtypes, because a description may come from a stranger.
     """
     unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
     return unfolding, saved["dtype"] if saved["dtype"] in _FLOATS else dtype
 
 
 def _read(checkpoint, saved, variables):
-    """Reads variables in pieces if they are stored in the same form and dtype, others one by one through the host."""
+    """Reads variables in pieces if stored in the same form and dtype, else one by one through the host."""
     prefix, held, waiting, num_bytes = checkpoint / "state", {}, {}, 0
     with _reading(checkpoint):
         for path, variable in variables.items():
@@ -197,11 +193,11 @@ def _read(checkpoint, saved, variables):
         with _reading(checkpoint, (ValueError,)):  # a variable of another shape
             status = tf.train.Checkpoint(state=held).read(str(literal))
         status.assert_existing_objects_matched()
-        status.expect_partial()  # no warning about optimizer slots that are not read
+        status.expect_partial()  # no warning about unread optimizer slots
 
 
 def _load(prefix, variables):
-    """Reads the slices of this process together: each look at files in a bucket takes six requests."""
+    """Reads this process's slices in one call, because each call takes six requests to a bucket."""
     slices = [(path, variable.dtype, text) for path, variable in variables.items() for text in variable.slices()]
     if slices:
         values = dict(zip(((path, text) for path, _, text in slices), bundles.read(prefix, slices), strict=True))
@@ -212,7 +208,7 @@ def _load(prefix, variables):
 
 def _check_same(checkpoint, saved, variables):
     way_out = "Start it with the configuration it was saved with (operative_config.gin), or use another MODEL_DIR."
-    parts = {path.partition("/")[0] for path in variables}  # "model" alone, or the optimizer's as well
+    parts = {path.partition("/")[0] for path in variables}  # "model", or also "optimizer"
     for path in saved:
         if path not in variables and path.partition("/")[0] in parts and not _is_learning_rate(path):
             raise Refusal(f"{checkpoint} has {path}, which this model or optimizer lacks. {way_out}")
@@ -232,7 +228,7 @@ class StoredWeights:
 
     Raises:
         BrokenCheckpoint: Files are missing or damaged.
-        Refusal: The run of the checkpoint has removed it.
+        Refusal: The run has removed the checkpoint.
     """
 
     def __init__(self, checkpoint: pathlib.Path):
@@ -240,13 +236,13 @@ class StoredWeights:
         with _reading(checkpoint, (*_DAMAGES, ValueError)):
             self._variables = folders.describe(checkpoint)["variables"]
             bundles.check(checkpoint / "state.index")
-            self._literal = places.Literal(checkpoint / "state")  # for as long as the reader
+            self._literal = places.Literal(checkpoint / "state")  # kept as long as the reader
             self._reader = tf.train.load_checkpoint(str(self._literal))
 
     def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
-        """Returns the values of a variable in its stored dtype, or rows of it, by a path of `tensors.state_variables`.
+        """Returns a variable, or rows of it, in its stored dtype, by a path of `tensors.state_variables`.
 
-        Rows of an unfolded variable, or of one that was written in one piece, take the memory of all of it.
+        Rows of an unfolded variable, or one written in one piece, take the whole variable's memory.
         """
         saved = self._variables.get(path)
         if saved is None:
@@ -256,7 +252,7 @@ class StoredWeights:
         text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
         is_whole = is_whole or rows.indices(unfolding.shape[0]) == (0, unfolding.shape[0], 1)
         with _reading(self._checkpoint, (*_DAMAGES, ValueError)):
-            # Opens no file anew, which takes six requests in a bucket.
+            # Uses the open reader: opening files in a bucket takes six requests.
             values = self._reader.get_tensor(bundles.key_of(path)) if is_whole else None
             if values is None or values.dtype.name != dtype:
                 (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])

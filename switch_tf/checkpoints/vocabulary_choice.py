@@ -1,4 +1,4 @@
-"""The VOCABULARY of a run: its own, or that of the run that it starts from."""
+"""The VOCABULARY of a run: its own, or from the run that it starts from."""
 
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.configs import names
@@ -9,10 +9,10 @@ from switch_tf.storage import outputs, places
 
 
 def choose(run: Run) -> str | None:
-    """Returns the VOCABULARY of a run: its own choice, else that of the run it starts from.
+    """Returns the VOCABULARY of a run: its own choice, or else from the run that it starts from.
 
     Raises:
-        Refusal: The file of the run's own choice is gone, and the run folder has a copy of it.
+        Refusal: The chosen file is gone, and the run folder has a copy.
     """
     is_resumed = bool(folders.steps(folders.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
@@ -26,13 +26,13 @@ def choose(run: Run) -> str | None:
         return run.vocabulary
     if run.initial_checkpoint is None:
         return None
-    # A resumed run has its own copy. The other run may be gone.
+    # A resumed run has its own copy, and its source may be gone.
     folder = folders.run_folder_of(run.model_dir if is_resumed else run.initial_checkpoint)
     return _choice_of(folder, run.mixture_or_task_name) if run_config.is_in(folder) else None
 
 
 def _choice_of(folder, task):
-    """Returns the VOCABULARY that gives a task the vocabulary of a run; None if the task has it or takes no other."""
+    """Returns the VOCABULARY that matches a run's, or None if the task already has it or takes no other."""
     task_vocabularies = vocabularies.text_vocabularies_of(task)
     try:
         copies = set(map(vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))
@@ -40,7 +40,7 @@ def _choice_of(folder, task):
             return None
         (stored,) = copies
         if all(vocabularies.name_of(vocabulary) == stored.name for vocabulary in task_vocabularies):
-            return None  # compared by name, because reading the task's vocabulary may need the network
+            return None  # by name, because reading it may need the network
         choice = vocabularies.choice_of(stored, folder)
     except Refusal as error:
         outputs.say(f"The vocabulary that {folder} keeps is not used: {error}")

@@ -1,1 +1,1 @@
-"""Descriptions of models, runs and policies. Nothing here imports TensorFlow or Keras."""
+"""Descriptions of models, runs and policies. Imports neither TensorFlow nor Keras."""

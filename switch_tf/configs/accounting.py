@@ -9,10 +9,10 @@ from switch_tf.configs.choices import GATED_ACTIVATIONS
 
 
 class Weight(NamedTuple):
-    """`count` weights of one `shape` and the same logical `axes`, in one `part` of the model."""
+    """A kind of weight: `count` weights with the same shape, logical axes and part of the model."""
 
     part: str
-    count: int  # type: ignore[assignment]  # hides a method of tuple that nobody calls
+    count: int  # type: ignore[assignment]  # hides `tuple.count`
     shape: tuple[int, ...]
     axes: tuple[str, ...]
 
@@ -56,9 +56,8 @@ def weights(config: Any) -> Iterator[Weight]:
 def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
     """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 
-    The first four parts are weight products of the tokens that pass through them, as in the paper's Table 9 (footnote
-    7). `SwitchConfig.flops_per_sequence` excludes the others: `attention_scores` (queries by keys,
-    probabilities by values), `logits`, and `capacity_padding` (empty slots of a training step at
+    The first four parts are the weight products of Table 9 in the paper (footnote 7). The rest are `attention_scores`
+    (queries by keys, probabilities by values), `logits`, and `capacity_padding` (empty slots of a training step at
     `train_capacity_factor`).
     """
     d, inner = config.d_model, config.num_heads * config.d_kv
@@ -103,7 +102,7 @@ def _feed_forward_products(config, hidden_width, output_width):
 
 
 def flops_per_step(config: Any, batch_size: int, inputs_length: int, targets_length: int) -> int:
-    """Counts the FLOPs of a training step: a forward pass, and a backward pass of twice as many.
+    """Counts the FLOPs of a training step, where the backward pass costs twice the forward pass.
 
     Excludes capacity padding and recomputation, so both lower the reported utilisation.
     """

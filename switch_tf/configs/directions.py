@@ -2,7 +2,7 @@
 
 import re
 
-# Last words of a metric's name. A longer one decides before a shorter one: negative_log_likelihood, log_likelihood.
+# Ends of metric names. The longest match decides: negative_log_likelihood before log_likelihood.
 _HIGHER = """
 accuracy acc em exact_match match f1 f2 f_measure fmeasure precision recall sensitivity specificity iou dice jaccard
 bleu sacrebleu spbleu chrf chrf2 meteor rouge rouge1 rouge2 rougel rougelsum bertscore bleurt comet cider spice gleu
@@ -20,17 +20,17 @@ medae squared_error absolute_error percentage_error false_positive_rate false_ne
 fdr brier ece calibration_error crps hinge fid latency perplexity_per_word perplexity_per_byte
 """
 _IS_LOWER = {word: is_lower for words, is_lower in ((_HIGHER, False), (_LOWER, True)) for word in words.split()}
-# Words around the metric itself: "bleu_score", "f1_macro", "hits_at_10".
+# Qualifiers of a metric: "bleu_score", "f1_macro", "hits_at_10".
 _QUALIFIERS = {"score", "macro", "micro", "weighted", "mean", "avg", "min", "max", "sum", "total", "median",
                "overall", "at", "k"}
 
 
 def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool | None:
-    """Returns whether the lowest value of a metric is its best one, or None if that is not known.
+    """Returns whether the lowest value of a metric is its best one, or None if that is unknown.
 
     Args:
-        name: str. A metric's own name, such as "mean_edit", or the one that evaluations write, "eval/<task>/loss".
-        declared: Directions that metrics declare (`lower_is_better`), by name. They take precedence over the name.
+        name: str. A metric's own name, such as "mean_edit", or its name in evaluations, "eval/<task>/loss".
+        declared: Directions that metrics declare (`lower_is_better`), by name. They take precedence.
     """
     if declared and name in declared:
         return declared[name]
@@ -44,6 +44,6 @@ def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool 
 
 
 def declared_in(records: list[dict]) -> dict[str, bool]:
-    """Returns the directions that the metrics of a run declare, from the records of its `metrics.jsonl`."""
+    """Returns the directions that metrics declare in the records of a run's `metrics.jsonl`."""
     return {name: is_lower for record in records if isinstance(declared := record.get("lower_is_better"), dict)
             for name, is_lower in declared.items() if isinstance(is_lower, bool)}

@@ -1,4 +1,4 @@
-"""A whole experiment before it is built: the model, the layout, the run and the settings of its steps."""
+"""A whole experiment before it is built: model, layout, run and step settings."""
 
 import copy
 import dataclasses
@@ -21,26 +21,25 @@ PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gi
          "(gin/runs/pretrain.gin)")
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
-# A gin file names modules to import and functions to call. Reading it does neither, so
-# `check_trust` checks a stranger's file first.
-_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # Keras imports what such a dictionary names
+# `check_trust` checks a stranger's file before any import or call.
+_OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # keys by which Keras imports a module
 _MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Everything that describes a training run. Change it with `dataclasses.replace`. Needs no TensorFlow.
+    """A complete training run as data, without TensorFlow. Change it with `dataclasses.replace`.
 
     Attributes:
-        config: SwitchConfig of the model. None until the model exists if a function of the user makes it.
+        config: SwitchConfig of the model. None if a user's function makes the model, until it exists.
         layout: Layout. Its mesh is complete once the devices are known.
         run: Run.
         settings: StepSettings.
-        model, optimizer: Parts. The model's argument `config` is the one above. The default optimizer is Adafactor with
-            T5's learning rates.
+        model, optimizer: Parts. The model lacks its argument `config`. The default optimizer is Adafactor with T5's
+            learning rates.
         objective: Part, or None for the cross-entropy of the targets.
         gin: Gin that it was read from, or None.
-        partitioner: Partitioner of the layout. None until the devices are known, and for devices of another machine.
+        partitioner: Partitioner of the layout. None for unknown devices and another machine's.
     """
 
     config: SwitchConfig | None
@@ -63,17 +62,13 @@ class Experiment:
     @classmethod
     def from_gin(cls, files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "",
                  **changes: Any) -> "Experiment":
-        """Returns the experiment that gin files describe, with nothing built.
+        """Returns the experiment that gin files describe, without building it.
 
         Args:
-            files: Names of gin files; the one given last wins. Shipped ones are found from any folder.
-            bindings: "NAME=VALUE" that override the files, as `--gin.NAME=VALUE` does.
-            search_paths: Folders to look for gin files in before the shipped ones, separated by commas.
+            files: Names of gin files. Later files win. Shipped files are found from any folder.
+            bindings: "NAME=VALUE" that override the files.
+            search_paths: Comma-separated folders to search before the shipped gin files.
             changes: Macros to override, such as TRAIN_STEPS=300.
-
-        Raises:
-            Refusal: What `gin_syntax.read` and `Gin.check` refuse, a value out of its range, or a task that does not
-                exist.
         """
         if not files:
             raise Refusal(f"A run is described by gin files: give {PARTS}, each with --gin_file.")
@@ -85,11 +80,8 @@ class Experiment:
 
         Args:
             folder: Run folder.
-            trust: Whether the folder may name modules that this package does not ship, which are then imported.
+            trust: Whether to import modules that this package does not ship, if the folder names them.
             changes: Macros to override.
-
-        Raises:
-            Refusal: As `from_gin`; or the folder names what this package does not ship.
         """
         file = os.path.join(folder, "operative_config.gin")
         found = gin_syntax.read([file])
@@ -106,7 +98,7 @@ class Experiment:
 
     @classmethod
     def of(cls, found: Gin) -> "Experiment":
-        """Returns the experiment that checked gin files describe."""
+        """Returns the experiment described by checked gin files."""
         trainer = found.part(parts.TRAINER).arguments
         model = trainer.get("model")
         run = trainer.get("run") or found.part(parts.RUN)
@@ -123,9 +115,9 @@ class Experiment:
         return experiment
 
     def as_gin(self) -> Gin:
-        """Returns gin that describes this experiment: what it was read from, with what has changed since.
+        """Returns gin for this experiment: the gin it was read from, with later changes.
 
-        A layout that was completed for this machine's devices counts as unchanged.
+        A layout completed for this machine counts as unchanged.
 
         Raises:
             Refusal: Two parts of one name have arguments that gin cannot keep apart.
@@ -138,7 +130,7 @@ class Experiment:
             found.bound["", parts.RUN] = {name: Macro(name.upper()) for name in MACROS}
         made = ("model", "optimizer", "objective")
         if before is None or any(getattr(self, name) != getattr(before, name) for name in made):
-            # All anew, because parts may share others, and would inherit arguments that they no longer have.
+            # Binds all parts anew, because a shared part would inherit arguments that were removed.
             found.forget(getattr(before, name, None) for name in made)
             for name in made:
                 found.set(parts.TRAINER, name, found.refer(getattr(self, name)))
@@ -177,46 +169,36 @@ class Experiment:
 
     @property
     def activation_dtype(self) -> str | None:
-        """ACTIVATION_DTYPE that the model's dtype policy is derived from, or None."""
+        """ACTIVATION_DTYPE of the model's dtype policy, or None."""
         match self.model.arguments.get("dtype"):
             case Part(parts.DTYPE_POLICY, arguments):
                 return arguments.get("activation_dtype", "auto")
         return None
 
     def train(self) -> dict:
-        """Trains on this machine's devices, or resumes; returns the summary of the run. Imports TensorFlow.
-
-        Raises:
-            Refusal: The parts do not go together, or the run folder belongs to another experiment.
-        """
+        """Trains or resumes on this machine's devices, and returns the summary of the run. Imports TensorFlow."""
         return importlib.import_module("switch_tf.experiments").train(self)
 
     def evaluate(self, step: int | str = "last", split: str = "validation", num_examples: int | None = None) -> dict:
-        """Scores a checkpoint of the run by the metrics of its tasks, as `switch-tf eval` does. Imports TensorFlow.
+        """Computes the task metrics of a checkpoint, as `switch-tf eval`. Imports TensorFlow.
 
         Args:
-            step: A step, "best" by the run's BEST_METRIC, or "last".
+            step: A step, "best" or "last".
             split: Split of the tasks.
             num_examples: Largest number of examples of each task with metrics, or None.
 
         Returns:
             "step", "tasks": {task: {metric: value}}, and "average" over tasks or None.
-
-        Raises:
-            Refusal: There is no such checkpoint or split.
         """
         return importlib.import_module("switch_tf.experiments").evaluate(self, str(step), split, num_examples)
 
 
 def check_trust(found: Gin, file: str) -> None:
-    """Refuses what a gin file names that the package does not ship.
+    """Raises Refusal if a gin file names a module or function that the package does not ship.
 
     Args:
-        found: What the file says, unchecked, so nothing was imported.
-        file: Path of the file, for the sentence.
-
-    Raises:
-        Refusal: The sentence has the module or the name, and the way out.
+        found: Contents of the file, before `check` imports modules.
+        file: Path of the file, for the message.
     """
     for module in found.imports:
         if module not in _MODULES and module.rpartition(".")[0] != parts.TASKS:

@@ -1,8 +1,7 @@
-"""Reads gin files as data: what they bind, by full names. Reading imports nothing and calls nothing.
+"""Reads gin files as data, by full names, without importing or calling anything.
 
-gin's own parser splits the files into statements. `check` then refuses what gin would find late or never, and `part`
-returns what the files describe. Only functions of other packages that read gin's global configuration need that
-(`bind_others`).
+gin's parser splits the files into statements. `check` refuses mistakes that gin finds late or never, and `part` returns
+the described parts. Only functions of other packages need gin's global configuration (`bind_others`).
 """
 
 import codecs
@@ -30,16 +29,16 @@ from switch_tf.storage.whole_file import reading
 
 _DYNAMIC = "__gin__.dynamic_registration"
 _REQUIRED = "gin.REQUIRED"
-_LARGEST_FILE = 2**20  # bytes; the configuration of a run has some thousand
-_LONGEST_CHAIN = 20  # macros that stand for one another
-_MOST_USES = 10_000  # of macros, each where it is used
+_LARGEST_FILE = 2**20  # bytes; a run's configuration has a few thousand
+_LONGEST_CHAIN = 20  # of macros that refer to macros
+_MOST_USES = 10_000  # of macros
 _MOST_TOKENS = 50_000
-_MOST_STRINGS = 100  # in a row; gin's parser evaluates them anew with each
-# Files to suggest for a macro without a value.
+_MOST_STRINGS = 100  # in a row; gin's parser evaluates the whole row for each
+# Sources to suggest for a macro without a value.
 _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
-# Parts that are read without a reference. A user's function may be called by any code.
+# Parts that are read without a reference.
 _STARTS = {parts.TRAINER, parts.PARTITIONER, parts.COMPARISON}
 _MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
 
@@ -78,35 +77,39 @@ class _Values(config_parser.ParserDelegate):
 class Gin:
     """The macros, bindings and imports of gin files.
 
-    `macros`: name -> value. `bound`: (scope, full name) -> {parameter: value}. `imports`: module -> where it is
-    imported. Values hold References, by full names, and Macros.
+    Values contain References, by full names, and Macros.
+
+    Attributes:
+        macros: Name -> value.
+        bound: (scope, full name) -> {parameter: value}.
+        imports: Module -> source that imports it.
     """
 
     def __init__(self):
         self.macros: dict[str, Any] = {}
         self.bound: dict[tuple[str, str], dict[str, Any]] = {}
         self.imports: dict[str, str] = {}
-        self._mentioned = set()  # macros in any value, also in one that a later statement replaces
-        self._sources = {}  # name of another package -> where it was first used, for messages
-        self._wrong = []  # sentences about names, for `check`
+        self._mentioned = set()  # macros in all values, also replaced ones
+        self._sources = {}  # name of another package -> first source, for messages
+        self._wrong = []  # messages about names, for `check`
         self._left = _MOST_USES
 
     # Values.
 
     def names(self) -> set[str]:
-        """Returns the full names that are bound or referred to."""
+        """Returns the full names of all bound or referenced parts."""
         return {name for _, name in self.bound} | {
             reference.name for _, reference in self.references() if isinstance(reference, Reference)}
 
     def references(self) -> Iterator[tuple[str, Reference | Macro]]:
-        """Yields (a full name, or "%NAME" of a macro, what its value refers to)."""
+        """Yields (full name or "%NAME" of a macro, Reference or Macro in its value)."""
         for name, value in self.macros.items():
             yield from ((f"%{name}", found) for found in _flat(value))
         for (_, name), parameters in self.bound.items():
             yield from ((name, found) for found in _flat(list(parameters.values())))
 
     def required(self) -> list[str]:
-        """Returns the names of the macros that a user has to give a value and did not."""
+        """Returns the names of macros that need a value from the user."""
         return [name for name, value in self.macros.items() if value == Macro(_REQUIRED)]
 
     def set(self, name: str, parameter: str, value: Any) -> None:
@@ -128,7 +131,7 @@ class Gin:
         """Binds the arguments of all parts in a value, and returns it with References to them.
 
         Raises:
-            Refusal: A part would inherit an argument from another one of its name.
+            Refusal: A part would inherit an argument from another part of the same name.
         """
         def bind(leaf):
             if not isinstance(leaf, Part):
@@ -144,16 +147,12 @@ class Gin:
         return parts.mapped(value, bind)
 
     def part(self, name: str) -> Part:
-        """Returns one of `parts.PARTS` with all that is bound to its parameters.
-
-        Raises:
-            Refusal: The files lead back to themselves.
-        """
+        """Returns one of `parts.PARTS` with its bound arguments."""
         self._left = _MOST_USES
         return self._part(name, (), True, ())
 
     def macro(self, name: str) -> Any:
-        """Returns the value of a macro, with what it refers to made; None for a macro without a value."""
+        """Returns the value of a macro with its parts made, or None without a value."""
         self._left = _MOST_USES
         return parts.made(self._value(Macro(name), (), ())) if name in self.macros else None
 
@@ -184,14 +183,14 @@ class Gin:
         return parts.mapped(value, follow)
 
     def _meaning(self, name):
-        """Returns the value of a macro as it is written, or refuses one without a value."""
+        """Returns the value of a macro, or refuses one without a value."""
         if name not in self.macros:
             provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
             raise Refusal(f"{name} has no value; add {provider}.")
         return self.macros[name]
 
     def text(self) -> str:
-        """Returns all of it as one gin file, with the defaults of the parts that need no TensorFlow."""
+        """Returns everything as one gin file, with the defaults of parts that need no TensorFlow."""
         bound = {key: dict(parameters) for key, parameters in self.bound.items()}
         names = self.names()
         for name in filter(names.__contains__, (parts.CONFIG, parts.RUN, parts.STEP_SETTINGS, parts.LAYOUT)):
@@ -201,7 +200,7 @@ class Gin:
         modules = {*self.imports, *(name.rpartition(".")[0] for name in names)} - {""}
         ends = [module.rpartition(".")[2] for module in modules]
         whole = {module for module in modules if "." not in module or module in self.imports
-                 or ends.count(module.rpartition(".")[2]) > 1}  # imported as a whole, because its end is not enough
+                 or ends.count(module.rpartition(".")[2]) > 1}  # imported whole: its end is ambiguous
 
         def shown(value):
             return repr(_renamed(value, short))
@@ -223,11 +222,7 @@ class Gin:
     # Reading.
 
     def read_file(self, file: str, folders: Sequence[str], included_from: tuple[str, ...] = ()) -> None:
-        """Adds what a file and its includes, each in the first folder that has it, bind; the last one wins.
-
-        Raises:
-            Refusal: A file that is not there or cannot be read, or is no gin file.
-        """
+        """Adds the bindings of a file and its includes, each from the first folder that has it. Later bindings win."""
         paths = [os.path.join(folder, file) for folder in (folders if places.is_local(file) else [""])]
         path = next((path for path in paths if "\0" not in path and places.at(path).is_file()), None)
         if path is None and included_from:
@@ -242,11 +237,7 @@ class Gin:
                   lambda included: self.read_file(included, folders, (*included_from, path)))
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
-        """Adds bindings "NAME=VALUE" of the command line, and returns itself.
-
-        Raises:
-            Refusal: A macro that no file defines, or a value that cannot be read.
-        """
+        """Adds "NAME=VALUE" bindings of the command line, and returns itself."""
         for binding in bindings:
             name, equals, value = (part.strip() for part in binding.partition("="))
             if not equals or not value:
@@ -262,19 +253,19 @@ class Gin:
         return self
 
     def _add(self, statements, source, include=None):
-        """Adds what the statements of one file or binding import and bind, by full names, resolved as gin does."""
+        """Adds imports and bindings, with names resolved as gin does."""
         is_dynamic, modules = False, {}  # name in the file -> full name
 
         def full(selector):
-            """Returns the full name of what a selector names. What cannot be is kept for `check`."""
+            """Returns the full name for a selector. Records an invalid one for `check`."""
             if not is_dynamic:
-                # As gin without dynamic registration, and as on the command line: by the end of a name that is known.
+                # Without dynamic registration, gin accepts the end of a known name.
                 ends = {parts.NAMES.get(name, name) for name in {*parts.NAMES, *parts.IN_LIBRARIES, *self.names()}
                         if f".{name}".endswith(f".{selector}")}
                 if len(ends) == 1:
                     return ends.pop()
                 self._sources.setdefault(selector, source)
-                if not self.imports or "." in selector:  # else a module may register it when it is imported
+                if not self.imports or "." in selector:  # otherwise an imported module may register it
                     self._wrong.append(self._unmatched(selector))
                 return selector
             first, _, rest = selector.partition(".")
@@ -317,12 +308,12 @@ class Gin:
                     is_dynamic = True
                     continue
                 modules[statement.bound_name()] = module if is_whole else statement.bound_name()
-                is_task = f"{module}.".startswith(f"{parts.TASKS}.")  # which declares its names when imported
+                is_task = f"{module}.".startswith(f"{parts.TASKS}.")  # declares its names when imported
                 if is_task or module not in parts.MODULES and module != "gin":
                     self.imports.setdefault(module, source)
 
     def _unmatched(self, name):
-        """Returns the message for a name that matches no part and nothing in an imported module."""
+        """Returns the message for an unknown name."""
         known = sorted({full.rpartition(".")[2] for full in self.names() - {name}})
         hint = nearest(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
         return f"{self._sources.get(name, 'a gin file')}: No configurable matching {name!r}.{hint}"
@@ -333,10 +324,7 @@ class Gin:
         """Imports the modules of other packages, checks all names and macros, and returns itself.
 
         Args:
-            is_whole: Whether the files describe all of a run, so that each macro must have a value and a use.
-
-        Raises:
-            Refusal: A name that does not exist, or a macro without a value, without a use, or that stands for itself.
+            is_whole: Whether the files describe a complete run, so that each macro needs a value and a use.
         """
         self.check_names()
         if is_whole:
@@ -357,10 +345,9 @@ class Gin:
         return self
 
     def check_read(self, bindings: Sequence[str]) -> None:
-        """Refuses a macro of the command line that no part of the run reads.
+        """Raises Refusal for a command-line macro that no part of the run reads.
 
-        A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound:
-        any code may call a user's metric.
+        A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound.
 
         Args:
             bindings: "NAME=VALUE" of the command line.
@@ -378,7 +365,7 @@ class Gin:
                               "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
 
     def check_names(self) -> "Gin":
-        """Imports the modules of other packages, refuses a name that does not exist, and returns itself."""
+        """Imports the modules of other packages, checks all names, and returns itself."""
         if self._wrong:
             raise Refusal(self._wrong[0])
         for module, source in self.imports.items():
@@ -391,7 +378,7 @@ class Gin:
                               f"{nearest(last, [module.name for module in beside])}") from error
             except _MISTAKES as error:
                 raise Refusal(f"{source}: {first_line(error).rstrip('.')}.") from error
-        registered = {}  # full names of what modules have made configurable when they were imported
+        registered = {}  # name -> full name of a function registered by an imported module
         for name in self.names():
             if "." not in name:
                 try:
@@ -420,22 +407,19 @@ class Gin:
         return self
 
     def bind_others(self) -> None:
-        """Gives gin's global configuration to functions of other packages that read it, such as t5's."""
+        """Sets gin's global configuration for functions that read it, such as t5's."""
         if any(name not in parts.PARTS for _, name in self.bound):
             gin.clear_config()
             gin.parse_config(self.text())
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "") -> Gin:
-    """Returns what gin files and then bindings "NAME=VALUE" say, unchecked.
+    """Returns the contents of gin files with "NAME=VALUE" bindings applied, unchecked.
 
     Args:
-        files: Names of gin files; the one given last wins.
+        files: Names of gin files. Later files win.
         bindings: "NAME=VALUE" of the command line.
-        search_paths: Folders to look for gin files in before the shipped ones, separated by commas.
-
-    Raises:
-        Refusal: A file that is not there or cannot be read, a macro that no file defines, or what is no value.
+        search_paths: Comma-separated folders to search before the shipped gin files.
     """
     found, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     for file in files:
@@ -444,14 +428,11 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
 
 
 def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
-    """Returns what a gin file of another package assigns, and the files that it includes, which are not read.
+    """Returns the assignments of another package's gin file, and the names of its includes, without reading them.
 
     Returns:
-        ({"scope/name.parameter": value}, names of files). Names are those of the file. Macros that it defines are
-        replaced by their values.
-
-    Raises:
-        Refusal: The file cannot be read, or is no gin file.
+        ({"scope/name.parameter": value}, names of included files). Names are the file's. Its own macros are replaced by
+        their values.
     """
     values, macros, includes = {}, {}, []
     for statement in _statements(_content(path), path):
@@ -486,13 +467,13 @@ def _content(path):
 
 
 def _statements(text, source):
-    """Returns all statements of a text or its bytes; what is no gin is refused in a sentence."""
+    """Returns the statements of a text or its bytes. Raises Refusal if it is not gin."""
     if isinstance(text, bytes) and text.startswith(codecs.BOM_UTF8):
         raise Refusal(f"{source} starts with a byte order mark; save it as UTF-8 without one.")
     try:
         text = text.decode() if isinstance(text, bytes) else text
         kinds = (token.type for token in tokenize.generate_tokens(io.StringIO(text).readline))
-        kinds = itertools.takewhile(lambda kind: kind != tokenize.ERRORTOKEN, kinds)  # after which it takes hours
+        kinds = itertools.takewhile(lambda kind: kind != tokenize.ERRORTOKEN, kinds)  # parsing would take hours
         kinds = list(itertools.islice(kinds, _MOST_TOKENS))
         if len(kinds) == _MOST_TOKENS:
             raise ValueError(f"it has more than {_MOST_TOKENS:,} words and signs")
@@ -519,6 +500,6 @@ def _flat(value):
 
 
 def _renamed(value, rename):
-    """Returns a value with other names in its References."""
+    """Applies `rename` to the names of all References in a value."""
     return parts.mapped(value, lambda leaf: dataclasses.replace(leaf, name=rename(leaf.name))
                         if isinstance(leaf, Reference) else leaf)

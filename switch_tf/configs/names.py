@@ -1,7 +1,6 @@
-"""Names of tasks and vocabularies, and the functions that make them when a run first needs them.
+"""Names of tasks and vocabularies, and the functions that make them on first use.
 
-Importing seqio and TensorFlow takes seconds. A declared name is known before that, so a misspelt one is refused at
-once.
+Names are declared before seqio and TensorFlow are imported, so a misspelt name is refused at once.
 """
 
 import os
@@ -18,30 +17,26 @@ _registered: set[Callable] = set()  # functions that have added their tasks to s
 
 
 def declare_tasks(names: Iterable[str], register: Callable[[], object]) -> None:
-    """Declares seqio tasks and mixtures that are registered when one of them is first needed.
+    """Declares seqio tasks and mixtures, to be registered on first use.
 
-    A declared name also stands for names that begin with it and a dot, the members of a mixture.
+    A declared mixture "name" also covers its members "name.member".
 
     Args:
-        names: Names of the tasks and mixtures. A name that was declared before is replaced.
-        register: Function that adds all of them to seqio's registry. It is called once.
+        names: Names of the tasks and mixtures. A repeated declaration replaces the earlier one.
+        register: Function that adds them to seqio's registry. Called once.
     """
     _tasks.update(dict.fromkeys(names, register))
 
 
 def task_names() -> set[str]:
-    """Returns the names of all declared tasks and, if seqio is imported, of all registered ones."""
+    """Returns all declared names and, if seqio is imported, all registered ones."""
     seqio = sys.modules.get("seqio")
     registries = [getattr(seqio, name, None) for name in ("TaskRegistry", "MixtureRegistry")]
     return set(_tasks).union(*(registry.names() for registry in registries if registry))
 
 
 def check_task(name: str) -> None:
-    """Refuses a name that no task or mixture has.
-
-    Raises:
-        Refusal: The sentence has the nearest name.
-    """
+    """Raises Refusal if no task or mixture has this name."""
     checks.text("The name of a task or mixture", name)
     if registers(name) is None and name not in task_names():
         hint = nearest(name, task_names()) or " `switch-tf tasks` lists those that are shipped."
@@ -50,16 +45,12 @@ def check_task(name: str) -> None:
 
 
 def registers(name: str) -> Callable[[], object] | None:
-    """Returns the function that registers a declared task or mixture; None for a name that is not declared."""
+    """Returns the function that registers a declared task or mixture, or None if it is not declared."""
     return _tasks.get(name) or _tasks.get(name.partition(".")[0])
 
 
 def register_task(name: str) -> None:
-    """Adds a declared task or mixture to seqio's registry.
-
-    Raises:
-        Refusal: A package that the task needs is not installed.
-    """
+    """Adds a declared task or mixture to seqio's registry."""
     register = registers(name)
     if register is not None and register not in _registered:
         register()
@@ -67,7 +58,7 @@ def register_task(name: str) -> None:
 
 
 def declare_vocabulary(name: str, make: Callable) -> None:
-    """Declares a vocabulary that runs choose by a name.
+    """Declares a vocabulary that runs choose by name.
 
     Args:
         name: Name of the vocabulary.
@@ -79,10 +70,9 @@ def declare_vocabulary(name: str, make: Callable) -> None:
 
 
 def check_vocabulary(name: str) -> None:
-    """Refuses a VOCABULARY that is neither declared nor an existing file. Does not check URLs.
+    """Raises Refusal for a VOCABULARY that is neither declared nor an existing file.
 
-    Raises:
-        Refusal: The sentence has the nearest name.
+    Does not check URLs.
     """
     if name not in _vocabularies and "://" not in name and not os.path.exists(name):
         known = ", ".join(sorted(_vocabularies)) or "none is registered"
@@ -91,5 +81,5 @@ def check_vocabulary(name: str) -> None:
 
 
 def vocabularies() -> dict[str, Callable]:
-    """Returns the function that makes each declared vocabulary, by name."""
+    """Returns the functions that make the declared vocabularies, by name."""
     return _vocabularies

@@ -1,6 +1,6 @@
-"""Parts of a run by their full names, as gin files bind them and as an `Experiment` holds them.
+"""Parts of a run by full name, as gin files bind them and an `Experiment` holds them.
 
-What gin files say is read before TensorFlow is imported, so the names and parameters of parts that need it are listed.
+Gin files are read before TensorFlow is imported, so parts that need it are listed with their parameters.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ PARTITIONER = "switch_tf.partitioning.backends.create_partitioner"
 TRAINER = "switch_tf.training.trainer.Trainer"
 ADAFACTOR, RSQRT_DECAY = "switch_tf.optim.adafactor.Adafactor", "switch_tf.optim.schedules.RsqrtDecay"
 TASKS = "switch_tf.tasks"
-# Without TensorFlow.
+# Parts without TensorFlow.
 DATA = (CONFIG, RUN, STEP_SETTINGS, LAYOUT, COMPARISON, f"{TASKS}.text_files.pretraining",
         f"{TASKS}.text_files.text_to_text")
 # Parts with TensorFlow, and their parameters.
@@ -43,7 +43,7 @@ _MADE = {
     TRAINER: "model optimizer run step_settings partitioner initial_weights activation_dtype objective",
 }
 PARTS = (*DATA, *_MADE)
-# Modules by which gin files of earlier versions name parts.
+# Modules of parts in gin files of earlier versions.
 _EARLIER = {
     "switch_tf.config": (CONFIG,), "switch_tf.training.run": (RUN, STEP_SETTINGS),
     "switch_tf.partitioning.dtypes": (DTYPE_POLICY,), "switch_tf.partitioning": (DTYPE_POLICY,),
@@ -52,21 +52,21 @@ _EARLIER = {
 
 
 NAMES = {f"{module}.{part.rpartition('.')[2]}": part for module, parts in _EARLIER.items() for part in parts}
-for _part in PARTS:  # a part may also be named by any package that its module is in, other than tasks
+for _part in PARTS:  # a part may also be named by a package that contains its module, except tasks
     _module, _, _last = _part.rpartition(".")
     while _module and _module != TASKS:
         NAMES[f"{_module}.{_last}"] = _part
         _module = _module.rpartition(".")[0] if not _module.startswith(TASKS) else ""
-MODULES = {name.rpartition(".")[0] for name in NAMES}  # by which gin files name parts
+MODULES = {name.rpartition(".")[0] for name in NAMES}
 
 _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
                "RMSprop", "SGD", "ScheduleFreeAdamW")
 _SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
               "PolynomialDecay")
-# Full names that the description of a stranger's run may refer to.
+# Full names that a stranger's gin file may refer to.
 ALLOWED = {*PARTS, *(f"keras.optimizers.{name}" for name in _OPTIMIZERS),
            *(f"keras.optimizers.schedules.{name}" for name in _SCHEDULES)}
-# Functions of t5 that read gin's configuration. They may be bound, but not referred to.
+# Functions of t5 that read gin's configuration. They may be bound but not referenced.
 LIBRARIES = {
     "t5.data.preprocessors": (
         "concatenate_and_split_to_fixed_length", "denoise", "drop_noise_tokens", "drop_nonnoise_tokens",
@@ -82,14 +82,14 @@ LIBRARIES = {
 IN_LIBRARIES = {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names}
 BOUND = ALLOWED | IN_LIBRARIES
 
-_DEEPEST = 20  # brackets within brackets
+_DEEPEST = 20  # nesting of brackets
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A function or class by its full name, with its arguments, which may contain parts.
+    """A function or class by full name, with arguments that may contain parts.
 
-    `is_made`: whether it is called, or handed on as a function with these arguments.
+    `is_made`: Whether to call it. Otherwise it stays a function with these arguments.
     """
 
     name: str
@@ -97,11 +97,11 @@ class Part:
     is_made: bool = True
 
     def make(self) -> Any:
-        """Imports what has the name and calls it.
+        """Imports the function or class and calls it.
 
         Raises:
-            Refusal: An argument is missing or not taken, or other code than this package's finds it wrong.
-            Exception: This package failed. It checks its own values, so anything but a Refusal is a bug.
+            Refusal: An argument is missing, unknown or invalid.
+            Exception: A bug. This package's own code raises Refusal for invalid values.
         """
         target, arguments = find(self.name), made(self.arguments)
         if not self.is_made:
@@ -122,15 +122,15 @@ class Part:
 
 
 def made(value: Any) -> Any:
-    """Returns a value with all parts in it made."""
+    """Makes all parts in a value."""
     return mapped(value, lambda leaf: leaf.make() if isinstance(leaf, Part) else leaf)
 
 
 def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Returns a value of lists, tuples and dictionaries in which a function has replaced all others.
+    """Applies a function to the leaves of nested lists, tuples and dictionaries, and to dictionary keys.
 
     Raises:
-        RecursionError: It is nested too deeply.
+        RecursionError: The value is nested too deeply.
     """
     if depth > _DEEPEST:
         raise RecursionError
@@ -143,18 +143,14 @@ def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def leaves(value: Any) -> list:
-    """Returns all that is in a value of lists, tuples and dictionaries."""
+    """Returns the leaves of nested lists, tuples and dictionaries, and dictionary keys."""
     found = []
     mapped(value, found.append)
     return found
 
 
 def find(name: str) -> Any:
-    """Imports and returns what has a full name.
-
-    Raises:
-        Refusal: There is no such module, or nothing of that name in it.
-    """
+    """Imports and returns the object with a full name."""
     module, _, last = name.rpartition(".")
     if not module:
         raise Refusal(f"There is no module {last!r}.{nearest(last, sorted(MODULES))}")
@@ -170,7 +166,7 @@ def find(name: str) -> Any:
 
 
 def parameters_of(target: Any) -> dict[str, inspect.Parameter] | None:
-    """Returns the parameters of a function or class by name, None if it takes any."""
+    """Returns the parameters of a function or class by name, or None if it takes any."""
     try:
         parameters = inspect.signature(target).parameters
     except ValueError:  # written in C
@@ -182,5 +178,5 @@ def parameters_of(target: Any) -> dict[str, inspect.Parameter] | None:
 
 @functools.cache
 def parameters(part: str) -> list[str]:
-    """Returns the parameters of one of PARTS."""
+    """Returns the parameter names of one of PARTS."""
     return _MADE[part].split() if part in _MADE else list(parameters_of(find(part)))

@@ -1,7 +1,7 @@
 """Routing policies, one record each: a function and its properties.
 
-Configurations read the properties without importing Keras, so a record may give the location of its function instead.
-`register` makes a policy available by name in `SwitchConfig`, gin and `layers.Router`.
+Configurations import no Keras, so a record may locate its function by name. `register` makes a policy available by name
+in `SwitchConfig`, gin and `layers.Router`.
 """
 
 import dataclasses
@@ -20,26 +20,23 @@ class Policy:
 
     Args:
         name: str. Name in configurations.
-        decide: Function of `(scores, options)`, see `layers.decisions`. Returns TokenChoices, or ExpertChoices if
-            `experts_choose`. May be given as "module:function", which is imported at the first call.
-        num_choices: int or None. Experts per token. None leaves the number to `num_selected_experts`.
+        decide: Function of `(scores, options)`, see `layers.decisions`, or "module:function", imported at the first
+            call. Returns TokenChoices, or ExpertChoices if `experts_choose`.
+        num_choices: int or None. Experts per token. None for `num_selected_experts`.
         fewest_choices: int. Smallest valid `num_selected_experts`.
-        is_causal: bool. Whether later tokens never change the expert or slot of an earlier one. Required in decoders.
+        is_causal: bool. Whether later tokens never change the expert or slot of earlier ones. Required in decoders.
         is_balanced: bool. Whether experts get equal shares without a load-balancing loss.
-        has_kernel: bool. Whether the router learns scores. Otherwise `scores.selection` and `scores.probs` are None.
+        has_kernel: bool. Whether the router learns scores. If not, `scores.selection` and `scores.probs` are None.
         needs_token_ids: bool. Whether `scores.token_ids` is required.
-        experts_choose: bool. Whether experts choose tokens instead of tokens experts.
-        counts_preference: bool. Whether statistics and balance loss count a token for the expert with its highest score
-            instead of the one that it was sent to.
-        state: tuple of str. Names of the vectors that the router keeps between steps, <float32>[expert], zeros at
-            first. `decide` reads them in `options.state`.
-        update: Function of `(policy, state, load)`, or "module:function". Returns the state after a training step, from
-            the dictionary of its vectors and <float32>[expert], the share of the step's tokens by first choice.
+        experts_choose: bool. Whether experts choose tokens, not tokens experts.
+        counts_preference: bool. Whether statistics and balance loss count the highest-scoring expert of a token instead
+            of the chosen one.
+        state: tuple of str. Names of vectors that the router keeps between steps, <float32>[expert], initially zero, in
+            `options.state`.
+        update: Function of `(policy, state, load)`, or "module:function". Returns the state after a training step.
+            `state` is a dict, `load` <float32>[expert], the share of tokens by first choice.
 
-    A subclass adds parameters of its own as fields. `decide` reads them in `options.policy`.
-
-    Raises:
-        Refusal: The properties contradict each other.
+    A subclass adds parameters as fields. `decide` reads them in `options.policy`.
     """
 
     name: str
@@ -82,7 +79,7 @@ class Policy:
         return _resolve(self.decide)
 
     def updated(self, state: dict, load: Any) -> dict:
-        """Returns the state after a training step, see `update`."""
+        """Returns the state after a training step."""
         return _resolve(self.update)(self, state, load)
 
     @property
@@ -93,7 +90,7 @@ class Policy:
         return f"{self.decide.__module__}:{getattr(self.decide, '__qualname__', self.decide)}"
 
     def count(self, num_selected_experts: int | None) -> int:
-        """Returns the number of experts per token. None asks for the policy's default."""
+        """Returns the number of experts per token. None means the policy's default."""
         return num_selected_experts if num_selected_experts is not None else self.num_choices or 1
 
 
@@ -110,8 +107,8 @@ class TopN(Policy):
     """GShard's gating for `num_selected_experts` choices (arXiv 2006.16668, algorithm 1).
 
     Args:
-        second_expert: "random", "all", "none" or "threshold". Selects the choices after the first to carry out.
-            "random" keeps one with probability gate / threshold in training, and all at inference.
+        second_expert: "random", "all", "none" or "threshold". Which later choices to carry out. "random" keeps a choice
+            with probability gate / threshold in training, and always at inference.
         threshold: float in (0, 1).
     """
 
@@ -141,7 +138,7 @@ _policies: dict[str, Policy] = {}
 
 
 def register(policy: Policy) -> Policy:
-    """Makes a policy available by its name and returns it. Registering the same function again replaces it.
+    """Makes a policy available by name and returns it. Registering the same function again replaces it.
 
     Raises:
         Refusal: Another policy has that name.
@@ -167,9 +164,6 @@ def get(name: str, argument: str = "routing_policy") -> Policy:
     Args:
         name: str.
         argument: Name of the argument, for the error.
-
-    Raises:
-        Refusal: The name is unknown. Suggests the nearest one.
     """
     if not isinstance(name, str) or name not in _policies:
         listed = ", ".join(map(repr, _policies))
@@ -182,11 +176,11 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
     """Returns the record of a router's policy.
 
     Args:
-        policy: Name, or a record with the name of a registered one.
-        second_expert_policy, second_expert_threshold: Fields of "top2" and "top_n" if they are given by name.
+        policy: Name, or a record with the name of a registered policy.
+        second_expert_policy, second_expert_threshold: Fields of "top2" and "top_n" given by name.
 
     Raises:
-        Refusal: The name is unknown, or a record of that name is registered for another function.
+        Refusal: The name is unknown, or is registered for another function.
     """
     check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
     checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
@@ -208,7 +202,7 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
 
 
 def to_config(policy: str | Policy) -> str | dict:
-    """Returns the name of a policy, or for a record the fields that differ from the registered one's, with `name`."""
+    """Returns the name of a policy, or a record's `name` and fields that differ from the registered policy."""
     if isinstance(policy, str):
         return policy
     registered = get(policy.name)
@@ -225,7 +219,7 @@ def from_config(config: str | dict) -> str | Policy:
 
 
 def check_options(policy: Policy, num_selected_experts: int, num_experts: int, exploration: str) -> None:
-    """Raises Refusal if a router's options do not fit its policy. `num_experts` 0 is a dense model."""
+    """Raises Refusal if a router's options do not fit its policy. `num_experts` is 0 for a dense model."""
     if not isinstance(policy, Policy):
         raise Refusal(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
     checks.integer("num_experts", num_experts, at_least=0)

@@ -1,4 +1,4 @@
-"""Descriptions of a run and of its training step. They import no TensorFlow, so mistakes are refused at once."""
+"""Descriptions of a run and its training step. They need no TensorFlow, so mistakes are refused at once."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from switch_tf import checks
 from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGUSR1, TRAINABLE, check_choice
 from switch_tf.refusals import Refusal
 
-# Fields of Run that gin files give by a macro of their name in capitals.
+# Fields of Run that gin files set by macros, such as MODEL_DIR.
 MACROS = ("model_dir", "mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period",
           "eval_period", "checkpoint_period", "initial_checkpoint", "best_metric", "patience", "vocabulary",
           "use_cached_tasks", "cache_dir", "cache_parts", "seed")
@@ -14,10 +14,10 @@ MACROS = ("model_dir", "mixture_or_task_name", "task_feature_lengths", "train_st
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Description of a training run, apart from its model.
+    """Description of a training run, without its model.
 
     Args:
-        model_dir: str. The run folder. The same command on it resumes the run.
+        model_dir: str. The run folder. The same command resumes its run.
         mixture_or_task_name: str. Registered seqio task or mixture.
         task_feature_lengths: dict. Tokens of "inputs" and "targets".
         train_steps: int. Last step.
@@ -25,38 +25,36 @@ class Run:
         log_period, eval_period, checkpoint_period: int. Steps between logs, evaluations and checkpoints. An eval_period
             of 0 never evaluates.
         eval_batches: int. Largest number of validation batches in an evaluation.
-        eval_each_task: bool. Also evaluate the loss of each task of a mixture, on as many batches each.
-        unigram_batches: int. Compare evaluations with the loss of a unigram model that is counted on this number of
-            training batches. 0 makes no comparison.
+        eval_each_task: bool. Also evaluate the loss of each task of a mixture, on the same number of batches.
+        unigram_batches: int. Training batches to count a unigram model on. Its loss is logged at step 0. 0 counts none.
         pack: bool. Several examples in one sequence.
         vocabulary: str or None. Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
             SentencePiece model.
-        use_cached_tasks: bool. Read the tokens that `switch-tf cache` wrote instead of the text.
-        cache_dir: str or None. Folder of the cache. None is the default folder of `switch-tf cache`.
-        cache_parts: int. Parts of a training batch from the cache. A process reads the parts that hold its rows, so set
-            it to the number of processes on a pod. Another number gives other batches.
-        skip_corrupt_records: int. Number of corrupt records of the cache to leave out of the training batches, for each
-            task and each of the cache_parts. One more ends the run, as the first one does if it is 0.
+        use_cached_tasks: bool. Read tokens from `switch-tf cache` instead of text.
+        cache_dir: str or None. Folder of the cache. None is the default of `switch-tf cache`.
+        cache_parts: int. Parts of a training batch from the cache. Each process reads only its parts, so use the number
+            of processes on a pod. Another number gives other batches.
+        skip_corrupt_records: int. Corrupt cache records to skip, for each task and each of the cache_parts. One more
+            ends the run.
         seed: int. Seed of initial weights, order of the data, dropout and jitter.
-        initial_checkpoint: str or None. Run folder or checkpoint that provides the weights of a new run.
-        initial_variables: str. "all" takes every weight from it, so it has to be of the same model; "matching" takes
-            those that both models have with the same shape, all but the experts if one is sparse and one is dense;
-            "with_optimizer" takes every weight, the optimizer's slots and the step, and reads the data from their
-            beginning.
-        restart_changed_data: bool. Start from the beginning of the data if they have changed since the checkpoint.
-            False refuses to resume then (`continuation.py`).
+        initial_checkpoint: str or None. Run folder or checkpoint with the weights of a new run.
+        initial_variables: str. "all" reads every weight, from the same model. "matching" reads weights that both models
+            have with the same shape: all but the experts between a dense and a sparse model. "with_optimizer" reads
+            every weight, the optimizer's slots and the step, and starts at the beginning of the data.
+        restart_changed_data: bool. Restart the data if they have changed since the checkpoint. False refuses to resume
+            then (`continuation.py`).
         keep_checkpoints: int. Number of recent checkpoints to keep.
         keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
-        on_failed_save: str. "stop" ends a run whose checkpoint cannot be written; "continue" says so and trains on to
-            the next one. A checkpoint at the end of the run that cannot be written ends it with an error either way.
-        on_sigusr1: str. "stop" saves and ends the run at SIGUSR1, as at SIGTERM; "save" saves and trains on.
-        max_hours: float or None. Saves and ends a run that has trained for so long since its start, as a signal does.
+        on_failed_save: str. "stop" ends a run whose checkpoint cannot be written. "continue" prints the error and
+            trains on, except at the end of the run.
+        on_sigusr1: str. "stop" saves and ends the run at SIGUSR1, as at SIGTERM. "save" saves and trains on.
+        max_hours: float or None. Hours after which the run is saved and ended.
         best_metric: str or None. Also keep the checkpoint with the best value of this metric, for example
-            "eval/glue_mrpc/f1". The metric decides whether lower or higher is better (`directions`).
-        patience: int. Stop after this number of evaluations in a row without a better value; 0 never stops. A value
-            that is not finite is never better, and counting starts with the first finite value.
-        shown_examples: int. Number of held-out examples whose predictions are printed at the end, at most a batch.
-        profile_steps: int. Number of steps to record with the profiler, soon after each start. 0 records none.
+            "eval/glue_mrpc/f1". See `directions` for the direction.
+        patience: int. Stop after this number of evaluations without a better value, counted from the first finite
+            value. 0 never stops.
+        shown_examples: int. Held-out examples to print with predictions at the end, at most a batch.
+        profile_steps: int. Steps to record with the profiler, soon after each start. 0 records none.
     """
 
     model_dir: str
@@ -126,17 +124,17 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class StepSettings:
-    """Settings of the training step, apart from the model and the optimizer.
+    """Settings of the training step, without the model and the optimizer.
 
     Args:
         z_loss_weight: float. Coefficient of logsumexp(logits)^2 in the cross-entropy.
         label_smoothing: float in [0, 1).
-        num_microbatches: int. Number of equal parts of the batch that are processed one after the other. This saves
-            memory, and the gradient is that of the whole batch.
+        num_microbatches: int. Equal parts of the batch, processed in turn to save memory. The gradient is of the whole
+            batch.
         clip_norm: float or None. Scales down gradients with a larger global norm.
         steps_per_call: int. Training steps in one call of the compiled function. The host sees their mean metrics.
-        use_xla: bool. Compile the step with XLA; on a CPU only the optimizer's update, because TensorFlow's own
-            products are faster there.
+        use_xla: bool. Compile the step with XLA. On a CPU only the optimizer's update, because TensorFlow's products
+            are faster there.
         trainable: str. Weights to train: "all", "all_but_experts", "experts", "router" or "decoder".
     """
 
@@ -158,7 +156,7 @@ class StepSettings:
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:
-    """Raises Refusal unless every period is a multiple of the steps in one call of the compiled function."""
+    """Raises Refusal unless every period is a multiple of `steps_per_call`."""
     for name in ("train_steps", "log_period", "eval_period", "checkpoint_period", "keep_every", "profile_steps"):
         if getattr(run, name) % settings.steps_per_call:
             raise Refusal(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "

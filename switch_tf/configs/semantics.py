@@ -1,6 +1,4 @@
-"""Rules of each implementation of the Switch Transformer, one record each, and the groups and capacity
-that follow from them.
-"""
+"""Routing and loss rules of each Switch Transformer implementation, and the resulting groups and capacity."""
 
 import dataclasses
 import math
@@ -16,30 +14,28 @@ class Rules:
 
     Args:
         name: str. Value of `semantics`.
-        groups_are_sequences: bool. Each sequence is a group with `expert_capacity` slots per expert. Otherwise
-            `group_size` and the capacity factors determine groups and slots.
-        groups_fit_experts: bool. The number of groups is a multiple of the number of experts, too. A batch of another
-            number of tokens is completed by rows or columns of zeros, which are routed like tokens. Otherwise masked
-            tokens complete the last group.
-        may_exceed_group_size: bool. Rounds the smallest number of groups, tokens / group_size, down instead of up.
-        is_exact: bool. Computes the capacity without rounding errors of binary floating point.
-        rounds_capacity: bool. Rounds the capacity to the nearest integer, halves to even, instead of down.
+        groups_are_sequences: bool. Each sequence is a group with `expert_capacity` slots per expert, instead of groups
+            and slots by `group_size` and capacity factors.
+        groups_fit_experts: bool. The number of groups is also a multiple of the number of experts. Rows or columns of
+            zeros complete the batch, routed like tokens. Otherwise masked tokens complete the last group.
+        may_exceed_group_size: bool. Rounds the number of groups, tokens / group_size, down instead of up.
+        is_exact: bool. Computes the capacity without floating-point errors.
+        rounds_capacity: bool. Rounds the capacity to nearest, halves to even, instead of down.
         limits_capacity: bool. Limits the capacity to the tokens of a group.
-        minimum_is_last: bool. Applies `min_expert_capacity` after that limit instead of before it.
+        minimum_is_last: bool. Applies `min_expert_capacity` after that limit, not before.
         routes_padding: bool. Padding is routed, takes slots and counts in both losses.
-        masks_decoder_inputs: bool. Padding of the decoder is where its inputs are padding, so the position after the
-            end of a sequence is real. Otherwise it is where its targets are.
+        masks_decoder_inputs: bool. Decoder padding follows the inputs, so the position after the end of a sequence is
+            real. Otherwise it follows the targets.
         zeroes_padding: bool. Sets padding to zero before each Switch layer.
         zeroes_stack_padding: bool. Sets padding to zero in the outputs of a stack.
-        averages_over_padding: bool. Divides the cross-entropy of a training step by all targets, padding included.
+        averages_over_padding: bool. Divides the training cross-entropy by all targets, padding included.
         balances_over_all_tokens: bool. Divides the load-balancing loss by all tokens, padding included.
-        balances_every_choice: bool. Counts every choice of a token in the load-balancing loss, not only the first.
+        balances_every_choice: bool. Counts every choice of a token in the load-balancing loss, not just the first.
         normalizes_gates: bool. Divides the gates of several choices by their sum.
-        joins_layers: bool. Computes one load-balancing loss and one z-loss over the tokens of all routers of a stack.
-            Otherwise the losses of the routers are summed.
-        omits_full_stacks: bool. A stack with sparse layers only has no router losses.
-        starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (with step 1 all). Otherwise step - 1,
-            2 step - 1, ...
+        joins_layers: bool. Computes one load-balancing loss and one z-loss over all routers of a stack. Otherwise sums
+            the routers' losses.
+        omits_full_stacks: bool. A stack with only sparse layers has no router losses.
+        starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (all for step 1), not step - 1, 2 step - 1, ...
     """
 
     name: str
@@ -89,30 +85,23 @@ _RULES = {rules.name: rules for rules in (
 
 
 def rules_of(semantics: str) -> Rules:
-    """Returns the rules of that name.
-
-    Raises:
-        Refusal: The name is unknown. Suggests the nearest one.
-    """
+    """Returns the rules of that name."""
     check_choice("semantics", semantics, _RULES)
     return _RULES[semantics]
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """Group sizes and expert capacity of a Switch layer. `SwitchConfig` and `layers.SwitchFeedForward` make one.
+    """Group sizes and expert capacity of a Switch layer. Made by `SwitchConfig` and `layers.SwitchFeedForward`.
 
     Args:
         num_experts: int. Number of experts.
         group_size: int. Largest number of tokens per group. Tokens of a group compete for slots.
-        num_groups_multiple: int. The number of groups is a multiple of it, see `groups_multiple`.
+        num_groups_multiple: int. Divides the number of groups, see `groups_multiple`.
         train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
         min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
         semantics: str. Rules of grouping and capacity, see `semantics.Rules`.
-        expert_capacity: int. Slots per expert and sequence, for semantics "hf" only, which requires it.
-
-    Raises:
-        Refusal: A value is out of range.
+        expert_capacity: int. Slots per expert and sequence. Required by semantics "hf", and for it only.
     """
 
     num_experts: int
@@ -142,10 +131,10 @@ class Grouping:
 
     @property
     def groups_multiple(self) -> int:
-        """The number of groups is a multiple of this one.
+        """A divisor of the number of groups.
 
-        It is `num_groups_multiple`, and for semantics "t5x" a multiple of the number of experts. T5X's own is that of
-        all replicas of the experts: devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS) times the experts.
+        It is `num_groups_multiple`, for semantics "t5x" its least common multiple with the number of experts. T5X
+        itself uses the experts times their replicas, devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS).
         """
         if not self.rules.groups_fit_experts:
             return self.num_groups_multiple

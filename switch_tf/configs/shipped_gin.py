@@ -1,4 +1,4 @@
-"""Finds the gin files that ship with the package, in a wheel as in an editable checkout."""
+"""Finds the gin files that ship with the package, in a wheel or an editable checkout."""
 
 import functools
 import pathlib
@@ -11,8 +11,8 @@ from switch_tf.refusals import Refusal
 def folder() -> pathlib.Path:
     """Returns the folder that holds the shipped `gin/`.
 
-    A wheel carries it inside the package. In an editable install it lies beside the package, and `importlib.resources`
-    does not find it there, because it must not have an `__init__.py` (that would hide the gin library).
+    A wheel has it inside the package, an editable install next to it. `importlib.resources` does not find the latter,
+    because an `__init__.py` there would hide the gin library.
     """
     package = pathlib.Path(__file__).resolve().parents[1]
     for candidate in (package, package.parent):
@@ -29,6 +29,6 @@ def preset_names() -> list[str]:
 
 
 def macros() -> set[str]:
-    """Returns the names of all macros that shipped files define."""
+    """Returns the names of all macros in shipped files."""
     return {name for file in folder().glob("gin/*/*.gin")
             for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)}

@@ -32,64 +32,59 @@ class SwitchConfig:
     """Sizes and rules of a T5 (`num_experts=0`) or Switch Transformer (arXiv 2101.03961).
 
     Args:
-        vocab_size: int. Rows of the embedding, at least the size of the task's vocabulary.
+        vocab_size: int. Rows of the embedding, at least the vocabulary's size.
         d_model, d_ff, d_kv: int. Widths of the residual stream, of feed-forward layers and of one attention head.
         num_heads: int. Attention heads.
         num_encoder_layers, num_decoder_layers: int. Without decoder layers the encoder computes the logits.
-        activation: "relu" (T5 1.0), "geglu" (T5 1.1), or another one, see `layers.FeedForward`.
-        logits_via_embedding: bool. Whether logits share the embedding (T5 1.0) or have weights of their own (T5 1.1).
-        scale_decoder_outputs: bool or None. Whether to multiply the last hidden state by d_model^-0.5 before the
-            logits. None does so if logits share the embedding, as T5.
-        end_id: int or tuple of int. End-of-sequence id, or several, or () for none. `generate` stops there. Functions
-            that return text use the end of their vocabulary instead.
+        activation: "relu" (T5 1.0), "geglu" (T5 1.1) or another, see `layers.FeedForward`.
+        logits_via_embedding: bool. Whether logits share the embedding (T5 1.0) or have their own weights (T5 1.1).
+        scale_decoder_outputs: bool or None. Whether to multiply the last hidden state by d_model^-0.5. None does so if
+            logits share the embedding, as in T5.
+        end_id: int or tuple of int. End-of-sequence ids where `generate` stops, () for none. Functions that return text
+            use the vocabulary's own.
         dropout_rate: float in [0, 1). One mask for all positions of a sequence.
         layer_norm_epsilon: float. Added to the mean square in RMS norms.
         relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
-        relative_attention_per_layer: bool. Each layer has a position bias of its own, as in umT5 and scanned T5X
-            models. Otherwise the layers of a stack share one, as in T5.
+        relative_attention_per_layer: bool. Each layer has its own position bias, as in umT5 and scanned T5X models.
+            Otherwise a stack shares one, as in T5.
         init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
-            sqrt(init_scale / fan_in). The paper's reduced initialization is 0.1 (section 2.4), T5's 1.0.
-        attention_init_scale: float. The same factor for attention kernels, 1.0 in T5 and Mesh TensorFlow.
+            sqrt(init_scale / fan_in). 0.1 in the paper (section 2.4), 1.0 in T5.
+        attention_init_scale: float. The same for attention kernels, 1.0 in T5 and Mesh TensorFlow.
         num_experts: int. Experts of each sparse layer. 0 is a dense model.
         expert_d_ff: int or None. Width of the experts. None for d_ff.
         encoder_sparse_step, decoder_sparse_step: int. Layer i is sparse if i % step == step - 1. 0 for none.
-        encoder_sparse_indices, decoder_sparse_indices: tuple of int or None. Indices of the sparse layers, in ascending
-            order, instead of every step-th one. () for none.
+        encoder_sparse_indices, decoder_sparse_indices: tuple of int or None. Ascending indices of the sparse layers,
+            instead of a step. () for none.
         group_size: int. Largest number of tokens per group. Tokens of a group compete for slots.
-        num_groups_multiple: int. The number of groups is a multiple of it, so that splitting the batch into that many
-            parts (devices, microbatches) never splits a group.
+        num_groups_multiple: int. Divides the number of groups, so that splitting the batch into as many parts (devices,
+            microbatches) splits no group.
         train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
         min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
         routing_policy: str. Name of a policy, see `layers.Router` and `policies.register`.
-        decoder_routing_policy: str or None. Policy of the decoder. None for the same one.
-        allow_non_causal_decoder: bool. Allows a policy in the decoder that looks at later tokens (all but "switch" and
-            "hash"). Those tokens do not exist yet when the model generates.
+        decoder_routing_policy: str or None. Policy of the decoder. None for the encoder's.
+        allow_non_causal_decoder: bool. Allows a decoder policy that reads later tokens (all but "switch" and "hash"),
+            which generation does not have.
         num_selected_experts: int or None. Experts per token. None for the policy's default (2 for "top2", else 1).
         exploration: str, one of EXPLORATIONS (appendix C), see `layers.Router`.
-        jitter_noise: float in [0, 1). Exploration "input_jitter" multiplies the router's inputs by uniform numbers in
-            [1 - jitter_noise, 1 + jitter_noise] in training.
-        second_expert_policy: str, one of SECOND_EXPERT_POLICIES. Selects the later choices that "top2" and "top_n"
-            carry out.
+        jitter_noise: float in [0, 1). In training, "input_jitter" multiplies the router's inputs by uniform numbers in
+            [1 - jitter_noise, 1 + jitter_noise].
+        second_expert_policy: str, one of SECOND_EXPERT_POLICIES. Which later choices "top2" and "top_n" carry out.
         second_expert_threshold: float in (0, 1). Used by "random" and "threshold".
-        second_place_loss_weight: float. Weight of the second choices' balance loss relative to the first choices'.
+        second_place_loss_weight: float. Relative weight of the second choices' balance loss.
         expert_dropout_rate: float in [0, 1). Elementwise dropout inside experts (section 4; 0.4 for fine-tuning).
         router_dtype: "float32" (selective precision, section 2.4) or "bfloat16".
         load_balancing_loss_weight, router_z_loss_weight: float. Weights of each sparse layer's losses.
-        extra_mlp: bool. Adds a dense feed-forward layer with its own norm and residual after each Switch layer
-            (ST-MoE).
-        expert_sublayers: str, one of EXPERT_SUBLAYERS. Sublayers of a sparse layer that have experts. In self-attention
-            one set of experts computes queries and another one shared keys and values (appendix A).
+        extra_mlp: bool. Adds a dense feed-forward layer, with norm and residual, after each Switch layer (ST-MoE).
+        expert_sublayers: str, one of EXPERT_SUBLAYERS. Sublayers with experts. In self-attention, one set computes
+            queries and a second set shared keys and values (appendix A).
         attention_expert_dtype: "float32", because attention experts diverge in bfloat16 (Table 10), or "auto" for the
-            dtype of the model.
-        semantics: "switch_tf", or "mtf", "t5x" or "hf" for the grouping, capacity and loss rules of Mesh TensorFlow,
-            T5X or Hugging Face.
-        expert_capacity: int. Slots per expert and sequence, for semantics "hf" only, which requires it.
+            model's dtype.
+        semantics: "switch_tf", or the grouping, capacity and loss rules of Mesh TensorFlow ("mtf"), T5X ("t5x") or
+            Hugging Face ("hf").
+        expert_capacity: int. Slots per expert and sequence. Required by semantics "hf", and for it only.
         dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers without empty slots), or "auto" by device and
-            load. All give the same numbers up to rounding.
-        remat: bool. Recomputes each layer in the backward pass instead of keeping its activations.
-
-    Raises:
-        Refusal: A value is out of range.
+            load. All agree up to rounding.
+        remat: bool. Recomputes each layer's activations in the backward pass.
     """
 
     vocab_size: int = 32128
@@ -205,13 +200,13 @@ class SwitchConfig:
 
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":
-        """Reads `gin/models/<name>.gin`. Leaves the caller's gin configuration unchanged, even if locked."""
+        """Reads `gin/models/<name>.gin`. Leaves gin's global configuration unchanged, even if locked."""
         names = shipped_gin.preset_names()
         if checks.text("The name of a preset", name) not in names:
             raise Refusal(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
                           "gin/models; `switch-tf inspect --list` names them all.")
         found = gin_syntax.Gin()
-        found.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # whatever files are here
+        found.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # ignores files in the working directory
         return found.part(parts.CONFIG).make()
 
     # Derived properties.
@@ -231,12 +226,12 @@ class SwitchConfig:
 
     @property
     def scales_logits(self) -> bool:
-        """Whether the last hidden state is multiplied by d_model^-0.5 before the logits."""
+        """Whether to multiply the last hidden state by d_model^-0.5 before the logits."""
         return self.logits_via_embedding if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     @property
     def grouping(self) -> Grouping:
-        """The Grouping of sparse layers. That of a dense model only checks its fields."""
+        """The Grouping of sparse layers. In a dense model it only checks its fields."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Grouping)}
         if not self.num_experts:
             fields |= {"num_experts": 1, "semantics": "switch_tf"}
@@ -254,12 +249,12 @@ class SwitchConfig:
 
     @property
     def encoder_sparse_layers(self) -> tuple[int, ...]:
-        """Indices of the encoder's layers with experts."""
+        """Indices of the encoder's sparse layers."""
         return self._sparse_layers(self.num_encoder_layers, self.encoder_sparse_step, self.encoder_sparse_indices)
 
     @property
     def decoder_sparse_layers(self) -> tuple[int, ...]:
-        """Indices of the decoder's layers with experts."""
+        """Indices of the decoder's sparse layers."""
         return self._sparse_layers(self.num_decoder_layers, self.decoder_sparse_step, self.decoder_sparse_indices)
 
     def _sparse_layers(self, num_layers, step, indices):
@@ -274,7 +269,7 @@ class SwitchConfig:
         return self.routing_policy if self.decoder_routing_policy is None else self.decoder_routing_policy
 
     def routing(self, is_decoder: bool) -> tuple[str, int | None]:
-        """Returns `(policy, num_selected_experts)` of a stack. The number applies to `routing_policy` only."""
+        """Returns `(policy, num_selected_experts)` of a stack. The number belongs to `routing_policy`."""
         policy = self.decoder_policy if is_decoder else self.routing_policy
         return policy, self.num_selected_experts if policy == self.routing_policy else None
 
@@ -313,22 +308,22 @@ class SwitchConfig:
         return accounting.weights(self)
 
     def parameters_by_part(self) -> dict[str, int]:
-        """Counts parameters by part: "embedding", "attention", "experts", ... Leaves out parts without any."""
+        """Counts parameters by part: "embedding", "attention", "experts", ... Omits empty parts."""
         sizes = collections.Counter()
         for weight in self.weights():
             sizes[weight.part] += weight.size
-        return dict(+sizes)  # the positive ones
+        return dict(+sizes)  # drops zeros
 
     @property
     def num_parameters(self) -> int:
         return sum(self.parameters_by_part().values())
 
     def flops_by_part(self, inputs_length: int = 512, targets_length: int = 114) -> dict[str, int]:
-        """Counts the FLOPs of one sequence's forward pass by part, see `accounting.flops_by_part`."""
+        """Counts the FLOPs of one sequence's forward pass, see `accounting.flops_by_part`."""
         return accounting.flops_by_part(self, checks.integer("inputs_length", inputs_length, 0),
                                         checks.integer("targets_length", targets_length, 0))
 
     def flops_per_sequence(self, inputs_length: int = 512, targets_length: int = 114) -> int:
-        """Counts the FLOPs of the weight products in one sequence's forward pass, as Table 9 of the paper."""
+        """Counts the FLOPs of the weight products in one sequence's forward pass (Table 9 of the paper)."""
         parts = self.flops_by_part(inputs_length, targets_length)
         return sum(parts[part] for part in ("attention", "feed_forward", "experts", "router"))

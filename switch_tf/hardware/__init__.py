@@ -1,1 +1,1 @@
-"""Facts about machines: their devices and memory, and the chips and networks of TPU pods."""
+"""Facts about this machine's devices and memory, and about chips and networks of pods."""

@@ -1,6 +1,6 @@
-"""Memory and nominal rates of TPU and GPU chips, and the topologies that they form: pods, and servers of GPUs.
+"""Memory and nominal rates of TPU and GPU chips, from their makers' documents, and their topologies.
 
-They are from the documents of their makers. A topology is a name such as "v5e:4x4" or "h100:2x8".
+A topology is a TPU pod or servers of GPUs, named such as "v5e:4x4" or "h100:2x8".
 """
 
 import os
@@ -10,28 +10,27 @@ from typing import NamedTuple
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 
-# Bytes that the TPU runtime reserves, as the compiler reports for v5e when it refuses a program.
+# Bytes that the TPU runtime reserves, by the v5e compiler's messages.
 RESERVED = 2**28
 
-# FLOPs of a matrix unit of 128 x 128 in a cycle.
+# FLOPs per cycle of a matrix unit of 128 x 128.
 _UNIT = 2 * 128 * 128
 
-# JAX takes this share of a GPU's memory, unless one of these variables names another.
+# Share of a GPU's memory that JAX takes, unless one of these variables sets it.
 _SHARE = 0.75
 SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 class Chip(NamedTuple):
-    """One device: a TPU chip, half a chip of v2 and v3, or a GPU. Rates that are not known are None.
+    """One device: a TPU chip, half a chip of v2 and v3, or a GPU. Unknown rates are None.
 
     Attributes:
         memory: Bytes that a program can use.
         flops: FLOP/s of bfloat16 products.
         memory_bandwidth: Bytes/s between its memory and its core.
         link_bandwidth: Bytes/s of each of its links, in one direction.
-        clock: Cycles/s of its core; None for a GPU, whose compiler counts none.
-        float32_flops: FLOP/s of float32 products, by default `flops`: a TPU multiplies them in bfloat16, unless a
-            program asks for more.
+        clock: Cycles/s of its core, None for a GPU.
+        float32_flops: FLOP/s of float32 products. None for `flops`, as a TPU multiplies in bfloat16 by default.
     """
 
     memory: float
@@ -47,9 +46,9 @@ def _chip(gib, flops, memory_bandwidth=None, link_bandwidth=None, units=None):
     return Chip(gib * 2**30 - RESERVED, flops, memory_bandwidth, link_bandwidth, clock)
 
 
-# From Google Cloud's TPU pages. Their bandwidth between chips adds up all links in both directions (v5e: 400 GB/s of
-# four; 1.6 TB/s cross the middle of a pod, on 32). v3 and v4 are from Jouppi et al. 2023, "TPU v4". Clocks are those of
-# the peak of a device's matrix units: v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
+# From Google Cloud's TPU pages, which add up the bandwidth of all links in both directions (v5e: 400 GB/s of four; 1.6
+# TB/s cross the middle of a pod, on 32). v3 and v4 are from Jouppi et al. 2023, "TPU v4". Clocks follow from the peak
+# of the matrix units: v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
 CHIPS = {
     "v2": _chip(8, 22.5e12),
     "v3": _chip(16, 61.5e12, 450e9, 70e9, units=2),
@@ -59,11 +58,11 @@ CHIPS = {
     "v6e": _chip(32, 918e12, 1640e9, 100e9, units=16),
 }
 
-# Names in accelerator types, such as v5litepod-8, that differ from those in topologies, such as v5e:2x4.
+# Accelerator type, such as v5litepod-8 -> name in topologies, such as v5e:2x4.
 _NAMES = {"v5litepod": "v5e"}
 
-# FLOP/s of one GPU in bfloat16 and in float32 as TensorFlow multiplies it (TF32), dense: half of what NVIDIA's data
-# sheets of A100, H100 and H200 list "with sparsity". The first row with all words in TensorFlow's name counts.
+# Dense FLOP/s of one GPU in bfloat16 and in TF32, TensorFlow's float32: half the numbers "with sparsity" in NVIDIA's
+# data sheets of A100, H100 and H200. The first row with all words in TensorFlow's name counts.
 _GPU_FLOPS = (
     (("H200", "NVL"), 835.5e12, 417.5e12),
     (("H200",), 989.5e12, 494.5e12),
@@ -75,14 +74,14 @@ _GPU_FLOPS = (
 
 
 class Gpu(NamedTuple):
-    """A GPU that NVLink connects with the others of its server.
+    """A GPU in a server with NVLink.
 
     Attributes:
         name: Name by CUDA.
         capability: Compute capability.
         cores: Number of multiprocessors.
         units: float32 units of a multiprocessor.
-        shared_memory: Bytes of shared memory of a multiprocessor; a block can have 1,024 less.
+        shared_memory: Bytes per multiprocessor. A block can have 1,024 less.
         cache: Bytes of the L2 cache.
         clock: Cycles/s.
         memory: Bytes, as CUDA reports them.
@@ -132,7 +131,7 @@ class Gpu(NamedTuple):
             }}"""
 
 
-# From NVIDIA's data sheets. The network is that of a DGX: a card of 200 or 400 Gbit/s for each GPU.
+# From NVIDIA's data sheets. The network is a DGX's: 200 or 400 Gbit/s per GPU.
 GPUS = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 167_936, 40 * 2**20, 1.41e9, 85_100_068_864, 2.039e12, 300e9,
                 25e9),
@@ -145,11 +144,7 @@ _OF_GPUS = re.compile(rf"({'|'.join(GPUS)}):(?:([1-9]\d*)x)?([1-8])")
 
 
 def kind(topology: str) -> str:
-    """Returns the kind of the devices of a topology, "GPU" or "TPU", without any compiler.
-
-    Raises:
-        Refusal: The text does not have the form of a topology.
-    """
+    """Returns the kind of a topology's devices, "GPU" or "TPU". Needs no compiler."""
     if _OF_GPUS.fullmatch(topology):
         return "GPU"
     if not _OF_TPUS.fullmatch(topology):
@@ -159,17 +154,13 @@ def kind(topology: str) -> str:
 
 
 def servers(topology: str) -> tuple[Gpu, int, int]:
-    """Returns the GPU of a topology, the number of servers, and the number of GPUs in each."""
+    """Returns the GPU of a topology, the number of servers, and the number of GPUs per server."""
     name, count, size = _OF_GPUS.fullmatch(topology).groups()
     return GPUS[name], int(count or 1), int(size)
 
 
 def of_topology(topology: str) -> Chip:
-    """Returns the chip of a topology. A GPU has the memory that JAX takes.
-
-    Raises:
-        Refusal: Its memory and speed are not known here.
-    """
+    """Returns the chip of a topology. A GPU has the memory that JAX takes."""
     name = topology.partition(":")[0]
     if gpu := GPUS.get(name):
         flops, float32_flops = gpu_flops(gpu.name)
@@ -193,7 +184,7 @@ def _share():
 
 
 def find_tpu_chip() -> Chip | None:
-    """Returns the chip of this machine's TPU, None if its type is not known."""
+    """Returns the chip of this machine's TPU, or None if its type is unknown."""
     name = host.accelerator_type().partition("-")[0]
     return CHIPS.get(_NAMES.get(name, name))
 
@@ -203,7 +194,7 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
 
     Args:
         num_bytes: Bytes of weights and gradients on one device.
-        room: Bytes of a device, by default of this machine's TPU. The memory of an unknown TPU is unlimited.
+        room: Bytes of a device. Defaults to this machine's TPU, unlimited if unknown.
     """
     if room is None and (chip := find_tpu_chip()):
         room = chip.memory + RESERVED
@@ -214,6 +205,6 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
 
 
 def gpu_flops(name: str) -> list[float]:
-    """Returns the FLOP/s of a GPU in bfloat16 and in TensorFloat-32 by its name, [] if they are not known here."""
+    """Returns a GPU's FLOP/s in bfloat16 and TensorFloat-32 by its name, or [] if unknown."""
     words = {word.split("-")[0] for word in name.split()}  # "A100-SXM4-80GB" is an A100
     return next((flops for wanted, *flops in _GPU_FLOPS if words.issuperset(wanted)), [])

@@ -1,6 +1,6 @@
 """The devices of this machine and their nominal rate.
 
-They are counted without starting them: started devices can no longer be divided or joined.
+Counting does not start them, because started devices cannot be divided or joined.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ import keras
 from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
 
-# Keras imports TensorFlow on its own back end; on JAX's this module needs none.
+# With Keras's JAX back end, this module needs no TensorFlow.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-# Kind of the devices of this process, if TensorFlow does not choose it, and their name if JAX has them.
+# Kind of this process's devices, unless TensorFlow chooses, and their name if they are JAX's.
 _chosen: tuple[str, str | None] | None = None
 
 
@@ -34,9 +34,9 @@ def device_type() -> str:
 
 
 def use_host(command: str, alternative: str = "") -> None:
-    """Makes the rest of this process run on the host's CPU, on a machine with a TPU, and prints so.
+    """On a machine with a TPU, makes the rest of this process run on the CPU, and prints so.
 
-    Commands that work on one device call this, because a program on a TPU runs on all of its chips.
+    For commands on one device, because a program on a TPU runs on all chips.
 
     Args:
         command: str, name of the command, such as "infer".
@@ -48,7 +48,7 @@ def use_host(command: str, alternative: str = "") -> None:
     print(f"`switch-tf {command}` runs on the CPU of this TPU VM: it works on one device, and a program on the TPU "
           f"would have to run on all of its chips{alternative}.", file=sys.stderr, flush=True)
     tf.config.set_visible_devices([], "TPU")
-    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"  # this host alone
+    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"  # only this host
     os.environ.pop("MEGASCALE_NUM_SLICES", None)
     _chosen = "CPU", None
 
@@ -68,7 +68,7 @@ def use_jax(kind: str, name: str) -> None:
 
 @contextlib.contextmanager
 def supposed(kind: str, name: str) -> Iterator[None]:
-    """Makes this process trace, within the scope, as one that trains on JAX's devices of another machine.
+    """Makes this process trace, in this scope, as if it trained on JAX's devices of another machine.
 
     Args:
         kind: "GPU" or "TPU".
@@ -83,12 +83,12 @@ def supposed(kind: str, name: str) -> Iterator[None]:
 
 
 def are_jax() -> bool:
-    """Returns whether JAX has the devices that this process trains on."""
+    """Returns whether this process trains on JAX's devices."""
     return _chosen is not None and _chosen[1] is not None
 
 
 def device_name() -> str:
-    """Returns the name of the device that a run trains on, such as "NVIDIA H200"; its kind if the name is not known."""
+    """Returns the name of the device that a run trains on, such as "NVIDIA H200", or its kind if unknown."""
     kind = device_type()
     if are_jax() and kind != "CPU":
         return _chosen[1] or kind
@@ -99,14 +99,14 @@ def device_name() -> str:
 
 
 def nominal_flops(dtype: str) -> float | None:
-    """Returns the FLOP/s of one device in `dtype`; None for a CPU, a part of a GPU or an unknown device."""
+    """Returns the FLOP/s of one device in `dtype`, or None for a CPU, a part of a GPU or an unknown device."""
     kind = device_type()
     if kind == "TPU" and dtype in ("bfloat16", "float32"):
         chip = chips.find_tpu_chip()
         return chip and chip.flops
     if kind != "GPU":
         return None
-    # JAX multiplies float32 numbers in TensorFloat-32 by default, and nothing here changes that.
+    # JAX multiplies float32 in TensorFloat-32 by default.
     is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
     if "MIG" in (name := device_name()).split() or dtype == "float32" and not is_tensor_float:
         return None
@@ -114,7 +114,7 @@ def nominal_flops(dtype: str) -> float | None:
 
 
 def split_cpu(count: int) -> None:
-    """Splits this machine's CPU into `count` devices, before TensorFlow has started its devices.
+    """Splits this machine's CPU into `count` devices.
 
     Raises:
         Refusal: TensorFlow has started its devices, or `count` is below 1.

@@ -1,4 +1,4 @@
-"""Memory and accelerators of this machine, found with the standard library alone, and a Google Cloud VM's metadata."""
+"""Memory and accelerators of this machine, and a Google Cloud VM's metadata. Needs only the standard library."""
 
 import functools
 import glob
@@ -8,13 +8,13 @@ import pathlib
 
 from switch_tf import environment
 
-# Files of TPU chips: through Google's driver, or through VFIO, through which other devices may be passed on as well.
+# Files of TPU chips, from Google's driver or VFIO. The latter also serves other devices.
 _ACCELERATORS, _VFIO = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"
 _PCI_DEVICES = "/sys/bus/pci/devices/*"
 _GOOGLE = "0x1ae0"
 _DISK, _NETWORK = "0x01", "0x02"  # classes of Google's other devices
 
-# The address of metadata.google.internal, since a name server may take long where nobody knows that name.
+# Address of metadata.google.internal, because looking up an unknown name may take long.
 _SERVER = "169.254.169.254"
 _TIMEOUT = 1  # seconds; the server is on the same host
 _TRIES = 3
@@ -43,7 +43,7 @@ def has_tpu() -> bool:
 
 
 def gpus() -> list[str]:
-    """Returns the names of CUDA_VISIBLE_DEVICES, or the number of each GPU if it is not set."""
+    """Returns the names in CUDA_VISIBLE_DEVICES, or the number of each GPU if it is unset."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -53,31 +53,31 @@ def gpus() -> list[str]:
 
 
 def has_gpu_of_jax() -> bool:
-    """Returns whether this machine has GPUs and JAX's client for them, which a run uses if it names no back end."""
+    """Returns whether this machine has GPUs and JAX's client for them, the default back end of a run."""
     return bool(gpus()) and environment.cuda_plugin() is not None
 
 
 def skip_tpu_metadata_query() -> None:
-    """Keeps libtpu from querying the cloud's metadata server on a machine without a TPU, which takes minutes."""
+    """Keeps libtpu from querying the cloud's metadata server for minutes on a machine without a TPU."""
     if not has_tpu():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 def accelerator_type() -> str:
-    """Returns the type of this machine's TPU as gcloud spells it, such as "v5litepod-8", or "" if it is unknown."""
-    # GKE sets the variable; on a TPU VM only the metadata server has it.
+    """Returns the type of this machine's TPU as gcloud spells it, such as "v5litepod-8", or "" if unknown."""
+    # GKE sets the variable. A TPU VM has it only on the metadata server.
     return os.environ.get("TPU_ACCELERATOR_TYPE") or (vm_attribute("accelerator-type") if has_tpu() else "")
 
 
 @functools.cache
 def vm_attribute(name: str) -> str:
-    """Returns an attribute of this VM, "" if it has none or no server answers."""
+    """Returns an attribute of this VM, or "" if there is none."""
     return vm_entry(f"attributes/{name}")
 
 
 def vm_entry(name: str) -> str:
-    """Returns the present value of an entry of this VM's metadata, such as "preempted"; "" as for `vm_attribute`."""
-    import http.client  # 37 ms for each command that asks no server
+    """Returns the present value of an entry of this VM's metadata, such as "preempted", or "" as `vm_attribute`."""
+    import http.client  # lazy, because they take 37 ms
     import urllib.error
     import urllib.request
 
@@ -90,7 +90,7 @@ def vm_entry(name: str) -> str:
             with opener.open(request, timeout=_TIMEOUT) as answer:
                 return answer.read().decode().strip()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # Tries again only if the server is busy. Any other error means that the entry or the server is missing.
+            # Tries again only if the server is busy. Otherwise the entry or the server is missing.
             is_busy = (error.code >= 500 if isinstance(error, urllib.error.HTTPError) else
                        isinstance(getattr(error, "reason", error), TimeoutError))
             if not is_busy:

@@ -1,6 +1,6 @@
-"""The networks between chips, the torus of a pod and servers of GPUs, and how groups of a collective share their links.
+"""The networks between chips, a pod's torus or servers of GPUs, and the links that groups of a collective share.
 
-Both have the same methods. Their argument `axes` has the mesh axes along which the members of a group differ.
+Both have the same methods, with the mesh `axes` along which members of a group differ.
 """
 
 import functools
@@ -19,7 +19,7 @@ class _Mesh:
         self._mesh, self._places = mesh, np.array(places)
 
     def groups(self, axes: tuple[str, ...]) -> np.ndarray:
-        """Returns the places of the members of all groups: <int>[group, member, dimension]."""
+        """Returns the places of all groups' members: <int>[group, member, dimension]."""
         inner = [place for place, axis in enumerate(self._mesh) if axis in axes]
         places = self._places.reshape(*self._mesh.values(), -1)
         members = math.prod(self._mesh[axis] for axis in axes)
@@ -29,8 +29,8 @@ class _Mesh:
 class Network(_Mesh):
     """A torus of chips and a mesh laid over it.
 
-    Two-dimensional pods wrap along a dimension of 16 chips. Three-dimensional ones wrap along all dimensions if each is
-    a multiple of 4 (Cloud TPU's system architecture).
+    Two-dimensional pods wrap along dimensions of 16 chips, three-dimensional pods along all if each is a multiple of 4
+    (Cloud TPU's system architecture).
 
     Args:
         topology: Name such as "v5e:4x4".
@@ -47,8 +47,8 @@ class Network(_Mesh):
     def links_of_rings(self, axes: tuple[str, ...]) -> float:
         """Returns the links, in one direction, that a chip has to itself while groups gather or sum around rings.
 
-        Along a dimension there are two if the group closes a ring, and one on a line, because its ends have no second.
-        Groups with members that are not neighbours cross each other, and share links.
+        A dimension has two if the group closes a ring, and one on a line, because its ends have no second. Groups whose
+        members are not neighbours share links.
         """
         links = 0.0
         for dimension, members in self._along(axes):
@@ -58,20 +58,20 @@ class Network(_Mesh):
         return links or 1.0
 
     def links_to_next(self, axes: tuple[str, ...]) -> float:
-        """Returns the links that a chip has to itself while each member of a group sends to the next one only."""
+        """Returns the links that a chip has to itself while each member of a group sends to the next."""
         return max((1 / (members[1] - members[0]) for _, members in self._along(axes)), default=1.0)
 
     @functools.cache  # noqa: B019 - a network lives as long as the process that compiles for it
     def busiest_link(self, axes: tuple[str, ...]) -> float:
-        """Returns the bytes over the busiest link, in one direction, for each byte that a chip sends in an all-to-all.
+        """Returns the bytes over the busiest link, in one direction, per byte that a chip sends in an all-to-all.
 
-        Each chip sends equally to every other chip of its group, on shortest paths.
+        Each chip sends equally to all chips of its group, on shortest paths.
         """
         groups = self.groups(axes)
         busiest = 0.0
         for dimension, size in enumerate(self._sizes):
             counts = np.stack([np.bincount(group, minlength=size) for group in groups[..., dimension]]).astype(float)
-            # Between each two places of a line of chips, averaged over all lines.
+            # Between two places of a line of chips, averaged over all lines.
             sent = counts.T @ counts / (max(1, groups.shape[1] - 1) * len(self._places) / size)
             loads = np.zeros((2, size))  # of the link from each place up, and down
             for start, end in zip(*np.nonzero(sent), strict=True):
@@ -96,7 +96,7 @@ class Network(_Mesh):
 class Servers(_Mesh):
     """GPUs in servers and a mesh laid over them.
 
-    Within a server each GPU sends over all of its NVLinks to any other one; between servers, over its own card.
+    In a server each GPU sends over all of its NVLinks, between servers over its own card.
 
     Args:
         gpu: Its GPUs.
@@ -111,22 +111,22 @@ class Servers(_Mesh):
     def links_of_rings(self, axes: tuple[str, ...]) -> float:
         """Returns the share of its NVLinks that a GPU uses while groups gather or sum around rings.
 
-        Between servers a group has as many rings as GPUs in a server, each over another card.
+        Between servers a group has one ring per GPU in a server, each over a different card.
         """
         members, together = self._group(axes)
         return 1.0 if together == members else min(1.0, together / self._slowness)
 
     def links_to_next(self, axes: tuple[str, ...]) -> float:
-        """Returns the share while each member of a group sends to the next one only."""
+        """Returns the share of its NVLinks that a GPU uses while each member of a group sends to the next."""
         members, together = self._group(axes)
         return 1.0 if together == members else 1 / self._slowness
 
     def busiest_link(self, axes: tuple[str, ...]) -> float:
-        """Returns the bytes over a GPU's NVLinks, or their equivalent over its card, for each byte of an all-to-all."""
+        """Returns the bytes over a GPU's NVLinks, or their equivalent over its card, per byte of an all-to-all."""
         members, together = self._group(axes)
         return max(1.0, self._slowness * (members - together) / max(1, members - 1))
 
     def _group(self, axes):
-        """Returns the size of a group, and how many of its members share a server."""
+        """Returns the size of a group, and the number of its members in one server."""
         servers = self.groups(axes)[0]
         return len(servers), int((servers == servers[0]).sum())

@@ -1,4 +1,4 @@
-"""The state of a run, and the training loop: steps, and between them logging, evaluation and checkpoints."""
+"""The state of a run, and the training loop with logging, evaluation and checkpoints."""
 
 import dataclasses
 import threading
@@ -27,8 +27,8 @@ from switch_tf.training import stopping
 from switch_tf.training.speed import Meter, Peak, Profiling
 from switch_tf.training.train_step import Divergence, compile_steps, first_bad_tensor
 
-_PATIENCE = 20  # seconds to wait for one batch before a message is printed
-_GRACE = 5  # seconds to wait for one batch after a signal before the run ends without it
+_PATIENCE = 20  # seconds to wait for a batch before printing a message
+_GRACE = 5  # seconds to wait for a batch after a signal
 _WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
             "examples of every task, for which small data are read over and over.")
 
@@ -43,7 +43,7 @@ class State:
         batches: data.Batches with the next training batches.
         checkpointer: Checkpointer of the run.
         step: int, training steps taken.
-        sums: StepMeasurements on the host, summed since the last logged step; None if there are none.
+        sums: StepMeasurements on the host, summed since the last logged step, or None.
     """
 
     model: SwitchTransformer
@@ -61,9 +61,7 @@ class _Stopped(Exception):
 class Training:
     """A run in progress, made by `Trainer.start`. Call `advance` any number of times, then `finish`.
 
-    One thread does. `last_save`, `request_save` and `rescue` are for others.
-
-    As a context manager it closes the run, finished or not.
+    Only `last_save`, `request_save` and `rescue` are for other threads. As a context manager it closes the run.
 
     Args:
         state: State.
@@ -92,11 +90,11 @@ class Training:
         self._profiling = Profiling(run.profile_steps // settings.steps_per_call if partitioner.is_chief else 0,
                                     folder.path, partitioner, progress.say)
         self._writer = summaries.Writer(folder) if partitioner.is_chief else summaries.NoWriter()
-        # Made for the first evaluation, because it reads examples.
+        # Created at the first evaluation, because it reads examples.
         self._evaluator: split_evaluator.SplitEvaluator | None = None
         self._best = Best(run, folder)
         self._best.take_up(state.step, partitioner.is_chief)
-        self._changing = threading.RLock()  # held while the state changes, and while it is saved
+        self._changing = threading.RLock()  # held while the state changes or is saved
         self._first_step, self._started = state.step, time.monotonic()
         self._is_save_requested = threading.Event()
         self._is_begun = False
@@ -121,21 +119,20 @@ class Training:
 
     def advance(self, step: int, stop_reason: Callable[[], str | None] = lambda: None, num_untimed_steps: int = 0,
                 look_at: Callable[[int, dict], None] = lambda step, batches: None) -> None:
-        """Trains until `step`. Checkpoints of steps on the way are complete when it returns.
+        """Trains until `step`. Checkpoints on the way are complete when it returns.
 
         Args:
             step: int, at most the run's last one.
-            stop_reason: function called after every call of the step and every batch of an evaluation. Returns a
-                reason to stop, or None to go on. With several processes, all stop at the same step. An evaluation
-                that was stopped is made at the next start. Stopped again there, it is left out, unless it is that of
-                the last step or for a `best_metric`.
-            num_untimed_steps: int. First steps to leave out of the speed. Runs that train in turns start each turn with
-                cold processor caches.
-            look_at: function called before each call of the step, with the number of steps taken and the batches as
-                they were read, a dict of <int32>[steps_per_call, batch, length].
+            stop_reason: function called after every call of the step and every batch of an evaluation. Returns a reason
+                to stop, or None. All processes stop together. The next start repeats an interrupted evaluation. After a
+                second interruption it is left out, unless it is at the last step or for a `best_metric`.
+            num_untimed_steps: int. First steps to leave out of the speed, because runs that train in turns start with
+                cold caches.
+            look_at: function called before each call of the step, with the steps taken and the batches, a dict of
+                <int32>[steps_per_call, batch, length].
 
         Raises:
-            Divergence: a loss or gradient is not finite; the last good checkpoint stays.
+            Divergence: a loss or gradient is not finite.
             Refusal: a checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
         self._stop_reason = stop_reason
@@ -149,7 +146,7 @@ class Training:
                 with self._meter.paused():
                     if self._is_due(self.run.log_period):
                         self._log()
-                    # Before an evaluation, which may take longer than is left after a signal.
+                    # Before an evaluation, because little time is left after a signal.
                     if self._takes_request() or self._is_due(self.run.checkpoint_period):
                         self._save()
             if self._is_due(self.run.eval_period):
@@ -157,14 +154,14 @@ class Training:
                     self._evaluate()
         with self._changing:
             try:
-                self.state.checkpointer.wait()  # runs that train in turns would write in the turns of others
+                self.state.checkpointer.wait()  # or it would slow the next turn of another run
             except FailedSave as failure:
                 self._go_on_after(failure)
 
     def request_save(self) -> None:
         """Asks for a checkpoint of the step under way.
 
-        With several processes, one that asks is enough, and they have to have `Run.on_sigusr1="save"`.
+        Several processes need `Run.on_sigusr1="save"`, and a request in only one.
         """
         self._is_save_requested.set()
 
@@ -176,15 +173,15 @@ class Training:
         return f"The last save is of step {step}, at {time.strftime('%H:%M:%S', time.localtime(saved_at))}."
 
     def rescue(self, reason: str) -> str | None:
-        """Saves a run whose own thread is busy with something that leaves the state alone, such as a compilation.
+        """Saves a run while its own thread is busy without changing the state, as in a compilation.
 
-        The process has to end then. Several processes cannot be saved so, because each compiles for itself.
+        The process must end afterwards. Several processes cannot be saved so, because each compiles for itself.
 
         Args:
-            reason: str. What asked to stop.
+            reason: str. The reason to stop.
 
         Returns:
-            A sentence that says what was saved; None if the run's own thread will do it, because it trains.
+            A sentence about the save, or None if the run's own thread will save.
 
         Raises:
             Refusal: the checkpoint could not be written.
@@ -205,7 +202,7 @@ class Training:
                 f"in time. Everything up to it is saved in {self.folder.path}; the same command goes on from there.")
 
     def save(self) -> None:
-        """Starts to log and save the current step, as `finish` does, which waits for it."""
+        """Logs the current step and starts to save it."""
         with self._changing:
             if self._is_finished:
                 return
@@ -236,10 +233,10 @@ class Training:
         """Records why the run ended, writes the report and releases the run folder.
 
         Args:
-            error: str. The first line of the error that ended the run before `finish`, if any.
+            error: str. First line of the error that ended the run before `finish`, or "".
 
         Raises:
-            Refusal: there is no such error, but a checkpoint that was being written has failed.
+            Refusal: a pending checkpoint failed, and `error` is empty.
         """
         if not self._is_open:
             return
@@ -265,7 +262,7 @@ class Training:
             raise unsaved
 
     def _try_last(self, action):
-        """Returns what an action returns for which no run fails: its checkpoints are saved, the rest can come again."""
+        """Returns an action's result. Prints a failure and returns None, because the checkpoints are saved."""
         try:
             return action()
         except (OSError, Refusal) as failure:
@@ -276,7 +273,7 @@ class Training:
         """Records in the run folder why the run ended, for `eval --follow`."""
         if not self._owns_folder():
             return
-        if error:  # may have come after a signal, while the step was saved
+        if error:  # may have followed a signal, during the save
             reason = error
         elif self._stopped_by:
             reason = f"stopped by {self._stopped_by}"
@@ -288,7 +285,7 @@ class Training:
         self.folder.write_end(self.state.step, reason)
 
     def _owns_folder(self):
-        """Returns whether this process writes into the run folder, and that is still the one it started in."""
+        """Returns whether this process writes into the run folder and still has it."""
         try:
             self.folder.check_is_there()
         except Refusal:
@@ -296,7 +293,7 @@ class Training:
         return self.partitioner.is_chief
 
     def _begin(self):
-        """Evaluates the model, unless that was done before the last stop, and traces the step, once."""
+        """Once: makes an evaluation that is due or was interrupted, and traces the step."""
         if self._is_begun:
             return
         self._is_begun = True
@@ -314,11 +311,11 @@ class Training:
             self._say(f"... {time.perf_counter() - started:.0f} s.{later}")
 
     def _is_due(self, period):
-        """Returns whether an action with a period is due at this step. A period of 0 is never due."""
+        """Returns whether a periodic action is due. A period of 0 is never due."""
         return bool(period) and (self.state.step % period == 0 or self.state.step == self.run.train_steps)
 
     def _takes_request(self):
-        """Returns whether a process has asked for a checkpoint since the last call."""
+        """Returns whether any process has asked for a checkpoint since the last call."""
         if self.run.on_sigusr1 != "save" and self.partitioner.num_processes > 1:
             return False
         is_requested = self._is_save_requested.is_set()
@@ -326,7 +323,7 @@ class Training:
         return self.partitioner.any_process(is_requested)
 
     def _is_out_of_patience(self):
-        """Returns whether PATIENCE ends the run. All processes compute the same answer."""
+        """Returns whether PATIENCE ends the run. All processes agree."""
         if reason := self._best.reason_to_stop(self.state.step):
             self._say(f"Ended at step {self.state.step} by {reason}.")
         self._patience_reason = reason
@@ -354,7 +351,7 @@ class Training:
         if batches is None:
             self._say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
                       "the run ends without it.")
-            self._meter.restart()  # the wait belongs to no step
+            self._meter.restart()  # do not count the wait
             return False
         input_wait = time.perf_counter() - asked
         look_at(state.step, state.batches.without_added(batches))
@@ -381,9 +378,9 @@ class Training:
         return True
 
     def _impatience(self):
-        """Returns a function that decides, while a batch is awaited, whether to give up: some seconds after a signal.
+        """Returns a function that decides whether to stop waiting for a batch, some seconds after a signal.
 
-        One of several processes never gives up alone, because the others wait for it in the next collective.
+        Several processes never stop, because the rest would hang in the next collective.
         """
         asked, heard, is_announced = time.monotonic(), None, False
 
@@ -421,13 +418,13 @@ class Training:
         try:
             go_on(0)
             if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._evaluator is None:
-                self._save()  # because no process can leave a compilation alone
+                self._save()  # because a single process cannot leave a compilation
             self._validate(go_on)
         except _Stopped:
             if (self.run.best_metric or self.state.step == self.run.train_steps
                     or self.state.step > self._first_step):
                 self._say(f"The evaluation of step {self.state.step} is made at the next start.")
-            else:  # stopped twice. A machine that is often taken away would train no further.
+            else:  # stopped twice. On an often preempted machine, training would never advance.
                 self._say(f"The evaluation of step {self.state.step} is left out.")
                 self._writer.write(self.state.step, {LEFT_OUT: 1})
         except FailedSave as failure:
@@ -439,7 +436,7 @@ class Training:
                          f"command goes on from {self._last_checkpoint()}.") from error
 
     def _validate(self, go_on):
-        """Evaluates the current step, logs the results, and keeps its checkpoint if it is better than all before it."""
+        """Evaluates the current step, logs the results, and keeps the checkpoint if it is the best."""
         run, step = self.run, self.state.step
         self._evaluator = self._evaluator or self._make_evaluator()
         results = self._evaluator.run(go_on, has_records=False)
@@ -480,7 +477,7 @@ class Training:
         try:
             state.checkpointer.save(state.step, state.sums and metrics.to_json(state.sums), self._writer.flush)
         except FailedSave as failure:
-            is_earlier = failure.step < state.step  # this one waited for it, and has not begun
+            is_earlier = failure.step < state.step  # this save waited for it and has not begun
             if is_last and not is_earlier:
                 raise
             self._go_on_after(failure)
@@ -488,7 +485,7 @@ class Training:
                 self._save(is_last)
 
     def _go_on_after(self, failure):
-        """Raises the error of a save, unless the run is to go on after one."""
+        """Raises the error of a failed save, unless the run is to continue."""
         if self.run.on_failed_save == "stop":
             raise failure
         self._say(f"{failure.sentence} Training goes on, since Run.on_failed_save is 'continue'.")
@@ -496,7 +493,7 @@ class Training:
     # Messages of a run that ends early.
 
     def lost_process(self, cause: str) -> str:
-        """Returns the message for a run that has lost one of its other processes.
+        """Returns the message for a run that has lost another process.
 
         Args:
             cause: str. Half a sentence.
@@ -506,7 +503,7 @@ class Training:
                 "from it.")
 
     def _settled_checkpoint(self):
-        """Returns the last checkpoint after a save under way."""
+        """Waits for a save under way, and returns the last checkpoint."""
         self.state.checkpointer.settle()
         return self._last_checkpoint()
 

@@ -33,18 +33,14 @@ with epy.lazy_imports():  # imports JAX
 if TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
 
-# Time for the others to end by themselves, with a message of their own, after one has failed.
+# For the remaining processes to end by themselves after one has failed.
 GRACE_SECONDS = 30
 _MOST = 64
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def devices_of_this_process(num_devices: int | None, count: int | None = None) -> int | None:
-    """Divides `--devices` by `count`, by default the number of processes in TF_CONFIG.
-
-    Raises:
-        Refusal: The number of processes does not divide the devices, or TF_CONFIG cannot be read.
-    """
+    """Divides `--devices` by `count`, by default the number of processes in TF_CONFIG."""
     count = count or len(cluster.members().addresses)
     if num_devices is None:
         return None
@@ -55,7 +51,7 @@ def devices_of_this_process(num_devices: int | None, count: int | None = None) -
 
 
 def say_who_is_awaited() -> None:
-    """Prints, in the first of several processes, that it waits for the others."""
+    """Prints, in the first process, that it waits for the rest."""
     members = cluster.members()
     if len(members.addresses) > 1 and members.index == 0:
         print(f"Waiting for the other processes of this run: {', '.join(members.addresses[1:])} ...", file=sys.stderr,
@@ -64,9 +60,9 @@ def say_who_is_awaited() -> None:
 
 @contextlib.contextmanager
 def one_of_several(command: str) -> Iterator[None]:
-    """Lets a signal end this process although C++ code waits for other ones, and hides lines of JAX's collectives.
+    """Lets a signal end this process while C++ code waits for other processes, and hides JAX's collective log lines.
 
-    It does nothing in a process of its own.
+    Has no effect on a single process.
     """
     if len(cluster.members().addresses) == 1:
         yield
@@ -76,16 +72,13 @@ def one_of_several(command: str) -> Iterator[None]:
 
 
 def agree(partitioner: "Partitioner", entries: dict[str, Any]) -> None:
-    """Compares the configuration of this process with those of the others. All processes call it together.
+    """Raises Refusal if the configurations of the processes differ. All processes call it together.
 
-    Processes that differ would hang in each other's collectives, or train weights that do not belong together.
+    Otherwise they would hang in each other's collectives, or train inconsistent weights.
 
     Args:
         partitioner: Partitioner of all processes.
-        entries: Name -> JSON value of all that has to be the same.
-
-    Raises:
-        Refusal: Another process differs. Names the first entry that does, with both values.
+        entries: Name -> JSON value that must be the same.
     """
     if partitioner.num_processes == 1:
         return
@@ -105,7 +98,7 @@ def agree(partitioner: "Partitioner", entries: dict[str, Any]) -> None:
 
 
 def _different(name, first, other):
-    """Returns half a sentence with two values of an entry; of tables and lists those at the first difference."""
+    """Returns a clause with two values of an entry, for tables and lists only the first difference."""
     first, other = first.get(name, "missing"), other.get(name, "missing")
     if isinstance(first, dict) and isinstance(other, dict):
         key = next(key for key in [*first, *other] if first.get(key) != other.get(key))
@@ -117,14 +110,14 @@ def _different(name, first, other):
 
 
 class CommonEnd:
-    """A context in which this process ends with a message if another one is lost, and soon if it fails itself.
+    """A context that ends this process with a message if another is lost, and quickly if it fails itself.
 
     Args:
         partitioner: Partitioner of all processes.
         command: Name of the command, for the message.
 
     Attributes:
-        message: Function of the cause, half a sentence, that returns the message.
+        message: Function that returns the message for a cause, half a sentence.
     """
 
     def __init__(self, partitioner: "Partitioner", command: str):
@@ -140,7 +133,7 @@ class CommonEnd:
 
     def __exit__(self, kind, error, traceback):
         if error is not None and self._partitioner.is_lost_process(error):
-            # Exit handlers would wait for it.
+            # Exit handlers would wait for the lost process.
             outputs.end(OUTAGE, self._text(f"{self._gone} ({_reason(str(error))})"))
         self._watching.__exit__(kind, error, traceback)
         if isinstance(error, Refusal):
@@ -157,22 +150,19 @@ class CommonEnd:
 
 
 def _reason(error):
-    """Returns the part of a back end's error that names the cause."""
+    """Extracts the cause from a back end's error."""
     match = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
                       r"failed to connect[^\n]*)", error)
     return match[1] if match else error.strip().partition("\n")[0]
 
 
 def run(words: list[str], count: int, num_devices: int | None = None) -> int:
-    """Runs `switch-tf` with `words` in `count` processes and prints the output of the first one.
+    """Runs `switch-tf` with `words` in `count` processes and prints the output of the first process.
 
-    The processes get SIGTERM when this process ends in any way. Each has an equal share of the GPUs.
+    The processes get SIGTERM when this process ends in any way. They share the GPUs equally.
 
     Returns:
-        The exit status of the process that caused the end of the others, see `statuses`.
-
-    Raises:
-        Refusal: The number of processes does not suit the machine.
+        The exit status of the process that ended the rest, see `statuses`.
     """
     if not 1 <= count <= _MOST:
         raise Refusal(f"--processes must be from 1 to {_MOST}, as they share one machine, not {count}.")
@@ -191,8 +181,8 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     children, parent, prctl = [], os.getpid(), ctypes.CDLL(None, use_errno=True).prctl
 
     def end_with_parent():
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # from the kernel; the child saves on it
-        if os.getppid() != parent:  # it has ended already
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # sent by the kernel; the child then saves
+        if os.getppid() != parent:  # the parent has ended already
             os._exit(INTERRUPTED)
 
     for index in range(count):
@@ -201,9 +191,9 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
         if gpus:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * share:(index + 1) * share])
         output: dict[str, Any] = {} if index == 0 else {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        # The last of two --processes counts.
+        # The last --processes wins.
         command = [sys.executable, "-m", "switch_tf.cli", *words, "--processes=1"]
-        # In a session of its own, because a signal to this process's group would otherwise reach it twice.
+        # In its own session, or it would get this process group's signals twice.
         children.append(subprocess.Popen(command, env=environ, start_new_session=True,
                                          preexec_fn=end_with_parent, **output))
     relays = [threading.Thread(target=_relay, args=(child.stderr, index), daemon=True)
@@ -215,7 +205,7 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     def pass_on(number, _):
         signals.append(number)
         for child in children:
-            child.send_signal(number)  # does nothing if it has ended
+            child.send_signal(number)  # ignored if it has ended
 
     previous = {number: signal.signal(number, pass_on) for number in not_ignored()}
     try:
@@ -228,11 +218,9 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
 
 
 def _wait(children, signals=()):
-    """Waits for all children. If one fails, the others get some time to end by themselves.
+    """Waits for all children. After a failure, the remaining ones get some time to end by themselves.
 
-    Args:
-        children: list of subprocess.Popen.
-        signals: The signals that were passed on to all children so far.
+    `signals`: Signals passed on to all children so far.
     """
     deadline, killed = None, set()
     while True:
@@ -240,13 +228,13 @@ def _wait(children, signals=()):
         failed = [index for index, child in enumerate(children) if child.poll() not in (None, 0, INTERRUPTED)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
-            # A process that ends as an outage may have reacted to the failure of another.
+            # An outage may be the reaction to another process's failure.
             first = min(failed, key=lambda index: children[index].returncode == OUTAGE)
             status = children[first].returncode
             if -status not in signals:
                 print(f"Process {first} of {len(children)} ended {_describe(status)}"
                       + (f"; the others end too, within {GRACE_SECONDS} s." if running else "."), file=sys.stderr)
-                if -status in SIGNALS:  # it could not stop with the others, which may wait for it
+                if -status in SIGNALS:  # the running ones may wait for it
                     for child in running:
                         child.send_signal(-status)
         if not running:
@@ -256,7 +244,7 @@ def _wait(children, signals=()):
                 killed.add(child)
                 child.kill()
         time.sleep(0.1)
-    # A return code is negative after a signal. The kernel kills where memory is short.
+    # A return code is negative after a signal. The kernel sends SIGKILL if memory is short.
     return of_all([INTERRUPTED if -code in SIGNALS else OUTAGE if code == -signal.SIGKILL else BUG if code < 0 else code
                    for code in (child.returncode for child in children if child not in killed)])
 
@@ -272,7 +260,7 @@ def _relay(stream, index):
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns different ports that nothing listens on."""
-    with contextlib.ExitStack() as stack:  # all stay open, so that the ports differ
+    """Returns different free ports."""
+    with contextlib.ExitStack() as stack:  # sockets stay open, so that the ports differ
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [bound.getsockname()[1] for bound in sockets]

@@ -1,4 +1,4 @@
-"""Measures the speed of training and the peak FLOPs per second of the devices, and records profiles of steps."""
+"""Measures training speed and the devices' peak FLOPs per second, and records profiles of steps."""
 
 import contextlib
 import math
@@ -13,14 +13,14 @@ from switch_tf.hardware.devices import are_jax, device_type, nominal_flops
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.storage import places
 
-# Seconds until a measured rate is measured again, because the load of a machine changes.
+# Seconds until the rate is measured again, because a machine's load changes.
 TRUSTED = 60
 FOLDER = "profile"
-_FIRST_CALL = 2  # later than the calls that compile and fill caches
+_FIRST_CALL = 2  # after calls that compile and fill caches
 
 
 class Peak:
-    """Peak rate of several devices of the first device's type: the nominal one, or the rate of large products here.
+    """Peak rate of several devices: the nominal rate of the first, or a measured rate of large products.
 
     Args:
         dtype: str, dtype of the products.
@@ -29,7 +29,7 @@ class Peak:
 
     def __init__(self, dtype: str, count: int):
         self._nominal, self._count, self._fastest = nominal_flops(dtype), count, 0.0
-        # TensorFlow's products would run on the host's CPU, and on a TPU VM take minutes.
+        # TensorFlow's products would run on the host's CPU, for minutes on a TPU VM.
         is_out_of_reach = device_type() == "TPU" or device_type() == "GPU" and are_jax()
         self._rate_of_products = None
         if self._nominal is None and not is_out_of_reach:
@@ -37,10 +37,9 @@ class Peak:
             self._measure()
 
     def flops(self, used: float) -> float | None:
-        """Returns the FLOPs per second of all devices together, or None for an accelerator of an unknown type.
+        """Returns the FLOPs per second of all devices together, or None for an unknown accelerator.
 
-        Without a nominal rate it is the largest rate measured so far. It is measured again after a minute, or when a
-        run exceeds it because the machine was busy during the measurement.
+        Without a nominal rate it is the largest measured rate. Measures again after a minute, or when a run exceeds it.
 
         Args:
             used: float, FLOPs per second that a run achieves.
@@ -49,7 +48,7 @@ class Peak:
             return self._nominal and self._nominal * self._count
         if time.monotonic() - self._measured_at > TRUSTED or used > self._fastest * self._count:
             self._measure()
-        # A run that outpaces the products becomes the largest measured rate, so no share exceeds 1.
+        # A faster run sets the peak, so that utilisation never exceeds 1.
         self._fastest = max(self._fastest, used / self._count)
         return self._fastest * self._count
 
@@ -59,8 +58,8 @@ class Peak:
 
 
 def measuring(dtype: str) -> Callable[[], float]:
-    """Returns a function that measures the FLOPs per second of large products, for about a quarter of a second."""
-    size = 1024 if device_type() == "CPU" else 8192  # which keeps a whole device busy
+    """Returns a function that measures the FLOPs per second of large products for about 0.25 s."""
+    size = 1024 if device_type() == "CPU" else 8192  # keeps a whole device busy
     run = compile_products(dtype, size)
 
     def timed(count):
@@ -77,14 +76,14 @@ def measuring(dtype: str) -> Callable[[], float]:
 
 
 def compile_products(dtype: str, size: int) -> Callable:
-    """Returns a function that computes a chain of square products in one call, so that the host waits only once.
+    """Returns a function that computes a chain of square products in one call.
 
     Args:
         dtype: str.
         size: int. Rows and columns.
 
     Returns:
-        A function that takes the number of products, an <int32> scalar, and returns one element of the last product.
+        A function from the number of products, an <int32> scalar, to one element of the last product.
     """
     factor = tf.fill((size, size), tf.cast(1 / size, dtype))  # maps ones to ones
 
@@ -98,11 +97,11 @@ def compile_products(dtype: str, size: int) -> Callable:
 
 
 class Profiling:
-    """Records training steps, from the third call of the step after the start of a process.
+    """Records training steps, from the third call of the step in a process.
 
     Args:
         num_calls: Calls of the step to record, 0 for none.
-        folder: Run folder. The profile is written into a folder in it.
+        folder: Run folder, for the folder of the profile.
         partitioner: Partitioner of the run.
         say: Function that prints a line of text.
     """
@@ -121,7 +120,7 @@ class Profiling:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Runs one call of the step, and records it if its turn has come.
+        """Runs one call of the step, recorded if it is due.
 
         Args:
             number: Steps taken before.
@@ -136,7 +135,7 @@ class Profiling:
             self.close()
 
     def close(self) -> None:
-        """Writes what was recorded."""
+        """Writes the recording."""
         if self._annotate:
             self._recording.close()
             count = min(self._call, self._calls.stop) - self._calls.start
@@ -149,11 +148,11 @@ class Profiling:
 
 
 class Meter:
-    """Counts steps, tokens and the time spent training.
+    """Counts steps, tokens and training time.
 
     Args:
         flops_per_step: float, FLOPs of the model itself.
-        peak: Peak, the rate that utilisation is relative to.
+        peak: Peak, for utilisation.
     """
 
     def __init__(self, flops_per_step: float, peak: Peak):
@@ -163,12 +162,12 @@ class Meter:
         self._start_over()
 
     def _start_over(self):
-        # Untimed and timed steps: seconds, number, tokens, seconds of waiting for input.
+        # Rows: untimed, timed steps. Columns: seconds, steps, tokens, seconds of waiting for input.
         self._sums = np.zeros((2, 4))
         self._is_timed = True
 
     def restart(self) -> None:
-        """Starts the clock now."""
+        """Starts the clock."""
         self._resumed = time.perf_counter()
 
     def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed: bool = True) -> None:
@@ -178,7 +177,7 @@ class Meter:
             num_steps: int.
             num_tokens: float, real tokens in these steps.
             input_wait: float, seconds spent waiting for input.
-            is_timed: bool. Untimed steps count only if there are no timed ones.
+            is_timed: bool. Untimed steps count only without timed steps.
         """
         self._is_timed = is_timed
         self._sums[int(is_timed), 1:] += num_steps, num_tokens, input_wait
@@ -200,7 +199,7 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Returns the speeds since the last reading, and starts over. Called within `paused`.
 
-        Without "model_flops_utilization" for a chip of an unknown type.
+        An unknown chip has no "model_flops_utilization".
         """
         seconds, steps, tokens, input_wait = self._sums[int(self._sums[1, 1] > 0)].tolist()
         self._start_over()

@@ -1,8 +1,7 @@
-"""Ends runs: on signals, on notices of Google Cloud, and with the exit status of an outage after errors that may pass.
+"""Ends runs on signals and on notices of Google Cloud, and sets exit statuses for errors that may pass.
 
-The first signal stops a run in order. The second one ends the process. A thread waits for the signals, because Python
-runs handlers only when the main thread is back in Python, and a dataset that yields nothing, or a process that waits
-for others, keeps it away for good.
+The first signal stops a run in order, the second ends the process. A thread waits for the signals, because Python runs
+handlers only in the main thread, and a stalled dataset may block it.
 """
 
 import contextlib
@@ -23,35 +22,35 @@ from switch_tf.refusals import Refusal
 from switch_tf.statuses import DIVERGED, INTERRUPTED, OUTAGE, REFUSED
 from switch_tf.storage import outputs
 
-with epy.lazy_imports():  # which imports TensorFlow
+with epy.lazy_imports():  # imports TensorFlow
     from switch_tf.hardware import devices
 
-# SIGHUP arrives when a terminal or an ssh session is closed. Slurm announces the end of a job by the user's.
+# SIGHUP arrives when a terminal or ssh session closes. Slurm announces the end of a job by SIGUSR1 or SIGUSR2.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# Seconds in which a signal repeats the one before it. `timeout` sends two, and the kernel one for each thread of a
-# parent that ends. Of Ctrl-C every one counts, because a person presses it.
+# Seconds in which a signal repeats the first: `timeout` sends two, and the kernel one for each thread of an ended
+# parent. Every Ctrl-C counts.
 _ONE_REQUEST, _ONE_REQUEST_OF_ENDED_PARENT = 2, 5
-_PATIENCE = 5  # seconds until a run that has not stopped by itself is saved from here
-# A pre-empted VM has 30 seconds, one with a maintenance event 60, and those only if the entry has been read before.
-_PERIOD = 2.0  # seconds between two looks for a notice
-# Other values announce that the VM moves to another host while it runs, or nothing.
+_PATIENCE = 5  # seconds until a run that has not stopped is saved here
+# A pre-empted VM has 30 seconds, one with a maintenance event 60 if the entry was read before.
+_PERIOD = 2.0  # seconds between checks for a notice
+# Other values mean a live migration or no event.
 _MAINTENANCE = "TERMINATE_ON_HOST_MAINTENANCE"
-# Before a run has begun, other errors of the file system mostly come from a mistaken path.
+# Before a run begins, other errors mostly come from a wrong path.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
-# Classes of TensorFlow's errors by name, since a command that refuses its arguments need not import it.
+# TensorFlow's error classes by name, to avoid its import.
 _PASSING_CLASSES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "ResourceExhaustedError"}
 _LASTING_CLASSES = {"DataLossError", "InvalidArgumentError"}
-_OF_PYTHON = "Traceback (most recent call last)"  # in an error of TensorFlow, which called the function of a dataset
+_OF_PYTHON = "Traceback (most recent call last)"  # in TensorFlow's error for a Python function of a dataset
 
 
 def not_ignored() -> list[signal.Signals]:
-    """Returns the `SIGNALS` that this process does not ignore; under `nohup` it ignores SIGHUP."""
+    """Returns the `SIGNALS` that this process does not ignore. `nohup` ignores SIGHUP."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class _Listening:
-    """A context in which a thread passes each signal that this process does not ignore to the subclass' `_heard`."""
+    """A context in which a thread passes each signal that is not ignored to the subclass' `_heard`."""
 
     def __init__(self):
         self._read_end, self._write_end = os.pipe()
@@ -69,7 +68,7 @@ class _Listening:
         signal.set_wakeup_fd(self._outer)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        os.close(self._write_end)  # which ends the thread
+        os.close(self._write_end)  # ends the thread
         self._thread.join()
         os.close(self._read_end)
 
@@ -81,10 +80,10 @@ class _Listening:
 
 
 class Ending(_Listening):
-    """A context in which a signal ends the process by that signal, with a line of text, whatever it waits for.
+    """A context in which a signal ends the process immediately, with a message.
 
     Args:
-        command: Name of the command, for the line.
+        command: Name of the command, for the message.
     """
 
     def __init__(self, command: str):
@@ -96,10 +95,10 @@ class Ending(_Listening):
 
 
 class Stopping(_Listening):
-    """A context in which the first signal sets the `reason` to stop, and a second one ends the process at once.
+    """A context in which the first signal sets the `reason` to stop, and a second signal ends the process at once.
 
-    A notice of Google Cloud that this TPU VM is about to be stopped is a reason too. A run that does not notice the
-    reason within seconds, because it compiles or computes a metric, is saved from here.
+    Google Cloud's notice that this TPU VM will stop is also a reason. A run that does not react within seconds, as in a
+    compilation, is saved here.
 
     Args:
         say: Function that prints a line of text.
@@ -115,7 +114,7 @@ class Stopping(_Listening):
         self._ended = threading.Event()
 
     def __enter__(self):
-        if host.has_tpu() and devices.device_type() == "TPU":  # and not on the machine that TPU_NAME has it from afar
+        if host.has_tpu() and devices.device_type() == "TPU":  # not with a remote TPU of TPU_NAME
             threading.Thread(target=self._await_notice, name="notices", daemon=True).start()
         return super().__enter__()
 
@@ -127,21 +126,21 @@ class Stopping(_Listening):
         while not self._ended.is_set():
             is_maintained = host.vm_entry("maintenance-event") == _MAINTENANCE
             if is_maintained or host.vm_entry("preempted") == "TRUE":
-                if self._ended.is_set():  # while the server answered
+                if self._ended.is_set():  # during the request
                     return
                 self.stop("maintenance event of this VM" if is_maintained else "pre-emption of this VM")
                 return
             self._ended.wait(_PERIOD)
 
     def watch(self, trainings: Sequence[Any]) -> None:
-        """Names the runs in progress, `loop.Training`, to save."""
+        """Sets the runs in progress, `loop.Training`, to save."""
         self._trainings = trainings
 
     def stop(self, reason: str, hint: str = "") -> None:
         """Asks to stop. May be called in any thread.
 
         Args:
-            reason: What asks for it.
+            reason: The reason to stop.
             hint: Further half of a sentence.
         """
         is_first, self.reason = self.reason is None, self.reason or reason
@@ -161,7 +160,7 @@ class Stopping(_Listening):
         else:
             limit = _ONE_REQUEST_OF_ENDED_PARENT if os.getppid() != self._parent else (
                 0 if number == signal.SIGINT else _ONE_REQUEST)
-            if time.monotonic() - self._heard_at >= limit:  # no repetition of the one before
+            if time.monotonic() - self._heard_at >= limit:  # not a repetition
                 outputs.end(INTERRUPTED, f"{number.name} once more: ended without saving.")
 
     def _rescue(self):
@@ -177,7 +176,7 @@ class Stopping(_Listening):
 
 @contextlib.contextmanager
 def at_start() -> Iterator[None]:
-    """Gives a Refusal within this scope the exit status of an outage if such an error is never the user's mistake."""
+    """Gives a Refusal the exit status of an outage if its cause is never the user's mistake."""
     try:
         yield
     except Refusal as refusal:
@@ -186,33 +185,33 @@ def at_start() -> Iterator[None]:
 
 
 def classify(refusal: Refusal, is_running: bool = True) -> None:
-    """Sets the exit status of a Refusal by its causes, unless its class or an earlier call has set it.
+    """Sets the exit status of a Refusal by its causes, unless it is set.
 
     Args:
         refusal: Refusal that ends a run.
-        is_running: Whether the run has begun, so that its paths were good.
+        is_running: Whether the run has begun, so that its paths were valid.
     """
     if refusal.exit_status != REFUSED:
         return
     causes: list[BaseException] = [refusal]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
-    if is_running and any(isinstance(cause, BrokenCheckpoint) for cause in causes):  # its weights are not finite
+    if is_running and any(isinstance(cause, BrokenCheckpoint) for cause in causes):  # weights that are not finite
         refusal.exit_status = DIVERGED
         return
-    for cause in reversed(causes):  # the first cause says most
+    for cause in reversed(causes):  # from the first cause
         if (is_outage := _is_outage(cause, is_running)) is not None:
             refusal.exit_status = OUTAGE if is_outage else REFUSED
             return
 
 
 def is_passing(error: BaseException) -> bool:
-    """Returns whether an error of TensorFlow is one that a bucket or a disk raises for a time."""
+    """Returns whether a TensorFlow error may be temporary, from a bucket or disk."""
     return bool(_is_outage(error, is_running=False))
 
 
 def _is_outage(error, is_running):
-    """Returns whether an error is an outage, None for an error that does not decide it."""
+    """Returns whether an error is an outage, or None if undecided."""
     classes = {one.__name__ for one in type(error).__mro__}
     if isinstance(error, gzip.BadGzipFile):
         return False

@@ -1,7 +1,6 @@
-"""The training step: the gradients of the whole batch's loss, then the update, compiled by `compile_steps`.
+"""The training step: gradients of the whole batch's loss, then the update, compiled by `compile_steps`.
 
-`check_trainable` and `check_division` refuse steps that cannot be taken, and `first_bad_tensor` names what was not
-finite in one.
+Also refuses impossible steps, and diagnoses values that are not finite (`first_bad_tensor`).
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import as_used
 from switch_tf.refusals import Refusal
 
-# Choice -> whether a path within the model belongs to a weight that is trained.
+# Choice -> whether to train the weight with a path in the model.
 _PARTS = {
     "experts": lambda path: "/experts/" in path,
     "all_but_experts": lambda path: "/experts/" not in path,
@@ -49,11 +48,10 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
         objective: Objective, built. Defaults to `Objective()`.
 
     Returns:
-        `(gradients, measured)`: a dense tensor for each trainable variable, and StepMeasurements with the loss that the
-        gradients belong to.
+        `(gradients, measured)`: a dense tensor for each trainable variable, and StepMeasurements.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
-    # The losses of each part are divided by the tokens of the whole batch, so that parts just add up.
+    # Divides losses by the whole batch's tokens, so that parts add up.
     dtype = dtypes.wide_dtype(model.compute_dtype)
     weights = partitioner.sum_over_parts(objective.weights(model.config, features, dtype))
     variables = [variable.value for variable in model.trainable_variables]
@@ -70,7 +68,7 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
         with in_part(index) as rows, tf.GradientTape() as tape:
             measured = objective.measure(model.config, rows, *model.forward(rows, training=True), settings)
             loss = objective.total(model.config, weights.apply_to(measured))
-            # Within the scopes, because rematerialised layers run again here.
+            # In these scopes, because rematerialised layers run again here.
             gradients = tape.gradient(loss, variables)
         gradients = as_used([tf.convert_to_tensor(gradient) for gradient in gradients], model.trainable_variables)
         return gradients, (measured, loss)
@@ -80,7 +78,7 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
     else:
         with in_part(0) as rows:
             zeros = _zeros_measured(model, rows, settings, objective), tf.zeros([], dtype)
-        # One part at a time, to hold the activations of one only.
+        # Holds the activations of one part at a time.
         _, *sums = tf.while_loop(
             lambda index, *_: index < count,
             lambda index, *sums: (index + 1, *metrics.merge(sums, part(index))),
@@ -92,8 +90,8 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
 
 
 def _zeros_measured(model, features, settings, objective):
-    """Returns the zeros that sums of `measure` start from, in the structure that tracing it on such features gives."""
-    # It never runs, so it may read variables of any back end.
+    """Returns the zeros that sums of `measure` start from, with the structure of its traced results."""
+    # Never runs, so it may read variables of any back end.
     traced = tf.function(context.within(is_lowered=True)(
         lambda: objective.measure(model.config, features, *model.forward(features), settings)), autograph=False)
     shapes = traced.get_concrete_function().structured_outputs
@@ -101,21 +99,21 @@ def _zeros_measured(model, features, settings, objective):
 
 
 def stateful_routers(model: keras.Model) -> dict[str, Router]:
-    """Returns the routers with policies that keep a state, by name in `RouterStats`."""
+    """Returns the routers of policies with a state, by name in `RouterStats`."""
     return {name: router for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)
             if router.has_state}
 
 
 def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, gradients: list, norm: Any,
                     expert_loads: tuple[Mean, ...], settings: StepSettings) -> None:
-    """Clips by global norm if `settings.clip_norm` is set, and updates every variable and every router's state once.
+    """Clips by `settings.clip_norm`, if set, and updates every variable and every router's state once.
 
     Args:
         model: SwitchTransformer, built.
         optimizer: Keras optimizer, built.
         gradients: Tensor for each trainable variable, of the whole batch.
-        norm: <float32> scalar, their global norm.
-        expert_loads: `RouterStats.expert_load` of each router with a policy that keeps a state.
+        norm: scalar, their global norm.
+        expert_loads: `RouterStats.expert_load` of each of `stateful_routers`.
         settings: StepSettings.
     """
     if settings.clip_norm is not None:
@@ -139,9 +137,9 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
         objective: Objective, built. Defaults to `Objective()`.
 
     Returns:
-        A function that takes features placed by `partitioner.place`, <int32>[steps_per_call, batch, length], and
-        returns `(measured, bad_step)`: the merged StepMeasurements of the steps taken, and the <int32> index of the
-        first step with a loss or gradient that is not finite, or -1. That step and later ones change nothing.
+        A function from features placed by `partitioner.place`, <int32>[steps_per_call, batch, length], to `(measured,
+        bad_step)`: the merged StepMeasurements, and the <int32> index of the first step with a loss or gradient that is
+        not finite, or -1. That step and later steps make no change.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
@@ -180,7 +178,7 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
 
 
 def _rows(value, index, count):
-    """Returns part `index` of the batch over all devices: <int32>[batch, length] -> <int32>[batch / count, length]."""
+    """Returns part `index` of the batch: <int32>[batch, length] -> <int32>[batch / count, length]."""
     if count == 1:
         return value
     parts = tf.reshape(partitioning.constrain(value, (None, "length")), (count, -1, *value.shape[1:]))
@@ -188,7 +186,7 @@ def _rows(value, index, count):
 
 
 def check_trainable(trainable: str, config: SwitchConfig) -> None:
-    """Raises Refusal for a choice that leaves nothing to train.
+    """Raises Refusal for a choice without weights to train.
 
     Args:
         trainable: str, see `freeze`.
@@ -207,8 +205,8 @@ def freeze(model: keras.Model, trainable: str) -> None:
 
     Args:
         model: SwitchTransformer, built.
-        trainable: "all", "all_but_experts", "experts", "router" or "decoder". The decoder includes logits of its own,
-            but not a shared embedding, which the encoder also reads.
+        trainable: "all", "all_but_experts", "experts", "router" or "decoder". The decoder includes its own logits, but
+            not an embedding shared with the encoder.
     """
     for variable in model.trainable_variables if trainable != "all" else ():
         variable.trainable = _PARTS[trainable](variable.path.partition("/")[2])
@@ -216,11 +214,11 @@ def freeze(model: keras.Model, trainable: str) -> None:
 
 def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_feature_lengths: dict,
                    num_microbatches: int) -> None:
-    """Raises Refusal unless the batch can be cut into groups, microbatches and the pieces of a layout.
+    """Raises Refusal unless groups, microbatches and the layout's pieces divide the batch.
 
     Args:
         config: SwitchConfig.
-        layout: Layout with its mesh complete.
+        layout: Layout with a complete mesh.
         batch_size: int, sequences of the whole batch.
         task_feature_lengths: dict, "inputs" and "targets" in tokens.
         num_microbatches: int.
@@ -243,7 +241,7 @@ def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_f
 
 
 class Divergence(Refusal):
-    """A training step's loss or gradient was not finite; nothing was updated."""
+    """A training step's loss or gradient was not finite, so it made no update."""
 
     exit_status = statuses.DIVERGED
 
@@ -256,7 +254,7 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
                      partitioner: Partitioner | None = None, objective: Objective | None = None) -> str:
     """Names the first tensor of a step that is not finite: weights, then activations in order, then gradients.
 
-    Repeats the step without compilation, from the state before it, with the same seed and batch.
+    Repeats the step without compilation, with the same state, seed and batch.
 
     Args:
         model: SwitchTransformer, built.
@@ -264,8 +262,8 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
         seed: int, the run's.
         step: int, the step that failed.
         settings: StepSettings.
-        partitioner: Partitioner. Defaults to one device. If it splits the model, only weights are checked, because
-            activations would have to be gathered one by one.
+        partitioner: Partitioner. Defaults to one device. If it splits the model, only weights are checked, to gather no
+            activations.
         objective: Objective, built. Defaults to `Objective()`.
 
     Returns:
@@ -292,10 +290,10 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
 
 @contextlib.contextmanager
 def _checked_outputs(model):
-    """Makes every layer check its floating-point outputs within this scope."""
+    """Makes every layer check its floating-point outputs in this scope."""
     def call_and_check(layer, call, *args, **kwargs):
         outputs = call(*args, **kwargs)
-        is_traced = not tf.executing_eagerly()  # to find the structure of its results; there are no values yet
+        is_traced = not tf.executing_eagerly()  # traced for the structure of its results, without values
         if not is_traced and not all(
                 _is_finite(tensor) for tensor in tf.nest.flatten(outputs) if tensor is not None):
             raise _Found(_short(layer.path))
@@ -317,5 +315,5 @@ def _is_finite(tensor) -> bool:
 
 
 def _short(path: str) -> str:
-    """Returns a path without the model's name."""
+    """Strips the model's name from a path."""
     return path.partition("/")[2]

@@ -1,4 +1,4 @@
-"""Checks the description of a run, and builds and starts the run from its newest checkpoint."""
+"""Checks the description of a run, builds the run, and starts it from its newest checkpoint."""
 
 import dataclasses
 import pathlib
@@ -33,7 +33,7 @@ _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "
 
 
 def check_parts(**parts: Any) -> None:
-    """Raises Refusal unless each part has the type of the `Trainer` argument with its name."""
+    """Raises Refusal unless each part has the type of its `Trainer` argument."""
     for name, part in parts.items():
         if not isinstance(part, _KINDS[name]):
             kind = _KINDS[name].__name__
@@ -43,8 +43,8 @@ def check_parts(**parts: Any) -> None:
 class Trainer:
     """Trains a model from the newest checkpoint of its run folder to the last step.
 
-    The constructor refuses arguments that cannot work, before anything is compiled or written. `configuration` is the
-    `continuation.record` that checkpoints keep.
+    The constructor refuses invalid arguments before it compiles or writes. `configuration` is the `continuation.record`
+    for checkpoints.
 
     Args:
         model: SwitchTransformer, not built.
@@ -53,8 +53,7 @@ class Trainer:
         step_settings: StepSettings.
         partitioner: Partitioner. Defaults to one device.
         initial_weights: `conversion.formats.Opened` of the run's `initial_checkpoint`, to start from instead.
-        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was derived from, recorded in the
-            run.
+        activation_dtype: str or None. The ACTIVATION_DTYPE of the model's policy, recorded in the run.
         objective: Objective. Defaults to `Objective()`, the cross-entropy of the targets.
     """
 
@@ -100,7 +99,7 @@ class Trainer:
                 check_decodes(config)
         if run.shown_examples:
             data.check_examples(held_out)
-            data.examples(held_out, 1)  # the texts, which are not in a cache
+            data.examples(held_out, 1)  # reads the texts; a cache has none
             check_decodes(config)
 
     def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
@@ -111,20 +110,19 @@ class Trainer:
             progress: summaries.Progress. Defaults to a new progress bar.
 
         Raises:
-            Refusal: another process has locked the folder, its checkpoints belong to another configuration, or another
-                process of the run has one.
+            Refusal: the folder is locked, or its checkpoints or another process have a different configuration.
         """
         run, partitioner = self.run, self.partitioner
         lines = [line for line in operative_config.splitlines() if not line.startswith("#")]
         processes.agree(partitioner, {**self.configuration, "layout": dataclasses.asdict(partitioner.layout),
                                       "MODEL_DIR": str(run.model_dir), "the gin configuration": lines})
         folder = RunFolder(run.model_dir, is_owner=partitioner.is_chief)
-        partitioner.barrier()  # other processes read the folder only after it has been tidied up
+        partitioner.barrier()  # until the folder is tidied up
         progress = progress or summaries.Progress(run.train_steps, is_shown=partitioner.is_chief)
         try:
             state = self._prepare(folder, progress.say)
             if partitioner.is_chief:
-                # Only now is it certain that this configuration belongs to the contents of the folder.
+                # Only now is this configuration known to match the folder.
                 if operative_config:
                     folder.write_configuration(operative_config)
                 folder.remove_end()
@@ -139,7 +137,7 @@ class Trainer:
             raise
 
     def _prepare(self, folder, say):
-        """Builds model, optimizer and input, and restores the newest checkpoint, or else reads initial weights."""
+        """Builds model, optimizer and input, and restores the newest checkpoint or the initial weights."""
         model, optimizer, run, settings, partitioner = (self.model, self.optimizer, self.run, self.step_settings,
                                                         self.partitioner)
         keras.utils.set_random_seed(run.seed)
@@ -172,7 +170,7 @@ def _size(variables):
 
 
 def _start(state, run, initial, say):
-    """Reads the weights that a new run starts from, and the optimizer's slots and the step if it goes on with them."""
+    """Reads the weights of a new run, and the optimizer's slots and the step for "with_optimizer"."""
     variables = tensors.state_variables(state.model)
     if run.initial_variables == "with_optimizer":
         state.step = tensors.restore(initial.path, tensors.state_variables(state.model, state.optimizer))["step"]
@@ -191,9 +189,9 @@ def _start(state, run, initial, say):
 
 
 def _resume(state, run, folder, configuration, say):
-    """Restores the newest checkpoint that can be read. Returns False if there is none.
+    """Restores the newest readable checkpoint. Returns False if there is no checkpoint.
 
-    Refuses a checkpoint of another configuration, and a folder whose checkpoints are all unreadable.
+    Refuses another configuration, and a folder with unreadable checkpoints only.
     """
     broken = []
 
@@ -230,19 +228,13 @@ def _resume(state, run, folder, configuration, say):
 
 
 def _candidates(run, configuration, on_broken=lambda path, error: None):
-    """Yields the checkpoints in a run's folder that it may resume from, newest first.
+    """Yields the checkpoints in a run's folder that it may resume from, newest first. Refuses another configuration.
 
-    Lazily, because an older checkpoint matters only if the newer ones turn out to be damaged. Refuses one of another
-    configuration.
-
-    Args:
-        run: Run.
-        configuration: `continuation.record` of the run.
-        on_broken: function called with the path of each checkpoint that has a damaged description, and the error.
+    Lazy, because older checkpoints matter only after damaged ones. `on_broken` gets the path and error of damaged ones.
 
     Yields:
-        (folder, contents of its `checkpoint.json`, lines to print about the differences between its configuration and
-        the run's, whether the data are read from their beginning).
+        (folder, contents of its `checkpoint.json`, lines about changes of the configuration, whether to restart the
+        data).
     """
     for path, description in folders.described(folders.checkpoints_of(run.model_dir), on_broken):
         saved = description["configuration"]
@@ -252,12 +244,12 @@ def _candidates(run, configuration, on_broken=lambda path, error: None):
 
 
 def _opened(initial):
-    """Returns initial weights, see `tensors.start`, of a run folder or checkpoint; others as they are."""
+    """Opens a path of initial weights."""
     return tensors.InitialWeights(initial) if isinstance(initial, str | pathlib.Path) else initial
 
 
 def _check_start(run, configuration, initial):
-    """Refuses a run that can neither resume from its folder nor, if that has no checkpoint, start from `initial`."""
+    """Refuses a run that can neither resume from its folder nor start from `initial`."""
     if next(_candidates(run, configuration), None) is not None or initial is None:
         return
     initial = _opened(initial)
@@ -275,16 +267,16 @@ def _check_start(run, configuration, initial):
 
 
 def _vocabularies(run, saved, configuration, checkpoint):
-    """Returns the vocabularies of a checkpoint's run and of this run as a user can type them, with their fingerprints.
+    """Describes the vocabularies of a checkpoint's run and of this run, as a user can type them, with fingerprints.
 
-    None if they are equal, or if the run folder of the checkpoint keeps none.
+    None if they are equal, or the checkpoint's run folder has no `config.json`.
     """
     fingerprints, folder = saved.get("vocabulary", []), checkpoint.parent.parent
     if fingerprints == configuration["vocabulary"] or not run_config.is_in(folder):
         return None
     try:
         stored = [vocabularies.Stored.from_data(kept) for kept in run_config.read(folder).vocabularies.values()]
-    except ValueError:  # damaged, so the checkpoint's fingerprint has to do
+    except ValueError:  # damaged, so only the fingerprint is known
         return None
     names = " and ".join(repr(vocabulary.name) for vocabulary in dict.fromkeys(stored))
     files = " and ".join(dict.fromkeys(f"{folder / vocabulary.file}" for vocabulary in stored if vocabulary.file))
@@ -298,17 +290,16 @@ def _vocabularies(run, saved, configuration, checkpoint):
 
 def keep_config(folder: pathlib.Path, model: SwitchTransformer, run: Run, activation_dtype: str | None,
                 say: Callable[[str], None]) -> None:
-    """Copies the vocabularies of a run into its folder, then writes `config.json`, which is enough to use the model.
+    """Copies the vocabularies of a run into its folder, then writes `config.json`, for use of the model.
 
-    A model with a class or dtype of the user's own gets no `config.json`, nor does a task without inputs or targets:
-    only the gin file describes them. A failure to write is printed and does not stop the run. A `config.json` of
-    something else, such as a Hugging Face model, stays as it is.
+    A model with the user's own class or dtype, or a task without inputs or targets, is described by the gin file only.
+    A failure to write is printed. A foreign `config.json`, such as a Hugging Face model's, stays.
 
     Args:
         folder: path of the run folder.
         model: SwitchTransformer.
         run: Run.
-        activation_dtype: str or None. The ACTIVATION_DTYPE that the model's policy was derived from.
+        activation_dtype: str or None. The ACTIVATION_DTYPE of the model's policy.
         say: function that prints a line of text.
     """
     try:
@@ -325,12 +316,12 @@ def keep_config(folder: pathlib.Path, model: SwitchTransformer, run: Run, activa
         copies: dict[str, dict] = {}
         for feature in ("inputs", "targets"):
             vocabulary = features[feature].vocabulary
-            if copies and vocabulary == features["inputs"].vocabulary:  # the two share its file
+            if copies and vocabulary == features["inputs"].vocabulary:  # one file for both
                 copies[feature] = copies["inputs"]
                 continue
             try:
                 stored = vocabularies.store(vocabulary, folder, feature, run.vocabulary)
-            except vocabularies.Unreadable as error:  # it was readable when the run was checked
+            except vocabularies.Unreadable as error:  # readable when the run was checked
                 say(f"{error} Commands on this run will read it from there.")
                 stored = vocabularies.Stored(vocabularies.OTHER, vocabulary.sentencepiece_model_file,
                                              vocabulary.vocab_size)

@@ -1,7 +1,7 @@
-"""Compares a layout with one device: the loss, every gradient and every weight, on the same batches.
+"""Compares a layout with one device on the same batches: the loss, every gradient and every weight.
 
-The comparison needs float64. There the order of a sum changes only the sixteenth digit, so no hidden unit crosses the
-edge of its ReLU and no token moves to another expert, as happens in float32. A wrong layout differs far more.
+In float64 the order of a sum changes only the sixteenth digit, so no hidden unit crosses its ReLU's edge and no token
+changes its expert, unlike in float32. A wrong layout differs far more.
 """
 
 import functools
@@ -23,14 +23,14 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.training import train_step
 
-# Relative differences up to here may come from the order of float64 sums; 140 correct steps reached 1e-14.
+# Largest relative difference that float64 rounding explains; 140 correct steps reached 1e-14.
 LIMIT = 1e-9
-# Differences are judged in this dtype alone. In any other, the order of a sum can decide where a token goes.
+# In other dtypes, the order of a sum can decide where a token goes.
 JUDGED_DTYPE = "float64"
 
 
 class Difference(NamedTuple):
-    """The largest difference, and the variable's path or the step where it occurs."""
+    """The largest difference, with its variable's path or step."""
 
     value: float
     where: str
@@ -39,13 +39,12 @@ class Difference(NamedTuple):
 class Verification(NamedTuple):
     """Differences between one device and a layout.
 
-    `loss`, `later_loss`: relative difference of the loss that the step returns, of the first step and the largest of
-        all steps.
-    `gradient`: largest max |a - b| / max |a| over variables, of the gradients of the first step.
-    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. The root mean square, because optimizers
-        that divide by the size of a gradient move a single weight by a whole step if rounding decides its sign.
+    `loss`, `later_loss`: relative difference of the loss in the first step, and the largest in all steps.
+    `gradient`: largest max |a - b| / max |a| over variables, in the first step.
+    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. Root mean square, because rounding may flip
+        single steps of an optimizer that divides by the gradient's size.
     `losses`: pairs of losses (one device, layout), step by step.
-    `program`: the layout's step as its compiler printed it, see `Partitioner.program_text`.
+    `program`: text of the layout's compiled step, see `Partitioner.program_text`.
     """
 
     loss: Difference
@@ -62,7 +61,7 @@ class Verification(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Results of a few steps: each loss, the gradients of the first step, the final weights, and their paths.
+    """Results of a few steps: losses, gradients of the first step, final weights, and their paths.
 
     `program`: see `Verification`.
     """
@@ -107,7 +106,7 @@ class Twin:
         objective = make_objective()
         objective.build(partitioner)
         objective.restore()
-        # The optimizer stores its gradients, because computing them separately would compile everything twice.
+        # The optimizer stores its gradients, to compile them once.
         with partitioner.creates_variables():
             stored = [with_axes(axes_of(variable), keras.Variable, np.zeros(variable.shape, variable.dtype),
                                 trainable=False, dtype=variable.dtype, aggregation="only_first_replica")
@@ -131,9 +130,6 @@ class Twin:
         Args:
             batches: list of dicts of <int32>[batch, length].
             on_step: function called after each step with its number and loss.
-
-        Raises:
-            Refusal: a loss or gradient is not finite.
         """
         losses, gradients = [], None
         for features in batches:
@@ -170,11 +166,8 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
 
     Returns:
         (JSON object, text for people).
-
-    Raises:
-        Refusal: The data cannot be read, or `steps_per_call` is not 1.
     """
-    # The optimisation takes longer, once for each device, than the few steps that follow.
+    # Grappler's optimisation would take longer than the few steps.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     run, settings = described.run, described.settings
     if settings.steps_per_call != 1:
@@ -194,7 +187,7 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
         def show(step, loss, devices=devices):
             say(f"step {step}/{len(batches)} on {devices}: loss {loss:.7f}")
 
-        # Nothing else may hold the first model when the second one is built.
+        # Frees the first model before the second is built.
         outcomes.append(Twin(described.make_model, described.make_optimizer, partitioner, run.seed, settings,
                              described.make_objective).train(batches, show))
     differences = compare(*outcomes)
