@@ -5,8 +5,8 @@ PYTHON ?= python3
 GOLDEN_PYTHON ?= .venv/bin/python
 REFERENCES ?= ../references
 INSTALLED := .venv/installed
-# Two processes take whole files, in the order of tests/conftest.py, so that each file's fixtures are made once. Bytecode
-# is kept even where the machine's Python keeps none: hundreds of processes would compile the package again.
+# Two processes take whole files, in the order of tests/conftest.py, so that each file's fixtures are made once.
+# Bytecode is kept even where the machine's Python keeps none: hundreds of processes would compile the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 SLOW_FIRST := tests/parity tests/partitioning
 SLOW_SECOND := tests/checkpoints tests/evaluation tests/reliability tests/training
