@@ -1,1 +1,0 @@
-timeout 200 .venv/bin/python -m pytest -q -x -m "slow and not exhaustive" -k "do_not_depend_on_the_layout and expert_model" tests/evaluation/split_evaluator_test.py 2>&1 | grep -a "passed\|failed\|Fatal\|rror:" | tail -3
