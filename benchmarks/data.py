@@ -27,8 +27,8 @@ READERS = {"switch_tf, text": "text", "switch_tf, cache": "cache", "seqio alone,
 # Model -> hosts of its pod, and predicted tokens per second, from docs/scale.md; a host has four chips of v5p or eight
 # of v5e.
 PREDICTED = {
-    "Switch-Base, 128 experts, v5e:16x16": (32, 17_743_234), "Switch-XXL, 128 experts, v5p:8x8x8": (128, 2_625_956),
-    "Switch-C, 2048 experts, v5p:8x8x8": (128, 4_880_561)}
+    "Switch-Base, 128 experts, v5e:16x16": (32, 18_536_181), "Switch-XXL, 128 experts, v5p:8x8x8": (128, 2_903_995),
+    "Switch-C, 2048 experts, v5p:8x8x8": (128, 5_477_468)}
 
 
 def main():
