@@ -212,39 +212,51 @@ class Ragged(Index):
         """
         with keras.name_scope(experts.name):
             num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
-            if not training and (num_rows is None or num_rows < num_experts):
+            kernels: Any = (*experts.input_kernels, experts.wo)
+            if not training and num_rows is None:
                 outputs = [self._compute_in_a_loop(experts, buffers)]
             else:
-                kernels = [ops.unstack(ops.cast(kernel, buffers.dtype), num_experts)
-                           for kernel in (*experts.input_kernels, experts.wo)]
+                if not training and num_rows < num_experts:
+                    # One of the rows is empty. top_k is stable: it returns experts with rows first, in the
+                    # order of their rows.
+                    busy = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
+                    lengths = ops.take(lengths, busy)
+                    kernels = [_slices(kernel, busy, buffers.dtype) for kernel in kernels]
+                else:
+                    kernels = [ops.unstack(ops.cast(kernel, buffers.dtype), num_experts) for kernel in kernels]
                 hidden = [experts.activate([ops.matmul(part, wi) for wi in parts])
                           for part, *parts in zip(_split(buffers, lengths), *kernels[:-1], strict=True)]
                 if training and experts.dropout_rate:
                     draws = _split(experts.dropout_draws(self._group[:, None], self._place[:, None]), lengths)
                     hidden = [drop(part, draw, experts.dropout_rate) for part, draw in zip(hidden, draws, strict=True)]
                 outputs = list(map(ops.matmul, hidden, kernels[-1]))
-            num_empty = ops.shape(buffers)[0] - ops.sum(lengths)
+            num_empty = ops.shape(buffers)[0] - ops.sum(self._lengths)
             return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
 
     def _compute_in_a_loop(self, experts, rows):
-        """Applies the experts with rows in a loop."""
+        """Applies experts in a loop, one turn per expert with rows, for an unknown number of rows."""
         lengths = self._lengths
         busy = ops.nonzero(lengths > 0)[0]
         starts = ops.cumsum(lengths) - lengths
 
         def turn(index, outputs):
-            expert = busy[index]
-
-            def times(part, kernel):  # TensorFlow slices a whole kernel without a copy
-                kernel = ops.slice(ops.convert_to_tensor(kernel), (expert, 0, 0), (1, *kernel.shape[1:]))
-                return ops.matmul(part, ops.cast(ops.squeeze(kernel, 0), rows.dtype))
-
-            part = ops.slice(rows, (starts[expert], 0), (lengths[expert], rows.shape[-1]))
-            part = times(experts.activate([times(part, wi) for wi in experts.input_kernels]), experts.wo)
+            expert = busy[index][None]
+            start, length = ops.take(starts, expert)[0], ops.take(lengths, expert)[0]
+            part = ops.slice(rows, (start, 0), (length, rows.shape[-1]))
+            hidden = experts.activate([ops.matmul(part, *_slices(wi, expert, rows.dtype))
+                                       for wi in experts.input_kernels])
+            part = ops.matmul(hidden, *_slices(experts.wo, expert, rows.dtype))
             return index + 1, ops.concatenate([outputs, part], axis=0)
 
         first = ops.convert_to_tensor(0, "int32"), ops.zeros((0 * ops.sum(lengths), experts.wo.shape[-1]), rows.dtype)
         return ops.while_loop(lambda index, _: index < ops.size(busy), turn, first)[1]
+
+
+def _slices(kernel, indices, dtype):
+    """Returns kernels by index, a list of [d_model, d_ff]. TensorFlow slices whole entries without a copy."""
+    value = ops.convert_to_tensor(kernel)
+    return [ops.cast(ops.squeeze(ops.slice(value, (index, 0, 0), (1, *kernel.shape[1:])), 0), dtype)
+            for index in ops.unstack(indices, indices.shape[0])]
 
 
 def _split(rows, lengths):
