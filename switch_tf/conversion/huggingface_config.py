@@ -330,7 +330,7 @@ def _activation(values, is_switch, is_gated):
 
 
 def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
-    """Returns `SwitchConfig.end_id`, after a check of the other special ids.
+    """Checks the special ids, and returns `SwitchConfig.end_id`.
 
     The end of a sequence may be any id, several, or null for none, from generation_config.json if it exists, else from
     config.json. Padding and the decoder's first token must be 0 in both, as in T5: models here mask token 0, and data

@@ -122,7 +122,8 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
             _check_dtype(name, leaf.dtype)
         return leaf
 
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # an array in a bucket takes a dozen requests
+    # An array of a bucket takes a dozen requests. Each thread may hold a description of MAX_BYTES.
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
         return dict(zip(leaves, pool.map(opened, leaves, leaves.values()), strict=True))
 
 

@@ -46,7 +46,7 @@ class Tensor(NamedTuple):
         return Tensor(shape, lambda: self.load().reshape(shape))
 
 
-def keeping_last(load: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
+def keeping_last(load: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
     """Returns a function that keeps the last tensor it read, for its next part."""
     kept = {}
 

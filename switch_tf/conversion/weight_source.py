@@ -312,21 +312,19 @@ def _reading_pieces(source, name, array):
     Separate reads would read a chunk of a T5X checkpoint again, and all columns for each piece of a row.
     """
     num_rows, row_size = array.shape[0], 4 * math.prod(array.shape[1:])
-    rows = sorted({index[0].indices(num_rows)[:2]
-                   for index in array.sharding.addressable_devices_indices_map(array.shape).values()})
-    begin = end = 0
-    values = np.zeros(0)
+    portions: list[tuple[int, int]] = []
+    for first, last in sorted({index[0].indices(num_rows)[:2] for index in
+                               array.sharding.addressable_devices_indices_map(array.shape).values()}):
+        if portions and first <= portions[-1][1] and (last - portions[-1][0]) * row_size <= LARGEST:
+            portions[-1] = portions[-1][0], max(portions[-1][1], last)
+        else:
+            portions.append((first, last))
+    read = keeping_last(lambda portion: source.read(name, slice(*portion)))
 
     def piece(index):
-        nonlocal begin, end, values
         first, last, _ = index[0].indices(num_rows)
-        if not begin <= first <= last <= end:
-            begin, end = first, last
-            for start, stop in rows:
-                if begin <= start <= end and (stop - begin) * row_size <= LARGEST:
-                    end = max(end, stop)
-            values = source.read(name, slice(begin, end))
-        return values[(slice(first - begin, last - begin), *index[1:])]
+        begin, end = next((begin, end) for begin, end in portions if begin <= first and last <= end)
+        return read((begin, end))[(slice(first - begin, last - begin), *index[1:])]
 
     return piece
 
