@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from switch_tf.checkpoints.folders import checkpoints_of
 from switch_tf.comparison import results
 from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
@@ -36,7 +37,7 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
     runs = []
     for folder in map(places.at, folders):
         runs_of_comparison = sorted(path.parent for path in folder.glob("*/seed_*/checkpoints"))
-        runs += [folder] if (folder / "checkpoints").is_dir() or not runs_of_comparison else runs_of_comparison
+        runs += [folder] if checkpoints_of(folder).is_dir() or not runs_of_comparison else runs_of_comparison
     if len(runs) < 2:
         raise Refusal("--runs compares at least two run folders; name several, or the folder of a comparison.")
     resolved = [folder.resolve() for folder in runs]

@@ -113,15 +113,14 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
         Outage: This process has lost its lock of the path.
     """
     parts = [content.encode() if isinstance(content, str) else content] if isinstance(content, str | bytes) else content
-    if not places.is_local(path):  # an object appears whole, and needs no room on this machine
-        place, content = places.at(path), b"".join(parts)
-        if owner := owner_of(path):
-            owner.replace(place, content)
-        else:
-            place.write_bytes(content)
-        return
-    with written(path) as unfinished, open(unfinished, "wb") as file:
-        file.writelines(parts)
+    place, owner = places.at(path), owner_of(path)
+    if places.is_local(place):
+        with written(place) as unfinished, open(unfinished, "wb") as file:
+            file.writelines(parts)
+    elif owner:  # an object appears whole, and needs no room on this machine
+        owner.replace(place, b"".join(parts))
+    else:
+        place.write_bytes(b"".join(parts))
 
 
 @contextlib.contextmanager

@@ -286,11 +286,13 @@ class Training:
 
     def _owns_folder(self):
         """Returns whether this process writes into the run folder and still has it."""
+        if not self.partitioner.is_chief:
+            return False
         try:
             self.folder.check_is_there()
         except Refusal:
             return False
-        return self.partitioner.is_chief
+        return True
 
     def _begin(self):
         """Once: makes an evaluation that is due or was interrupted, and traces the step."""

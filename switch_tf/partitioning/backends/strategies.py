@@ -32,13 +32,12 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     is the TPU of this machine, or the TPU named by TPU_NAME.
     """
     kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
-    local = tf.experimental.dtensor.num_local_devices(kind)
     if backend == "one_device":
         if count > 1:
             return dtensor.create(layout, members)
         if kind == "TPU":
             return _on_tpu(layout.resolve(1, kind))
-        layout = layout.resolve(local, kind).resolve(1, kind)
+        layout = layout.resolve(tf.experimental.dtensor.num_local_devices(kind), kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
     # A TPU VM has local chips, so TPU_NAME, exported there as Google's pages advise, is ignored.
     name = None if host.has_tpu() else os.environ.get("TPU_NAME")
@@ -55,7 +54,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         return _on_tpu(layout, name)
     if kind == "TPU":
         raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu'.")
-    layout = layout.resolve(local, kind)
+    layout = layout.resolve(tf.experimental.dtensor.num_local_devices(kind), kind)
     return StrategyPartitioner(layout, tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(layout.num_devices)]))
 
