@@ -141,7 +141,7 @@ class Checkpointer:
             return
         final = folders.path_of(self._folder, under_way.step)
         with self._refusing(under_way.step):
-            # Agree first: the collective notices a lost process, whose part would never come.
+            # The processes agree before they wait for parts: only the agreement notices a lost process.
             under_way.has_part.wait()
             try:
                 self._agree(under_way.part_error)

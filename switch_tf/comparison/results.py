@@ -74,7 +74,7 @@ Pairs = list[tuple[Curves, Curves]]  # (run of a variant, baseline's run to comp
 
 def read(folder: pathlib.Path, name: str) -> Curves:
     """Reads a run folder. Refuses one without a checkpoint, loss or logged speed, and a loss that is not finite."""
-    path, description = next(folders.described(folder / "checkpoints"), (None, {}))
+    path, description = next(folders.described(folders.checkpoints_of(folder)), (None, {}))
     if path is None:
         raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
     if not (record := description["configuration"]):
@@ -220,7 +220,7 @@ def target(paired: Pairs, share: float) -> dict:
         # Below 1 if the run is later.
         speedups.append([float(getattr(reference, along)[first][0] / getattr(run, along)[at][0]) if len(at) else None
                          for along in ("steps", "seconds")])
-    # Of two values the lower one is the median, so that a seed without a speed-up counts.
+    # Takes the lower median of an even number, so that a seed without a speed-up counts.
     in_steps, in_time = (sorted(values, key=lambda value: value or 0.0)[(len(paired) - 1) // 2]
                          for values in zip(*speedups, strict=True))
     return {"share_of_baseline": share, "loss": _median(losses), "speedup_steps": in_steps, "speedup_time": in_time}

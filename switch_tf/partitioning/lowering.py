@@ -84,8 +84,8 @@ class XlaAnnotator:
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         used, stored = self.layout.spec(axes), self.layout.spec(axes, at_rest=True)
-        # Of a gradient with one expert a device, [1, d_ff, d_model], TPUs scatter only the last dimension. Along d_ff
-        # they would sum the whole gradient on every device (docs/notebook/tpu.md).
+        # With one expert a device a gradient is [1, d_ff, d_model], and TPUs scatter it along its last dimension only:
+        # along d_ff every device would sum the whole gradient (docs/notebook/tpu.md).
         first = next((place for place, size in enumerate(self.layout.piece(gradient.shape, used)) if size > 1), None)
         if not first or first == len(used) - 1 or used[first] == stored[first]:
             return self._split(gradient, stored)

@@ -117,6 +117,12 @@ def test_a_page_of_the_guide_starts_with_a_command_and_ends_with_what_can_go_wro
     assert re.findall(r"^## (.*)$", file.read_text(), re.MULTILINE)[-1] == "If it goes wrong"
 
 
+def test_the_benchmark_of_data_has_the_predicted_rates_of_the_page():
+    rates = re.findall(r"\(\d+, ([\d_]+)\)", (ROOT / "benchmarks" / "data.py").read_text())
+    page = (ROOT / "docs" / "scale.md").read_text()
+    assert len(rates) == 3 and all(f"| {int(rate):,} |" in page for rate in rates)
+
+
 def test_lines_have_at_most_120_columns():
     # Ruff holds Python to it. Rows of tables, and lines with a URL, may be longer.
     files = (*DOCUMENTS, ROOT / "Makefile", ROOT / "pyproject.toml", *(ROOT / "gin").rglob("*.gin"))

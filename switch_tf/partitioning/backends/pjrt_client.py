@@ -113,7 +113,7 @@ def _meet(members):
 
 
 def _leave():
-    """Waits at exit for the other processes, so that they report no loss."""
+    """Waits at exit for the other processes. A process that left early would count as lost."""
     # A command has disconnected already. After an uncaught error they should report it.
     if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
         with outputs.held_back():
@@ -224,7 +224,7 @@ def end_together(message: str) -> None:
 
 
 def end_soon(status: int) -> None:
-    """Makes this failed process exit with a status, without a long wait for the other processes."""
+    """Makes this failed process exit with a status. It waits for the other processes for _END_SECONDS at most."""
     if _Watch.of_this_process is None:
         return
 
