@@ -25,6 +25,7 @@ import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import gin
 import numpy as np
 import pytest
 
@@ -139,6 +140,13 @@ def nothing_is_left_behind():
     yield
     left = {name for name in os.listdir(ROOT) if not (name.startswith(".") or name == "__pycache__")} - before
     assert not left, f"The tests left {sorted(left)} in {ROOT}."
+
+
+@pytest.fixture(autouse=True)
+def no_gin_left():
+    """What a command sets in gin's global configuration ends with its test."""
+    yield
+    gin.clear_config()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -96,10 +96,8 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
     # The text describes the same, and plain gin can parse it too.
     again = _again(tmp_path, said.text()).check()
     assert again.text() == said.text() and again.part(parts.TRAINER).arguments["model"].make().config.d_kv == 16
-    gin.clear_config()
     gin.parse_config(said.text())
     assert gin.query_parameter("Cooldown.share") == 0.5
-    gin.clear_config()
 
 
 @pytest.mark.parametrize(("files", "bindings", "message"), [
@@ -142,7 +140,6 @@ def test_a_function_of_another_package_gets_its_parameters_from_gin(tmp_path, mo
     said = gin_syntax.read([str(tmp_path / "mine.gin")])
     with pytest.raises(Refusal, match="halve doesn't have a parameter named 'part'. Did you mean 'parts'?"):
         said.check()
-    gin.clear_config()
 
 
 def test_a_function_that_a_module_makes_configurable_is_known_by_its_end(tmp_path, monkeypatch):
@@ -153,7 +150,6 @@ def test_a_function_that_a_module_makes_configurable_is_known_by_its_end(tmp_pat
     said = gin_syntax.read([str(tmp_path / "mine.gin")]).check_names()
     said.bind_others()
     assert said.macro("X") == 5 and parts.find("my_older.older")() == 5
-    gin.clear_config()
 
 
 def test_a_macro_that_only_a_metric_reads_is_accepted(read):

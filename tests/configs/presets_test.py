@@ -15,7 +15,6 @@ def test_from_preset_leaves_the_callers_gin_configuration_alone():
     before = gin.config_str()
     assert SwitchConfig.from_preset("switch_base_8").d_model == 768
     assert gin.config_str() == before
-    gin.clear_config()
 
 
 def test_a_preset_includes_shipped_files_only_and_logs_nothing(tmp_path, monkeypatch, caplog):
