@@ -14,7 +14,7 @@ class Weight(NamedTuple):
     part: str
     count: int  # type: ignore[assignment]  # hides `tuple.count`
     shape: tuple[int, ...]
-    axes: tuple[str, ...]
+    axes: tuple[str | None, ...]
 
     @property
     def size(self) -> int:
@@ -46,8 +46,9 @@ def weights(config: Any) -> Iterator[Weight]:
         yield Weight("norm", (num_attentions + 1) * num_layers + num_extra + 1, (d,), ("embed",))
         yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))
         yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
-        if policies.get(policy).has_kernel:
-            yield Weight("router", num_expert_layers, (d, e), ("embed", "router_expert"))
+        if num_expert_layers:
+            for weight in policies.get(policy).router_weights(d, e).values():
+                yield Weight("router", num_expert_layers, weight.shape, weight.axes)
         yield Weight("experts", num_wi * num_expert_layers, (e, d, expert_f), ("expert", "embed", "expert_mlp"))
         yield Weight("experts", num_sparse_mlps, (e, expert_f, d), ("expert", "expert_mlp", "embed"))
         yield Weight("experts", 2 * num_sparse_attentions, (e, expert_f, heads * kv), ("expert", "expert_mlp", "embed"))
@@ -73,13 +74,15 @@ def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[
     num_sparse_tokens = sum(sparse_tokens.values())
     has_dense_mlp = config.extra_mlp or not config.has_feed_forward_experts
     dense_tokens = layer_tokens - (0 if has_dense_mlp else num_sparse_tokens)
-    expert_rows, routed_tokens = 0, 0
+    expert_rows = router_products = 0
     for is_decoder, tokens in sparse_tokens.items():
         policy = policies.get(config.routing(is_decoder)[0])
         # On average the capacity factor if experts choose.
         expert_rows += tokens * (config.train_capacity_factor if policy.experts_choose else
                                  config.num_choices(is_decoder))
-        routed_tokens += tokens * policy.has_kernel
+        if tokens:
+            router_products += tokens * sum(math.prod(shape) for shape, _, _ in policy.router_weights(
+                d, config.num_experts).values() if len(shape) > 1)  # a matrix takes a product with each token
     attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
     if config.has_attention_experts:
         attention -= 3 * d * inner * num_sparse_tokens
@@ -88,7 +91,7 @@ def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[
         "attention": 2 * attention,
         "feed_forward": 2 * feed_forward * dense_tokens,
         "experts": round(2 * experts * expert_rows),
-        "router": 2 * d * config.num_experts * len(expert_widths) * routed_tokens,
+        "router": 2 * len(expert_widths) * router_products,
         "attention_scores": 2 * 2 * scores,
         "logits": 2 * d * config.vocab_size * (encoder_tokens if config.is_encoder_only else decoder_tokens),
         "capacity_padding": round(2 * experts * max(

@@ -7,11 +7,26 @@ in `SwitchConfig`, gin and `layers.Router`.
 import dataclasses
 import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from switch_tf import checks
 from switch_tf.configs.choices import EXPLORATIONS, SECOND_EXPERT_POLICIES, check_choice, nearest
 from switch_tf.refusals import Refusal
+
+
+class RouterWeight(NamedTuple):
+    """A weight that each router trains for its policy.
+
+    Attributes:
+        shape: tuple of int, of one dimension or more: (1,) for a number.
+        axes: Logical axis of each dimension: "embed" for d_model, "router_expert" for experts, None for any other.
+        initial: float, its first value, or None for the distribution of the router's kernel, with variance
+            `Router.init_scale` / shape[0].
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    initial: float | None = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +41,7 @@ class Policy:
         fewest_choices: int. Smallest valid `num_selected_experts`.
         is_causal: bool. Whether later tokens never change the expert or slot of earlier ones. Required in decoders.
         is_balanced: bool. Whether experts get equal shares without a load-balancing loss.
-        has_kernel: bool. Whether the router learns scores. If not, `scores.selection` and `scores.probs` are None.
+        has_kernel: bool. Whether the router's logits are the inputs times a kernel [d_model, expert].
         needs_token_ids: bool. Whether `scores.token_ids` is required.
         experts_choose: bool. Whether experts choose tokens, not tokens experts.
         counts_preference: bool. Whether statistics and balance loss count the highest-scoring expert of a token instead
@@ -35,6 +50,12 @@ class Policy:
             `options.state`.
         update: Function of `(policy, state, load)`, or "module:function". Returns the state after a training step.
             `state` is a dict, `load` <float32>[expert], the share of tokens by first choice.
+        score: Function of `(policy, inputs, logits, weights)`, or "module:function". Returns the logits, <router
+            dtype>[group, tokens, expert]. `inputs` are <router dtype>[group, tokens, d_model], after exploration,
+            `logits` the kernel's or None, `weights` a dict of tensors. Without kernel and `score`, `scores.selection`
+            and `scores.probs` are None.
+        weights: Function of `(policy, d_model, num_experts)`, or "module:function". Returns name -> RouterWeight, what
+            the router trains for `score`.
 
     A subclass adds parameters as fields. `decide` reads them in `options.policy`.
     """
@@ -51,6 +72,8 @@ class Policy:
     counts_preference: bool = False
     state: tuple[str, ...] = ()
     update: Callable | str | None = None
+    score: Callable | str | None = None
+    weights: Callable | str | None = None
 
     def __post_init__(self):
         checks.fields(self, ("name",), checks.text)
@@ -66,10 +89,17 @@ class Policy:
         if self.state and not _is_function(self.update):
             raise Refusal(f"The policy {self.name!r} keeps a state, so update must be a function, or its place as "
                           f"\"module:function\", not {checks.shown(self.update)}.")
-        if self.experts_choose and not (self.has_kernel and self.is_balanced):
+        for name in ("score", "weights"):
+            if not (getattr(self, name) is None or _is_function(getattr(self, name))):
+                raise Refusal(f"{name} of the policy {self.name!r} must be a function, or its place as "
+                              f"\"module:function\", not {checks.shown(getattr(self, name))}.")
+        if self.weights and not self.score:
+            raise Refusal(f"The policy {self.name!r} has weights and no score that uses them, so nothing would train "
+                          "them; give it a score.")
+        if self.experts_choose and not (self.has_scores and self.is_balanced):
             raise Refusal(f"In the policy {self.name!r} experts choose, by scores and each as many tokens as the "
                           "others; leave has_kernel=True and set is_balanced=True.")
-        if self.counts_preference and not self.has_kernel:
+        if self.counts_preference and not self.has_scores:
             raise Refusal(f"The policy {self.name!r} has no scores that say what a token prefers; leave "
                           "has_kernel=True or counts_preference=False.")
 
@@ -78,9 +108,29 @@ class Policy:
         """`decide`, imported if necessary."""
         return _resolve(self.decide)
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether the router learns scores of experts."""
+        return self.has_kernel or self.score is not None
+
     def updated(self, state: dict, load: Any) -> dict:
         """Returns the state after a training step."""
         return _resolve(self.update)(self, state, load)
+
+    def logits(self, inputs: Any, logits: Any, weights: dict) -> Any:
+        """Returns the logits of `score`, or else of the kernel."""
+        return _resolve(self.score)(self, inputs, logits, weights) if self.score else logits
+
+    def router_weights(self, d_model: int, num_experts: int) -> dict[str, RouterWeight]:
+        """Returns every weight that a router trains, with its kernel, by name."""
+        kernel = {"kernel": RouterWeight((d_model, num_experts), ("embed", "router_expert"), None)}
+        declared = _resolve(self.weights)(self, d_model, num_experts) if self.weights else {}
+        for name, (shape, axes, _) in declared.items():
+            if not shape or len(axes) != len(shape):
+                raise Refusal(f"The weight {name!r} of the policy {self.name!r} has the shape {tuple(shape)} and the "
+                              f"axes {tuple(axes)}; it needs one dimension or more, (1,) for a number, and an axis for "
+                              "each.")
+        return (kernel if self.has_kernel else {}) | declared
 
     @property
     def place(self) -> str:
@@ -235,7 +285,7 @@ def check_options(policy: Policy, num_selected_experts: int, num_experts: int, e
     if num_experts and count > num_experts:
         raise Refusal(f"A token cannot go to {count} of {num_experts} experts; use at least {count} experts or a "
                       "smaller num_selected_experts.")
-    if exploration == "sample" and (policy.experts_choose or not policy.has_kernel):
+    if exploration == "sample" and (policy.experts_choose or not policy.has_scores):
         raise Refusal(f"exploration='sample' draws each token's expert, which the {policy.name} policy does not "
                       "choose by token; use exploration='input_jitter' or 'argmax'.")
 

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import keras
 from keras import ops
 
 from switch_tf import checks, losses, partitioning
@@ -92,14 +93,17 @@ class Router(Layer):
 
     def build(self, input_shape: Shape) -> None:
         self._state_vectors = {
-            name: partitioning.add_weight(self, name, (self.num_experts,), (None,), "zeros", trainable=False)
+            name: partitioning.add_weight(self, name, (self.num_experts,), ("router_expert",), "zeros", trainable=False)
             for name in self._policy.state}
-        if not self._policy.has_kernel:
-            return
-        d_model = checks.width(input_shape)
-        self.kernel = partitioning.add_weight(
-            self, "kernel", (d_model, self.num_experts), ("embed", "router_expert"),
-            kernel_initializer(self.init_scale, d_model), dtype=self._wide_dtype)
+        weights = {}
+        if self._policy.has_scores:
+            for name, (shape, axes, initial) in self._policy.router_weights(
+                    checks.width(input_shape), self.num_experts).items():
+                initializer = (kernel_initializer(self.init_scale, shape[0]) if initial is None else
+                               keras.initializers.Constant(initial))
+                weights[name] = partitioning.add_weight(self, name, shape, axes, initializer, dtype=self._wide_dtype)
+        self.kernel = weights.pop("kernel", None)
+        self._policy_weights = weights
 
     def call(self, inputs: Tensor, padding_mask: Mask = None, expert_capacity: int | Tensor | None = None,
              token_ids: Tensor | None = None, training: bool = False, is_present: Tensor | None = None,
@@ -126,7 +130,7 @@ class Router(Layer):
         if is_real is None:
             is_real = ops.ones(ops.shape(inputs)[:2], "bool")
         logits = selection = probs = None
-        if policy.has_kernel:
+        if policy.has_scores:
             logits = self._logits(inputs, training)
             probs = ops.softmax(logits, axis=-1)
             selection = ops.stop_gradient(dtypes.widen(logits))
@@ -156,7 +160,9 @@ class Router(Layer):
             x = x * ops.cast(1 - self.jitter_noise + 2 * self.jitter_noise * noise, x.dtype)
         elif training and self.exploration == "input_dropout":
             x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
-        logits = products.product("gsm,me->gse", x, self.kernel)
+        logits = None if self.kernel is None else products.product("gsm,me->gse", x, self.kernel)
+        logits = self._policy.logits(x, logits, {
+            name: partitioning.use(variable, x.dtype) for name, variable in self._policy_weights.items()})
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     @property

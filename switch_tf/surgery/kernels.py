@@ -74,7 +74,12 @@ def router_kernel(d_model: int, num_experts: int, num_slices: int, init_scale: f
     Returns:
         <float32>[d_model, num_experts].
     """
-    columns = generator.standard_normal((d_model, num_experts // num_slices), np.float32)
-    while (outside := np.abs(columns) > 2).any():  # truncated at two standard deviations
-        columns[outside] = generator.standard_normal(np.count_nonzero(outside), np.float32)
-    return np.repeat(np.float32((init_scale / d_model) ** 0.5) * columns, num_slices, axis=1)
+    return np.repeat(draw((d_model, num_experts // num_slices), init_scale, generator), num_slices, axis=1)
+
+
+def draw(shape: tuple[int, ...], init_scale: float, generator: np.random.Generator) -> np.ndarray:
+    """Draws a router's weight with the distribution of new models: variance init_scale / shape[0], truncated."""
+    values = generator.standard_normal(shape, np.float32)
+    while (outside := np.abs(values) > 2).any():  # standard deviations
+        values[outside] = generator.standard_normal(np.count_nonzero(outside), np.float32)
+    return np.float32((init_scale / shape[0]) ** 0.5) * values

@@ -16,6 +16,7 @@ from switch_tf.conversion.formats import start_from
 from switch_tf.conversion.weight_source import variables_of
 from switch_tf.evaluation import split_evaluator
 from switch_tf.models.switch_transformer import SwitchTransformer
+from switch_tf.partitioning import axes_of
 from switch_tf.reporting import progress
 from switch_tf.surgery import sources
 
@@ -67,8 +68,7 @@ def groups_of(model: SwitchTransformer, num_experts: int, use: dict[str, np.ndar
 
 def _router_places(model):
     """Returns router -> prefix of the names of its layer's weights."""
-    names = {id(variable): name for name, variable in variables_of(model).items()}
-    return {name: names[id(router.kernel)].removesuffix("router/kernel")
+    return {name: router.path.removeprefix(f"{model.name}/").removesuffix("router")
             for name, router in zip(model.config.sparse_layer_names, model.router_layers, strict=True)}
 
 
@@ -88,8 +88,9 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
         for name, variable in variables_of(smaller).items():
             weight = old[name].numpy()
             for router, place in routers.items():
-                if name.startswith((f"{place}experts/", f"{place}router/")):
-                    axis, parts = 1 if name == f"{place}router/kernel" else 0, []
+                split = [dim for dim, axis in enumerate(axes_of(old[name])) if axis in ("expert", "router_expert")]
+                if name.startswith((f"{place}experts/", f"{place}router/")) and split:
+                    (axis,), parts = split, []
                     for group in groups[router]:
                         shares = use[router][group]
                         parts.append(np.average(np.take(weight, group, axis).astype(np.float64), axis=axis,

@@ -95,7 +95,7 @@ def with_fewer_experts(config: SwitchConfig, num_experts: int) -> SwitchConfig:
                       f"{num_experts}.")
     for name, layers in ((config.routing_policy, config.encoder_sparse_layers),
                          (config.decoder_policy, config.decoder_sparse_layers)):
-        if layers and not policies.get(name).has_kernel:
+        if layers and not policies.get(name).has_scores:
             raise Refusal(f"The {name} policy assigns tokens to experts by number, so its experts cannot be fewer "
                           "without other tokens for each; shrink a model that learns its routes.")
     return dataclasses.replace(config, num_experts=num_experts)

@@ -70,13 +70,25 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
             return changes.gate_scale
         return gate_scale(gate_sums(WeightSource(config, weights, read), layer), num_slices)
 
+    def router_weight(layer, name):
+        """A policy's own weights and its state start as in a new model."""
+        if name == "kernel":
+            return kernels.router_kernel(config.d_model, config.num_experts, num_slices, config.init_scale,
+                                         generator(layer, "router"))
+        policy = policies.get(config.routing(layer.startswith("decoder"))[0])
+        declared = policy.router_weights(config.d_model, config.num_experts)
+        if name not in declared:
+            return np.zeros(config.num_experts, np.float32)
+        shape, _, initial = declared[name]
+        return kernels.draw(shape, config.init_scale, generator(layer, "router", name)) if initial is None else (
+            np.full(shape, initial, np.float32))
+
     def read(name, rows):
         layer, origin = origins[name]
         if layer is None:
             return dense.read(name, rows)
         if origin is None:
-            return kernels.router_kernel(config.d_model, config.num_experts, num_slices, config.init_scale,
-                                         generator(layer, "router"))[rows]
+            return router_weight(layer, name.rpartition("/")[2])[rows]
         # Contiguous, because sums of a transposed array, as of another format, round differently.
         kernel, axis = np.ascontiguousarray(dense.read(origin, slice(None))), int(not origin.endswith("/wo"))
         spread, made = changes.noise * float(kernel.std()), []
@@ -103,8 +115,9 @@ def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
     config, num_tokens = source.config, 1024
     sparse = switch_feed_forward(config, layer.startswith("decoder"), "float32")
     sparse.build((None, None, config.d_model))
-    if sparse.router.weights:
-        sparse.router.kernel.assign(source.read(f"{layer}/mlp/router/kernel", slice(None)))
+    for variable in sparse.router.variables:
+        if f"{layer}/mlp/router/{variable.name}" in source.weights:
+            variable.assign(source.read(f"{layer}/mlp/router/{variable.name}", slice(None)))
     random = np.random.RandomState(0)
     tokens = random.standard_normal((1, num_tokens, config.d_model)).astype("float32")
     tokens *= source.read(f"{layer}/pre_mlp_layer_norm/scale", slice(None))

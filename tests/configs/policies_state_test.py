@@ -12,6 +12,7 @@ from switch_tf.checkpoints import tensors
 from switch_tf.configs import policies
 from switch_tf.configs.run import StepSettings
 from switch_tf.layers import Router, SwitchFeedForward
+from switch_tf.surgery import kernels, shrinking, upcycling
 from switch_tf.training import train_step
 
 MODULE = '''"""Top-1 with a bias that each step raises for idle experts (loss-free balancing, arXiv 2408.15664)."""
@@ -135,6 +136,20 @@ def test_keras_fit_updates_the_state_and_save_keeps_it(balanced, shallow_config,
     np.testing.assert_allclose(again(features), model(features), rtol=1e-5, atol=1e-5)
     for one, other in zip(model.non_trainable_variables, again.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_made_from_a_dense_one_starts_with_no_state_and_one_with_fewer_experts_keeps_its(
+        balanced, shallow_config):
+    config = dataclasses.replace(shallow_config, routing_policy="bias_balanced", decoder_sparse_step=0)
+    dense = SwitchTransformer(dataclasses.replace(config, num_experts=0))
+    dense.build()
+    model = upcycling.upcycle(dense, config, kernels.Changes())
+    ((layer, router),) = zip(config.sparse_layer_names, model.router_layers, strict=True)
+    (bias,) = router.non_trainable_weights
+    np.testing.assert_array_equal(bias, np.zeros(config.num_experts))
+    bias.assign(np.arange(config.num_experts))
+    small = shrinking.shrink(model, {layer: [[3], [1]]}, {layer: np.ones(config.num_experts)})
+    np.testing.assert_array_equal(small.router_layers[0].non_trainable_weights[0], [3, 1])
 
 
 @pytest.mark.parametrize("fields, message", [

@@ -29,7 +29,7 @@ def own_registry(monkeypatch):
 def documented(tmp_path, monkeypatch):
     """The module and the gin file of the page, as files, and the module imported by that name."""
     blocks = re.findall(r"```(\w*)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (module,) = (text for language, text in blocks if language == "python" and "policies.register" in text)
+    (module,) = (text for language, text in blocks if language == "python" and "round_robin" in text)
     (gin_file,) = (text for _, text in blocks if "import round_robin" in text)
     assert len(module.splitlines()) < 30
     (tmp_path / "round_robin.py").write_text(module)
