@@ -1,7 +1,6 @@
 """Batches of model features from the name of a seqio task or mixture.
 
-The only package that imports seqio, and only when a function needs it. A gin file (`gin/tasks/`) imports the module
-that registers a task.
+The only package that imports seqio, and only when a function needs it.
 """
 
 from switch_tf.configs.names import declare_vocabulary as register_vocabulary

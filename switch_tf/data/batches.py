@@ -1,8 +1,8 @@
 """Training batches of a run.
 
-A batch of a cached task has parts of equally many rows, and each process reads only its own parts. Part i of n reads
-every n-th example of an epoch and draws its own noise. Rows and saved positions belong to parts, so a run resumes with
-any number of processes and the same rows. Every process reads all uncached text.
+A batch of a cached task has parts of equal size, and each process reads only its own parts. Part i of n reads every
+n-th example of an epoch and draws its own noise. Rows and saved positions belong to parts, so a run resumes with the
+same rows in any number of processes. Every process reads all uncached text.
 """
 
 import concurrent.futures
@@ -37,14 +37,14 @@ class AddedFeatures(NamedTuple):
 
     Attributes:
         widths: Name -> width of the feature, <int32>[batch, width].
-        of_rows: Function from {name: <int32>[rows, length]} to {name: <int32>[rows, width]}. Its Refusal ends the run.
+        of_rows: Function from {name: <int32>[rows, length]} to {name: <int32>[rows, width]}.
     """
 
     widths: Mapping[str, int]
     of_rows: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
     def added_to(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Adds these features to batches, dict of <int32>[..., rows, length]."""
+        """Adds the features to batches, dict of <int32>[..., rows, length]."""
         arrays = {name: np.asarray(value) for name, value in batches.items()}
         before = next(iter(arrays.values())).shape[:-1]
         found = self.of_rows({name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()})
@@ -52,7 +52,7 @@ class AddedFeatures(NamedTuple):
                               for name, width in self.widths.items()}}
 
     def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
-        """Returns the specs of these features, <int32>[*before, width]."""
+        """Returns the specs of the features, <int32>[*before, width]."""
         return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
 
 
@@ -61,10 +61,8 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: 
     """Returns the training batches of a description.
 
     Args:
-        description: DatasetDescription of a training split.
-        steps_per_call: int. Batches to return at once.
+        steps_per_call: Batches to return at once.
         rows: (first, last + 1) of the rows to read, or None for all. Other rows may be zeros.
-        added: AddedFeatures or None.
     """
     check_description(description)
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
@@ -83,13 +81,11 @@ class Batches:
     """An iterator over training batches.
 
     Args:
-        parts: Index of a part -> iterator of `{feature: <int32>[steps_per_call, part_size, length]}`. The index is None
-            if one iterator has all rows.
-        batch_size: int. Rows of a batch.
-        part_size: int. Rows of a part.
-        steps_per_call: int. Batches to return at once.
-        corrupt: Index of a part -> CorruptRecords, or None if no record may be left out.
-        added: AddedFeatures or None.
+        parts: Part -> iterator of `{feature: <int32>[steps_per_call, part_size, length]}`. Part None has all rows.
+        batch_size: Rows of a batch.
+        part_size: Rows of a part.
+        steps_per_call: Batches to return at once.
+        corrupt: Part -> CorruptRecords, or None if no record may be left out.
 
     Attributes:
         is_stuck: Whether a wait was given up. Its thread may wait for input forever.
@@ -101,10 +97,10 @@ class Batches:
         self._parts, self._batch_size, self._size = parts, batch_size, part_size
         self._steps_per_call = steps_per_call
         self.is_stuck = False
-        self._ahead: concurrent.futures.Future | None = None  # the next batches, being read
+        self._ahead: concurrent.futures.Future | None = None  # the next batches
         self._steps = 0
-        # Part -> (last readable position, its step). A position is {suffix: file content}, or None for the beginning of
-        # the data. Steps before this process are negative.
+        # Part -> (last readable position, its step). A position is {suffix: content}, or None at the beginning of the
+        # data. Steps before this process are negative.
         self._known: dict = dict.fromkeys(parts, (None, 0))
 
     @property
@@ -124,9 +120,9 @@ class Batches:
         return next(iter(self._parts.values())).element_spec
 
     def read_ahead(self) -> None:
-        """Starts reading the next batches in a thread. Until they are taken, `save` writes the position before them.
+        """Starts reading the next batches in a thread, while a training step compiles.
 
-        Meanwhile a training step can compile.
+        Until they are taken, `save` writes the position before them.
         """
         self._ahead = self._ahead or _started(self._read)
 
@@ -176,12 +172,11 @@ class Batches:
         """Writes the position of the next batch. Each process writes its own parts at the same step.
 
         TensorFlow cannot save the position of an input that waits for data. A position after the error of a corrupt
-        record would raise it again, even once the record is mended. In both cases, this writes the part's previous
-        position and the number of steps since, for `restore` to repeat.
+        record would raise it again, even once the record is mended. Then this writes the part's previous position and
+        the number of steps since, for `restore` to repeat.
 
         Args:
-            folder: Checkpoint folder.
-            process_index: int. Process 0 writes the position of uncached data.
+            process_index: Process 0 writes the position of uncached data.
         """
         # Several processes give up only together, see `training.loop`.
         has_all = None in self._parts or len(self._parts) * self._size == self._batch_size
@@ -234,7 +229,6 @@ class Batches:
 
 
 def _files(folder, name):
-    """Returns the files of a position, suffix -> content."""
     return {file.name.removeprefix(name): file.read_bytes() for file in folder.glob(f"{name}.*")
             if not file.name.endswith(_LATER)}
 

@@ -1,8 +1,8 @@
 """The files of a task's cache, and their comparison with the task.
 
-`<cache_dir>/<task>/<split>/` holds shards of tokenised examples, `00003-of-00016.array_record`, each with a JSON file
-of its counts and checksum, and `manifest.json` once all shards are complete. An example is a `tf.train.Example` of the
-task's features before its `seqio.CacheDatasetPlaceholder`.
+`<cache_dir>/<task>/<split>/` holds shards, `00003-of-00016.array_record`, each with a JSON file of its counts and
+checksum, and `manifest.json` once all are complete. A record is a `tf.train.Example` of the task's features before its
+`seqio.CacheDatasetPlaceholder`.
 """
 
 import contextlib
@@ -46,8 +46,7 @@ _fetching = threading.Lock()
 
 
 def write_records(path: Any, records: Iterable[bytes]) -> dict[str, Any]:
-    """Writes a file of independently readable records; returns its "bytes" and "sha256". The iterable's errors pass on.
-    """
+    """Writes independently readable records; returns "bytes" and "sha256". The iterable's errors pass on."""
 
     def write(step, *arguments):
         with writing(path):
@@ -74,10 +73,6 @@ def fetched_shard(file: str, sha256: str) -> str:
     """Returns the local path of a shard, because ArrayRecord reads at random places.
 
     A shard in a bucket is fetched once for all runs of a machine.
-
-    Args:
-        file: Path of the shard, on this machine or in a bucket.
-        sha256: Its checksum.
 
     Raises:
         BadData: The shard is damaged.
@@ -106,13 +101,13 @@ def fetched_shard(file: str, sha256: str) -> str:
 def open_shard(file: str, sha256: str) -> Any:
     """Opens a shard for random access, without read-ahead threads as array_record advises.
 
-    Arguments and errors as for `fetched_shard`; array_record's errors pass on.
+    Errors as for `fetched_shard`; array_record's errors pass on.
     """
     return array_record_module.ArrayRecordReader(fetched_shard(file, sha256), _READER_OPTIONS)
 
 
 def is_unchanged(file: Any, sha256: str) -> bool:
-    """Returns whether a local file has this checksum. True for a bucket, because it keeps its own checksums."""
+    """Whether a local file has this checksum. True for a bucket, because it keeps its own checksums."""
     return not places.is_local(file) or checksum(file) == sha256
 
 
@@ -120,8 +115,6 @@ def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: boo
     """Writes the request of a new folder, or compares it with the stored request.
 
     Args:
-        folder: Path, locked.
-        name: Name of the file with the request.
         request: JSON-able. All that determines the content of the folder.
         own: Pattern of the names of the folder's files.
         overwrite: Whether to remove them first.
@@ -154,8 +147,7 @@ def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None
     """Returns all that determines the cache of a split, JSON-able.
 
     Args:
-        task: seqio.Task with the vocabulary of the cache.
-        split: str. A split of the task.
+        task: Task with the vocabulary of the cache.
         source: Result of `source_fingerprint`, computed if None.
     """
     return {
@@ -170,7 +162,7 @@ def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None
 
 
 def placeholder_of(task: "seqio.Task") -> int:
-    """Returns the index of `seqio.CacheDatasetPlaceholder` among a task's preprocessors. Refuses a task without one."""
+    """Returns the index of `seqio.CacheDatasetPlaceholder` among a task's preprocessors."""
     if not task.supports_caching:
         raise Refusal(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
                       "preprocessors, behind what needs neither lengths nor chance.")
@@ -178,7 +170,7 @@ def placeholder_of(task: "seqio.Task") -> int:
 
 
 def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
-    """Returns the manifest of a split's cache after comparing it with its files and the task.
+    """Returns the manifest of a split's cache, compared with its files and the task.
 
     The task's data are compared only if they are on this machine.
     """
@@ -211,7 +203,7 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
 
 
 def difference(saved: dict, new: dict) -> str | None:
-    """Returns the first difference of two requests as text, None if they agree."""
+    """Returns the first difference of two requests as text, or None."""
     for name, now in new.items():
         was = saved.get(name)
         if was == now:
@@ -230,7 +222,7 @@ def checksum(file: pathlib.Path) -> str:
 
 
 def _step(step):
-    """Returns a preprocessing step as text: its name, its fixed arguments and a hash of its code."""
+    """Returns the name, fixed arguments and code hash of a step."""
     fixed = ""
     while isinstance(step, functools.partial):
         fixed += "".join(f", {value!r}" for value in step.args)
@@ -246,10 +238,10 @@ def _step(step):
 
 
 class CorruptRecords:
-    """The corrupt records that are left out of one part of the batches, up to a limit.
+    """The corrupt records that are left out of one part of the batches.
 
-    Records are left out by index, so positions do not move. The records found so far belong to the saved position, so a
-    resumed run reaches the limit at the same record as an uninterrupted one.
+    Records are left out by index, so positions do not move. A saved position holds the records found so far, so a
+    resumed run reaches the limit at the same record.
 
     Args:
         limit: Number of different records to leave out of each task.
@@ -269,8 +261,7 @@ class CorruptRecords:
         """Leaves out a record and prints a line on standard error.
 
         Args:
-            file: Path of its file.
-            number: Its number within the file.
+            number: Index within the file.
             error: Error of reading it.
 
         Raises:

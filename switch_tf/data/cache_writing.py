@@ -1,7 +1,6 @@
 """Writes the cache of a task shard by shard, by any process and in any order.
 
-A shard appears complete or not at all, so a killed command resumes with the missing shards. `switch-tf cache` runs an
-Apache Beam pipeline of one step, in which each worker writes whole shards.
+A shard appears complete or not at all, so a killed command resumes with the missing shards.
 """
 
 import contextlib
@@ -29,11 +28,10 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, outputs, places
 from switch_tf.storage.whole_file import write_whole
 
-# Sources of fewer files are cut into this many shards, so that several processes can share them.
+# for sources of fewer files, so that several processes can share them
 FEWEST_SHARDS = 8
 _MOST_SHARDS = 1024
 _BYTES_PER_SHARD = 32 * 2**20  # of text
-# Files of a split's folder.
 _OWN = re.compile(r"\d{5,}-of-\d{5,}\.(array_record|json)|(request|manifest)\.json|"
                   r"\.\d{5,}-of-\d{5,}\.array_record\.failure")
 _DISTRIBUTIONS = ("switch-tf", "seqio", "t5", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
@@ -46,10 +44,8 @@ class Shard:
     """One file of the cache, with a part of the data.
 
     Args:
-        folder: str. Folder of the split.
-        task, split: str. Names.
-        vocabulary: str or None. Replaces the task's vocabulary.
-        index, count: int. Index of the shard, and number of shards.
+        folder: Folder of the split.
+        vocabulary: Replaces the task's vocabulary, unless None.
     """
 
     folder: str
@@ -66,7 +62,7 @@ class Shard:
 
     @property
     def description(self) -> pathlib.Path:
-        """Path of the counts and the checksum. Exists once the shard is complete."""
+        """Path of the counts and the checksum, which exists once the shard is complete."""
         return self.file.with_suffix(".json")
 
     @property
@@ -81,13 +77,10 @@ def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, ca
     """Creates the folders of a split's cache and returns all its shards.
 
     Args:
-        mixture_or_task_name: str. Task, or mixture with tasks that have the split.
-        split: str. Name of the split.
-        vocabulary: str or None, see `get_provider`.
-        cache_dir: str or None, see `cache_files.folder_of`.
-        num_shards: int or None. Shards of the train split. None means one for each source file, more if files are few
-            or large. Any other split has one for each source file, to keep its order.
-        overwrite: bool. Deletes existing shards.
+        vocabulary: See `get_provider`.
+        num_shards: Shards of the train split. None means one for each source file, more if files are few or large. Any
+            other split has one for each source file, to keep its order.
+        overwrite: Deletes existing shards.
         lock: Called with each folder before anything in it changes.
     """
     tasks, shards = tasks_of(get_provider(mixture_or_task_name, vocabulary), split), []
@@ -103,7 +96,7 @@ def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, ca
 
 
 def is_complete(shard: Shard) -> bool:
-    """Returns whether a shard has its recorded size and checksum, see `cache_files.is_unchanged`."""
+    """Whether a shard has its recorded size and checksum, see `cache_files.is_unchanged`."""
     try:
         description = json_lines.load(shard.description)
         return places.size(shard.file) == description["bytes"] and (
@@ -190,7 +183,6 @@ def _num_shards(source, split, wanted):
 
 
 def _features(task, dataset):
-    """Returns feature -> shape and dtype."""
     features = {}
     for name, spec in dataset.element_spec.items():
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
@@ -214,7 +206,7 @@ def _feature(value):
 
 
 def incomplete(shards: Sequence[Shard]) -> list[Shard]:
-    """Returns the shards to write. Reads existing shards once to verify them."""
+    """Returns the shards to write, after verifying existing ones."""
     is_new = not any(shard.description.exists() for shard in shards)
     return [shard for shard in tqdm(shards, desc="checking what is there", unit=" shards", mininterval=0.5,
                                     disable=is_new) if not is_complete(shard)]
@@ -225,11 +217,11 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
     """Writes shards in Apache Beam's workers and shows the progress. Refuses failed shards at the end.
 
     Args:
-        shards: Incomplete shards of a cache.
+        shards: Incomplete shards.
         num_shards: Number of shards of the whole cache.
         prepare: Function that registers the task in a worker. Beam pickles it.
-        flags: Flags of Apache Beam. Without `--runner`, the workers are processes of this machine.
-        num_processes: Number of workers on this machine, at least 1.
+        flags: Flags of Beam. Without `--runner`, workers are processes of this machine.
+        num_processes: Number of such workers.
     """
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
@@ -296,7 +288,7 @@ def _check_failures(shards, num_shards):
 
 
 def write_or_note(fields: dict) -> None:
-    """Writes the shard with these fields, or else a note of the reason, for the command to raise."""
+    """Writes the shard with these fields, or a note of the reason for the command to raise."""
     shard = Shard(**fields)
     try:
         write_shard(shard)

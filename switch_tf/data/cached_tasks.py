@@ -23,11 +23,8 @@ class CachedSource(seqio.DataSource):
     """The tokenised examples of a task's split, in a new order in each epoch.
 
     Args:
-        split: str. The only split.
         manifest: Result of `cache_files.load`.
-        folder: Its folder.
-        seed: int. Fixes the order. The seed that seqio passes fixes the noise and may differ between shards.
-        corrupt: CorruptRecords. Decides about unreadable records.
+        seed: Fixes the order. The seed that seqio passes fixes the noise and may differ between shards.
     """
 
     supports_arbitrary_sharding = True  # `get_dataset` takes any number of shards
@@ -65,10 +62,7 @@ class CachedSource(seqio.DataSource):
         return passes(one_pass, self._seed) if shuffle else one_pass(None)
 
     def _read(self, readers, indices):
-        """Returns serialised examples, bytes[<=n], of <int64>[n] indices. Some may be left out.
-
-        `readers`: Open readers by file number.
-        """
+        """Returns bytes[<=n], examples at <int64>[n] indices. `readers`: Open readers by file number."""
         records, is_read = np.empty(len(indices), object), np.ones(len(indices), bool)
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
         try:
@@ -99,7 +93,6 @@ class CachedSource(seqio.DataSource):
         return records[is_read]
 
     def _parse(self, record):
-        """Returns the tensors of a serialised example, with the task's dtypes."""
         stored, features = {}, self._manifest["features"]
         for name, feature in features.items():
             dtype, shape = tf.as_dtype(feature["dtype"]), feature["shape"]

@@ -11,7 +11,7 @@ def register_evaluation_sets(task: str, sets: list[str]) -> None:
     They count as one task in averages, as in GLUE, and share their owner's weight in a mixture.
 
     Args:
-        task: str. Name of the task to train on.
+        task: Name of the task to train on.
         sets: Names of the tasks to evaluate on.
     """
     checks.text("The name of a task", task)

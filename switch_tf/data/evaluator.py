@@ -1,8 +1,7 @@
 """Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches.
 
 A prediction is decoded from ids, so it has no trailing blank or newline, and only the vocabulary's normalised Unicode
-forms. If a task compares by spelling, its targets are spelt as predictions. Targets that no prediction can match are
-counted.
+forms. If a task compares by spelling, its targets are spelt as predictions.
 """
 
 import collections
@@ -32,8 +31,7 @@ _IGNORED = re.compile(rf"[\s{re.escape(string.punctuation)}‘’´`]")
 class TaskScores(NamedTuple):
     """The result of an evaluation of one task.
 
-    `metrics`: Metric -> float.
-    `records`: JSON-able, one for each example: `inputs` and `targets` as text, `prediction` (text) or `score` (nats).
+    `records`: JSON-able: `inputs` and `targets` as text, `prediction` (text) or `score` (nats) of each example.
     `declared`: Metric -> `lower_is_better` of its function, if it has this attribute.
     """
 
@@ -43,7 +41,7 @@ class TaskScores(NamedTuple):
 
     @property
     def lower_is_better(self) -> dict[str, bool | None]:
-        """Metric -> whether a lower value is better, by its declaration or its name. None if unknown."""
+        """Metric -> whether lower is better, by its declaration or its name. None if unknown."""
         return {name: directions.is_lower_better(name, self.declared) for name in self.metrics}
 
 
@@ -53,9 +51,7 @@ def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
-    """Returns whether any task with the split has metrics. Refuses metrics of outputs other than predictions and
-    scores.
-    """
+    """Whether any task with the split has metrics. Refuses outputs other than predictions and scores."""
     tasks, kinds = tasks_of(get_provider(mixture_or_task_name), split), import_seqio().metrics.ModelOutputType
     for task in tasks:
         for metric in task.metric_objs:
@@ -68,7 +64,7 @@ def has_metrics(mixture_or_task_name: str, split: str) -> bool:
 
 
 def declares_directions(mixture_or_task_name: str, split: str) -> bool:
-    """Returns whether any metric of the tasks has `lower_is_better`."""
+    """Whether any metric of the tasks has `lower_is_better`."""
     tasks = tasks_of(get_provider(mixture_or_task_name), split)
     return any(_declares(metric) for task in tasks for metric in task.metric_fns)
 
@@ -84,8 +80,8 @@ class Evaluator:
     `warnings`: A sentence for each task with targets that no prediction can match.
 
     Args:
-        description: DatasetDescription. Inputs are cut to its lengths, as in training. `pack` and `seed` do not matter.
-        num_examples: int or None. Largest number of examples of each task, from its beginning.
+        description: Inputs are cut to its lengths, as in training. `pack` and `seed` do not matter.
+        num_examples: Largest number of examples of each task, from its beginning.
     """
 
     def __init__(self, description: DatasetDescription, num_examples: int | None = None):
@@ -125,7 +121,7 @@ class Evaluator:
         self.warnings = [sentence for task in tasks if (sentence := self._warning(task))]
 
     def _as_compared(self, task):
-        """Returns a task with watched metrics and, if the task compares by spelling, targets spelt as predictions.
+        """Watches metrics, and spells targets as predictions if the task compares by spelling.
 
         Benchmarks keep their published references for comparable scores.
         """
@@ -175,10 +171,7 @@ class Evaluator:
                 batch is filled with rows of zeros.
             score: Function from the same features to <float>[batch], the log-likelihood of the targets.
             advance: Called with the number of examples since its last call.
-            has_records: bool. False leaves records empty; spelling them takes longer than predicting short targets.
-
-        Returns:
-            Task -> TaskScores, for each task with metrics.
+            has_records: False leaves records empty; spelling them takes longer than predicting short targets.
         """
 
         def of_all(function, wanted, dataset):
@@ -208,7 +201,7 @@ class Evaluator:
         features, records = task.output_features, []
         for example in self._evaluator.cached_task_datasets[task.name].as_numpy_iterator():
             record = {}
-            for name in ("inputs", "targets"):  # as the task wrote them, or decoded
+            for name in ("inputs", "targets"):
                 text = example.get(f"{name}_pretokenized")
                 record[name] = text.decode(errors="replace") if isinstance(text, bytes) else (
                     features[name].vocabulary.decode(example[name].tolist()))
@@ -221,7 +214,6 @@ class Evaluator:
 
 
 def _by_spelling(task, length):
-    """Returns a postprocessor that spells targets by the task's vocabulary and leaves predictions unchanged."""
     vocabulary = task.output_features["targets"].vocabulary
 
     def postprocess(text, example=None, is_target=False, **unused):
@@ -236,7 +228,6 @@ def _by_spelling(task, length):
 
 
 def _ids(example, vocabulary):
-    """Returns the ids of an example's target before the end of sequence."""
     ids = np.asarray(example["targets"]).tolist()
     return ids[:ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
 
@@ -246,7 +237,7 @@ def _lacks_pieces(ids, vocabulary):
 
 
 def _is_cut(text, ids, vocabulary, length):
-    """Returns whether the ids fill the length and decode to less than the whole text."""
+    """Whether the ids fill the length and decode to less than the whole text."""
     if len(ids) < length - 1:
         return False
     whole = vocabulary.decode(vocabulary.encode(text))
@@ -254,7 +245,6 @@ def _is_cut(text, ids, vocabulary, length):
 
 
 def _is_match(target, prediction):
-    """Returns whether a prediction equals the target, or one of several targets up to case, blanks and punctuation."""
     if isinstance(target, list | tuple | set) and isinstance(prediction, str):
         return any(_squashed(answer) == _squashed(prediction) for answer in target)
     if isinstance(target, np.ndarray) or isinstance(prediction, np.ndarray):
@@ -267,14 +257,14 @@ def _squashed(text):
 
 
 def _numbers(metrics):
-    """Returns the metrics that are numbers, not pictures or texts."""
+    """Drops pictures and texts."""
     values = {name: np.asarray(getattr(value, "value", value)) for name, value in metrics.items()}
     return {checks.printable(name): float(value) for name, value in values.items()
             if value.ndim == 0 and value.dtype.kind in "biuf"}
 
 
 def _watched(metric, declared):
-    """Wraps a metric to record its `lower_is_better` in `declared` for each of its values."""
+    """Records `lower_is_better` in `declared` for each value of a metric."""
 
     @functools.wraps(metric)
     def measure(*args, **kwargs):
@@ -286,7 +276,7 @@ def _watched(metric, declared):
 
 
 def average(scores: dict[str, TaskScores]) -> float | None:
-    """Returns the average over tasks, at least one, of each task's mean metric, as GLUE does.
+    """Returns the average over tasks of each task's mean metric, as GLUE does.
 
     A task's evaluation sets, such as MNLI's two, are averaged first and count once. None if metrics differ in direction
     or lack one, because their mean has no meaning.

@@ -1,6 +1,6 @@
 """Files of examples: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
 
-Unusable examples are reported with file and line. A file is read in pieces and may be larger than memory.
+A file is read in pieces and may be larger than memory.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from switch_tf.sentencepiece_training import sentences_of
 PIECE = 2**20  # bytes
 MAX_SENTENCES = 1_000_000  # more hardly change a vocabulary, but cost time and memory
 _HEAD = 2**12  # bytes
-_MARK = b"\xef\xbb\xbf"  # UTF-8's byte order mark
+_MARK = b"\xef\xbb\xbf"  # byte order mark
 _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
              stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
@@ -48,11 +48,10 @@ def kind_of(name: str) -> str | None:
 
 
 def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
-    """Returns the files of paths and globs, each once.
+    """Returns the files of paths and globs, here or at gs://, each once.
 
     Args:
-        name: str. Name of the argument for messages.
-        patterns: Path, glob, or a list of them, here or at gs://.
+        name: Name of the argument for messages.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(patterns, Sequence) or not patterns:
@@ -76,11 +75,11 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
 
 
 def examples_of_lines(stream: BinaryIO, kind: str, fields: Sequence[str | int]) -> Iterator[Example]:
-    """Returns the examples in a binary stream of lines, such as standard input, as `TextFile.examples` does.
+    """Returns the examples in a stream of lines, such as standard input.
 
     Args:
         stream: Binary stream with `readline(size)`.
-        kind: str. "lines" or "json".
+        kind: "lines" or "json".
         fields: See `TextFile`.
     """
     return _rows("The lines", kind, fields).read(stream)
@@ -94,7 +93,6 @@ def _rows(name, kind, fields):
 
 
 def _dangling(name):
-    """Returns the end of a sentence about a dangling link, "" for any other name."""
     return f", only a link to {os.readlink(name)!r}, which is not there" if os.path.islink(name) else ""
 
 
@@ -124,7 +122,6 @@ class _Remote(io.RawIOBase):
 
 
 def _open(name):
-    """Opens a regular file for random access, or a URL with TensorFlow. Raises Fault for any other kind of file."""
     if "://" in name:
         return io.BufferedReader(_Remote(name))
     try:
@@ -144,10 +141,9 @@ class TextFile:
     """The examples of one file.
 
     Args:
-        name: str. Path of the file. Its ending decides the kind.
         fields: Keys of JSON objects, columns of a table with a header, or column numbers from 0 without one. One field
             for a .txt file: the whole line.
-        kind: str or None. A value of `KINDS` that overrides the ending.
+        kind: A value of `KINDS` that overrides the ending of the name.
     """
 
     def __init__(self, name: str, fields: Sequence[str | int], kind: str | None = None):
@@ -161,7 +157,7 @@ class TextFile:
                           "a file; rename it.")
         self._place, self._opened_at, self._rest = -1, 0, iter(())  # of a piece that is being read
         self._lock = threading.Lock()
-        self._size = 0  # bytes, when the file was first opened
+        self._size = 0  # bytes, when first opened
         with self._opened() as stream:
             head = stream.read(_HEAD)
             is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
@@ -188,7 +184,6 @@ class TextFile:
                     raise Refusal(f"{name}, line 1: {error}.") from error
 
     def _check_objects_are_lines(self, stream):
-        """Refuses a first JSON object that continues in the second line."""
         lines = (line for line in Lines(stream) if line.strip())
         try:
             first, second = next(lines, "{}").strip(), next(lines, None)
@@ -202,10 +197,7 @@ class TextFile:
 
     @contextlib.contextmanager
     def _opened(self):
-        """Yields the unpacked stream of the file.
-
-        The file may grow but not shrink. A run reads added lines after its next start.
-        """
+        """Yields the unpacked file. It may grow but not shrink. A run reads added lines after its next start."""
         try:
             with _open(self.name) as stream:
                 size = stream.seek(0, io.SEEK_END)
@@ -285,11 +277,11 @@ class TextFile:
                 raise BadData(f"{self.name}, line {self._lines_before(start) + error.line}: {error}.") from error
 
     def examples(self) -> Iterator[Example]:
-        """Yields all lines, rows or elements of the file, those without texts included."""
+        """Yields all lines, rows or elements of the file, also without texts."""
         return self._examples_from(self._start)
 
     def num_lines(self) -> int | None:
-        """Counts the lines of text or JSON objects; returns None for files that need parsing."""
+        """Counts the lines of text or JSON objects. None for files that need parsing."""
         if self._is_compressed or self._kind not in ("lines", "json"):
             return None
         with self._opened() as stream:
@@ -318,11 +310,10 @@ def sample_sentences(patterns: Sequence[str], fields: Sequence[str | int]) -> tu
     """Draws at most `MAX_SENTENCES` sentences from text files, each with the same probability.
 
     Args:
-        patterns: Paths and globs, see `find_files`.
-        fields: Keys or columns to read, see `TextFile`.
+        patterns: See `find_files`.
+        fields: See `TextFile`.
 
-    Returns:
-        (sentences, number of texts in the files).
+    Returns: (sentences, number of texts in the files).
     """
     sample, generator, num_texts, num_sentences = [], random.Random(0), 0, 0
     files = [TextFile(name, fields) for name in find_files("--input", patterns)]

@@ -53,20 +53,18 @@ class DatasetDescription:
     """A task and the form of its batches.
 
     Args:
-        mixture_or_task_name: str. Registered task or mixture.
         task_feature_lengths: Tokens of a sequence, for example `{"inputs": 512, "targets": 114}`.
-        batch_size: int. Sequences in the global batch.
-        split: str. A split of the task. "train" is shuffled and repeated forever, any other split is read once, in
-            order.
-        seed: int. Fixes the order and the noise.
-        pack: bool. Several examples per sequence, separated by segment ids.
-        encoder_only: bool. Features for an encoder without a decoder: inputs in which the last id of the vocabulary
-            masks tokens, and targets of the same length.
-        vocabulary: str or None. Name or path that replaces the task's vocabulary, see `get_vocabulary`.
-        use_cached_tasks: bool. Read the tokens of `switch-tf cache` instead of text.
-        cache_dir: str or None. Folder of the cache. None means one for all runs of the user.
-        cache_parts: int. Parts of a cached training batch that processes can read separately. Batches depend on it.
-        skip_corrupt_records: int. Largest number of corrupt records to leave out of each cached task and part.
+        batch_size: Sequences in the global batch.
+        split: "train" is shuffled and repeated forever, any other split is read once, in order.
+        seed: Fixes the order and the noise.
+        pack: Several examples per sequence, separated by segment ids.
+        encoder_only: Features for an encoder without a decoder: inputs in which the last id of the vocabulary masks
+            tokens, and targets of the same length.
+        vocabulary: Name or path that replaces the task's vocabulary, see `get_vocabulary`.
+        use_cached_tasks: Read the tokens of `switch-tf cache` instead of text.
+        cache_dir: Folder of the cache. None means one for all runs of the user.
+        cache_parts: Parts of a cached training batch that processes can read separately. Batches depend on it.
+        skip_corrupt_records: Largest number of corrupt records to leave out of each cached task and part.
     """
 
     mixture_or_task_name: str
@@ -113,14 +111,7 @@ def check_description(description: DatasetDescription) -> None:
 
 
 def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -> DatasetDescription:
-    """Returns the description of a run's batches.
-
-    Args:
-        run: Run.
-        config: SwitchConfig.
-        split: str. A split of the run's task.
-        seed: int. Fixes the order and the noise.
-    """
+    """Returns the description of a run's batches."""
     return DatasetDescription(run.mixture_or_task_name, run.task_feature_lengths, run.batch_size, split, seed, run.pack,
                               config.is_encoder_only, run.vocabulary, run.use_cached_tasks, run.cache_dir,
                               run.cache_parts, run.skip_corrupt_records if split == "train" else 0)
@@ -147,9 +138,6 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
     A `tf.train.Checkpoint(iterator=iter(dataset))` holds the exact position, also for another process.
 
-    Args:
-        description: DatasetDescription.
-
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size, length]}`, prefetched.
     """
     check_description(description)
@@ -175,9 +163,8 @@ def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRe
     """Returns one part of the rows of a training split. Uncached data have one part.
 
     Args:
-        description: DatasetDescription.
-        index: int below `cache_parts`. The part has every n-th example, separate noise, and the rows of a batch from
-            `index * batch_size // cache_parts` on.
+        index: Below `cache_parts`. The part has every n-th example, separate noise, and the rows of a batch from `index
+            * batch_size // cache_parts` on.
         corrupt: CorruptRecords of this part. None counts from zero.
 
     Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
@@ -200,8 +187,8 @@ def _prefetched(batches):
 
 
 def _arguments(description):
-    # With `try_in_mem_cache`, seqio would keep small tasks in memory, in the order of the first epoch, and write them
-    # into every checkpoint of the iterator.
+    # seqio would keep small tasks in memory, in the order of the first epoch, and write them into every checkpoint of
+    # the iterator.
     return {"sequence_length": dict(description.task_feature_lengths), "split": description.split,
             "try_in_mem_cache": False}
 
@@ -222,7 +209,7 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
         place = cache_files.placeholder_of(task)
         source = cached_tasks.CachedSource(split, cache_files.load(task, split, cache_dir), folder, description.seed,
                                            corrupt)
-        # seqio counts seeds from the placeholder's index. It stays, so the noise is the same as without a cache.
+        # seqio counts seeds from the placeholder's index. It stays, so the noise is the same without a cache.
         steps = [lambda dataset: dataset] * place + list(task.preprocessors[place:])
         buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
         return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
@@ -247,7 +234,7 @@ def failure(task: "seqio.Task", split: str, error: Exception) -> str:
 
 
 def feature_converter(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> Any:
-    """Returns seqio's converter of examples to the features of the model."""
+    """Returns seqio's converter of examples to the model's features."""
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
     if not {"inputs", "targets"} <= ranks.keys():
@@ -272,7 +259,7 @@ def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescri
 
 
 def fingerprint(description: DatasetDescription) -> dict[str, str]:
-    """Returns the fingerprint of a description's data: a hash of each task's cache, or `source_fingerprint`."""
+    """Returns a hash of each task's cache, or `source_fingerprint`."""
     check_description(description)
     if not description.use_cached_tasks:
         return source_fingerprint(description.mixture_or_task_name, description.split)
@@ -281,7 +268,7 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
 
 
 def bad_row(description: DatasetDescription, error: BaseException) -> str | None:
-    """Returns the row and the cause of an error of reading data, as half a sentence.
+    """Returns the row and the cause of a read error, as half a sentence.
 
     None if no preprocessor raised the error, or if no row that fails by itself is found in 20 seconds.
     """
@@ -294,7 +281,7 @@ def bad_row(description: DatasetDescription, error: BaseException) -> str | None
 
 @contextlib.contextmanager
 def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
-    """Raises a BadData that names the row, or the line of a file, if data cannot be read within this scope."""
+    """Turns read errors within this scope into a BadData that names the row, or the line of a file."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -310,7 +297,7 @@ def check_examples(description: DatasetDescription) -> None:
     """Refuses data with too few examples, because seqio would read an empty training split forever.
 
     Training needs a batch from a single task, or an example from each task of a mixture. Any other split needs one
-    example. Each task is read in order from its beginning.
+    example.
     """
     check_description(description)
     provider, split = provider_of(description), description.split
@@ -373,12 +360,7 @@ def _bad_row_of(task, description, deadline):
 
 @no_global_seed()
 def examples(description: DatasetDescription, count: int) -> list[dict[str, dict]]:
-    """Returns the first examples of a split, in order, each `{feature: {"text": str, "ids": list of int}}`.
-
-    Args:
-        description: DatasetDescription. Its batch size and packing do not matter.
-        count: int. Largest number of examples.
-    """
+    """Returns the first examples of a split, in order, each `{feature: {"text": str, "ids": list of int}}`."""
     check_description(description)
     checks.integer("count", count, at_least=1)
     provider = get_provider(description.mixture_or_task_name, description.vocabulary)
@@ -394,7 +376,7 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
 
 
 def describe_examples(result: dict) -> str:
-    """Returns examples as text and ids. `result` has `name`, `split`, `lengths`, `vocabulary_size` and `examples`."""
+    """Returns examples as text and ids to print."""
     lines = [f"{result['name']}, split {result['split']}, at most {result['lengths']} tokens of "
              f"{result['vocabulary_size']}"]
     for number, example in enumerate(result["examples"], 1):

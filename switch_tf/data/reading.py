@@ -1,8 +1,8 @@
 """Typed text to ids, and ids to readable text, the same in training, evaluation, inference and serving.
 
-Both name sentinels. T5's span corruption removes tokens from a tokenised text: the blank before a gap goes with them,
-and the text after a gap begins with a blank only if one is typed. SentencePiece gives these ids to text next to a
-sentinel. Text next to a gap is therefore encoded together with a sentinel, the anchor.
+T5's span corruption removes tokens from a tokenised text: the blank before a gap goes with them, and the text after a
+gap begins with a blank only if one is typed. SentencePiece gives these ids to text next to a sentinel. Text next to a
+gap is therefore encoded together with a sentinel, the anchor.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 with epy.lazy_imports():  # other vocabularies do not need it
     from sentencepiece import sentencepiece_model_pb2
 
-SENTINELS = ("gaps", "spelt_out", "as_tokenized")  # the meanings of a typed `<extra_id_0>`, see `Reading`
+SENTINELS = ("gaps", "spelt_out", "as_tokenized")  # see `Reading`
 _BLANK_PIECE = "\N{LOWER ONE EIGHTH BLOCK}"
 _OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicode composes with ">"
-_NUM_SPECIAL = 3  # ids before the bytes in seqio's ByteVocabulary: padding, end of sequence, unknown
+_NUM_SPECIAL = 3  # seqio's ids of padding, end of sequence and unknown, before the bytes
 _DECLARATION = "typed_sentinels"
 # T5's objectives with gaps in their inputs.
 _OBJECTIVES = {f"t5.data.preprocessors.{name}" for name in ("denoise", "iid_denoising", "span_corruption",
@@ -48,12 +48,12 @@ class Reading:
 
     Args:
         inputs, targets: seqio vocabularies.
-        inputs_end, targets_end: bool. Whether the end of sequence follows.
-        prefix: str. Put before inputs.
-        sentinels: str. The meaning of a typed `<extra_id_0>`. "gaps": the sentinel of removed tokens. "spelt_out":
-            text, in ordinary pieces. "as_tokenized": the ids that the vocabulary gives it.
-        keeps_end: bool. Whether a cut text keeps its end of sequence, as after seqio's `append_eos_after_trim`.
-        fields: tuple of two str or int. Keys or column numbers of inputs and targets in files of the task.
+        inputs_end, targets_end: Whether the end of sequence follows.
+        prefix: Put before inputs.
+        sentinels: The meaning of a typed `<extra_id_0>`. "gaps": the sentinel of removed tokens. "spelt_out": text, in
+            ordinary pieces. "as_tokenized": the ids that the vocabulary gives it.
+        keeps_end: Whether a cut text keeps its end of sequence, as after seqio's `append_eos_after_trim`.
+        fields: Keys or column numbers of inputs and targets in files of the task.
     """
 
     inputs: Any
@@ -136,7 +136,7 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
 
     `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. Preprocessors declare the
     meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or meanings differ, texts
-    are read without a prefix, or with typed sentinels as gaps, and a note is printed.
+    are read without a prefix, or with typed sentinels as gaps.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features
@@ -159,7 +159,7 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
 
 
 def _conventions(task):
-    """Returns the fields of a Reading that a task decides, and `has_end`, whether its steps append ends."""
+    """Returns a task's fields of a Reading, and `has_end`: whether its steps append ends."""
     sentinels, keeps_end, is_known = "as_tokenized", None, True
     for given in task.preprocessors:
         step = given
@@ -188,9 +188,8 @@ class Gaps(NamedTuple):
     `anchor`: Text of a sentinel, put before the text after a gap. `num_before`: Its number of ids.
     `ending`: Text of a sentinel with one id, put after the text before a gap.
     `blanks`: Characters that the vocabulary reads as a blank.
-    `joined`: A character that normalisation would join with the anchor, so that the anchor is no sentinel, or "". A
-        blank is put before it.
-    `keeps_blanks`, `adds_blank`: bool. SentencePiece's `remove_extra_whitespaces` (inverted) and `add_dummy_prefix`.
+    `joined`: A character that normalisation would join with the anchor, or "". A blank is put before it.
+    `keeps_blanks`, `adds_blank`: SentencePiece's `remove_extra_whitespaces` (inverted) and `add_dummy_prefix`.
     `plain_id`, `plain_text`: An id and its text. Decoded before other ids, it keeps their leading blanks.
     `names`: Ordinary ids of each sentinel's name, in the order of sentinel ids.
     """
@@ -208,7 +207,7 @@ class Gaps(NamedTuple):
 
 
 def gaps_of(vocabulary: "seqio.Vocabulary") -> Gaps | None:
-    """Returns the Gaps of a SentencePiece vocabulary, computed once; None for any other vocabulary."""
+    """Returns the Gaps of a SentencePiece vocabulary, cached; None for any other vocabulary."""
     # The tokenizer is the key, since seqio's vocabularies have no hash.
     return _gaps_of(vocabulary.tokenizer, num_sentinels(vocabulary)) if hasattr(vocabulary, "sp_model") else None
 
@@ -241,7 +240,6 @@ def _gaps_of(tokenizer, count):
 
 
 def _sentinel(count):
-    """Returns the pattern of a sentinel's name, with its number as the group."""
     return f"<extra_id_({'|'.join(map(str, range(count)))})>"
 
 
@@ -255,8 +253,6 @@ def read_text(vocabulary: "seqio.Vocabulary", text: str, sentinels: str = "gaps"
     """Returns the ids of a text.
 
     Args:
-        vocabulary: seqio vocabulary.
-        text: str.
         sentinels: One of `SENTINELS`. With "gaps", `<extra_id_0>` and the vocabulary's other names are sentinels, and
             the text around them has the ids that T5's span corruption leaves.
     """
@@ -274,7 +270,6 @@ def read_text(vocabulary: "seqio.Vocabulary", text: str, sentinels: str = "gaps"
 
 
 def _encode(vocabulary, text, follows_gap, precedes_gap):
-    """Returns the ids of a text with or without adjacent gaps."""
     gaps = gaps_of(vocabulary)
     if gaps is None or not (follows_gap or precedes_gap):
         return vocabulary.encode(text)
@@ -337,7 +332,7 @@ def _name(vocabulary, id_):
 
 
 def _is_same_row(row):
-    """Returns <bool>[n], whether each of <int64>[n] row numbers equals the one before."""
+    """Whether each of <int64>[n] row numbers equals the one before."""
     return tf.concat([tf.zeros_like(row[:1], tf.bool), tf.equal(row[1:], row[:-1])], 0)
 
 
@@ -366,11 +361,10 @@ class SpellingOps(tf.Module):
 
         Args:
             texts: <string>[batch].
-            length: int. Largest number of ids of a text, the end of sequence included.
-            ends: bool. Whether the end of sequence follows.
+            length: Largest number of ids of a text, the end of sequence included.
+            ends: Whether the end of sequence follows.
 
-        Returns:
-            <int32>[batch, longest], padding 0. A text without ids is a row of padding.
+        Returns: <int32>[batch, longest], padding 0. A text without ids is a row of padding.
         """
         texts = tf.strings.join([self._prefix, texts])
         if self._sentinels == "gaps" and self._num_sentinels:
@@ -385,12 +379,12 @@ class SpellingOps(tf.Module):
         return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
 
     def _with_gaps(self, texts):
-        """Encodes texts with typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
+        """Encodes typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
         sentinel = _sentinel(self._num_sentinels)
         # Cut at a byte that UTF-8 lacks, because tensorflow-text's regex_split ends a text at a NUL.
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
         pieces = tf.strings.split(tf.strings.regex_replace(texts, sentinel, b"\xff\\0\xff"), b"\xff")
-        # In each text, pieces at odd places are sentinels, and at even places plain text or empty.
+        # Sentinels are at odd places, plain text or empty pieces at even places.
         words, place = pieces.flat_values, tf.ragged.range(pieces.row_lengths()).flat_values
         is_sentinel = place % 2 > 0
         is_plain = ~is_sentinel & tf.not_equal(words, "")
@@ -402,7 +396,7 @@ class SpellingOps(tf.Module):
         return pieces.with_flat_values(tf.concat([plain, special], axis=1)).merge_dims(1, 2)
 
     def _encode_beside(self, words, follows, precedes):
-        """Encodes texts next to gaps, like the function `_encode`: <string>[text] -> <int32>[text, (id)]."""
+        """Encodes texts next to gaps: <string>[text] -> <int32>[text, (id)]."""
         if self._gaps is None:
             return self._encode(words)
         gaps = self._gaps
@@ -418,7 +412,7 @@ class SpellingOps(tf.Module):
         return tf.gather(ids, tf.ragged.range(starts, ends), batch_dims=1)
 
     def _spelt_out(self, ids):
-        """Replaces sentinels in plain text by ordinary pieces, in <int32>[text, (id)]."""
+        """Replaces sentinels by ordinary pieces in <int32>[text, (id)]."""
         if self._gaps is None or not self._gaps.names or self._sentinels == "as_tokenized":
             return ids
         names = tf.ragged.constant([[], *map(list, self._gaps.names)], tf.int32)
@@ -445,7 +439,7 @@ class SpellingOps(tf.Module):
         is_text = tf.not_equal(words, "")
         row, first, words = (tf.boolean_mask(values, is_text) for values in (
             tf.boolean_mask(row, begins), first, words))
-        # The blank between a text and a name, as in `spell`.
+        # As in `spell`.
         gaps, has_text = self._gaps, _is_same_row(row)
         ends = tf.roll(tf.strings.regex_full_match(words, r"(?s).* "), 1, 0)
         has_blank = has_text & ~ends

@@ -1,7 +1,7 @@
 """Rows of files (lines, JSON objects, elements of a JSON array, cells of TSV or CSV) and the texts of their fields.
 
-A line is in memory several times, as bytes, text and tokens. So an overlong line, as in a file without line ends or a
-.gz that unpacks to a thousand times its size, is refused before it is read whole.
+A line is in memory several times. So an overlong line, as in a file without line ends or a .gz that unpacks to a
+thousand times its size, is refused before it is read whole.
 """
 
 import codecs
@@ -42,11 +42,11 @@ class BrokenArray(Fault):
 class Example(NamedTuple):
     """One row of a file.
 
-    `texts`: tuple of str, one for each field. None for an empty or unusable row.
-    `fault`: str. The reason why the row is unusable, without a full stop, or "".
-    `line`: int. The first line of the row, counted from 1 where reading began.
-    `end`: int. Bytes from the beginning of reading to the end of the row.
-    `raw`: bytes of the row if `texts` is None.
+    `texts`: One for each field. None for an empty or unusable row.
+    `fault`: Why the row is unusable, without a full stop, or "".
+    `line`: The first line of the row, counted from 1 where reading began.
+    `end`: Bytes from the beginning of reading to the end of the row.
+    `raw`: The row if `texts` is None.
     """
 
     texts: tuple[str, ...] | None
@@ -109,7 +109,7 @@ class Rows:
     """A parser of rows of one kind.
 
     Args:
-        kind: str. A value of `KINDS`, or "array" for a JSON array.
+        kind: A value of `KINDS`, or "array" for a JSON array.
         fields: See `example_files.TextFile`.
 
     Raises:
@@ -152,7 +152,7 @@ class Rows:
 
         Args:
             stream: Binary stream with `readline(size)` and, for an array, `read(size)`.
-            size: int. Bytes to read.
+            size: Bytes to read.
 
         Raises:
             BrokenArray: The rest of an array is unreadable.
@@ -196,7 +196,6 @@ class Rows:
         return map(split, lines)  # unlike a generator, it continues after an exception
 
     def _texts_of(self, row):
-        """Returns the texts of a line or a row of cells, None if it is empty."""
         if not row or isinstance(row, str) and not row.strip():
             return None
         if self._kind == "lines":
@@ -231,10 +230,7 @@ class Rows:
         return tuple(example[field] for field in self._fields)
 
     def _elements(self, stream):
-        """Yields an Example for each element of an array, of any size.
-
-        The stream begins after the opening bracket, or after an element and its comma.
-        """
+        """The stream begins after the opening bracket, or after an element and its comma."""
         text, decoder = _Text(stream), json.JSONDecoder()
         character = text.next_character()
         while character != "]":
@@ -278,14 +274,13 @@ class _Text:
         return bool(chunk)
 
     def take(self, end):
-        """Returns the text up to `end` and moves there."""
         taken, self.place = self.text[self.place:end], end
         self.line += taken.count("\n")
         self.bytes += len(taken.encode())
         return taken
 
     def next_character(self):
-        """Moves to the next character that is no blank and returns it, "" at the end."""
+        """Moves to the next character that is no blank, "" at the end."""
         while True:
             self.take(_BLANKS.match(self.text, self.place).end())
             if self.place < len(self.text) or not self.more():
@@ -313,6 +308,5 @@ class _Text:
 
 
 def _some(names):
-    """Returns the first eight names in quotes, and counts the rest."""
     names = list(names)
     return ", ".join(map(repr, names[:8])) + f" and {len(names) - 8} more" * (len(names) > 8)

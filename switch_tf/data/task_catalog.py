@@ -1,7 +1,6 @@
 """Descriptions and fingerprints of registered tasks and mixtures.
 
-Descriptions need no data, vocabularies or network. Fingerprints have names, sizes and hashes of the files of sources
-and vocabularies.
+Descriptions need no data, vocabularies or network.
 """
 
 import glob
@@ -32,10 +31,6 @@ def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
 
     A URL counts only by its name. A source may describe other data, or its way to read them, by a method
     `fingerprint(split) -> str`.
-
-    Args:
-        mixture_or_task_name: str. Registered task or mixture.
-        split: str. A task of a mixture may lack it.
     """
     fingerprints, files = {}, {}
     for task in tasks_of(get_provider(mixture_or_task_name), split):
@@ -55,17 +50,12 @@ def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
 
 
 def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
-    """Returns the `fingerprint_of_vocabulary` of each vocabulary of a task or mixture.
-
-    Args:
-        mixture_or_task_name: str. Registered task or mixture.
-        vocabulary: str or None, see `get_provider`.
-    """
+    """Returns the `fingerprint_of_vocabulary` of each vocabulary of a task or mixture."""
     return sorted(set(map(fingerprint_of_vocabulary, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
 
 
 def pieces_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
-    """Returns the `fingerprint_of_pieces` of each vocabulary. Arguments as for `vocabulary_fingerprint`."""
+    """Returns the `fingerprint_of_pieces` of each vocabulary of a task or mixture."""
     return sorted(set(map(fingerprint_of_pieces, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
 
 
@@ -95,9 +85,6 @@ def names() -> list[str]:
 
 def describe(name: str) -> dict:
     """Returns a JSON-able description of a task or mixture.
-
-    Args:
-        name: str. Registered task or mixture.
 
     Returns: `name`; `kind`: "task" or "mixture"; and lists of str: `splits` that are known without the data; `metrics`;
         `vocabularies`; `data_sets` of TFDS; `missing`: data sets and file patterns that are not on this machine;
@@ -135,14 +122,14 @@ def describe(name: str) -> dict:
 
 
 def _is_prepared(loader):
-    """Returns whether a TFDS data set is in TFDS's folders, or may be at a URL. Its builder would use the network."""
+    """Looks in TFDS's folders, because a builder would use the network. True for a URL."""
     folder = loader.name.replace(":", os.sep)
     return any("://" in str(place) or os.path.exists(os.path.join(place, folder, "dataset_info.json"))
                for place in file_utils.list_data_dirs(given_data_dir=loader.data_dir))
 
 
 def _metric_name(function):
-    """Returns the name of a metric. t5 keeps some names in closures."""
+    """t5 keeps some names in closures."""
     function = getattr(function, "func", function)
     closure = inspect.getclosurevars(function).nonlocals
     if "metric_fn" in closure:
@@ -156,7 +143,7 @@ def describe_all(tasks: list[dict], to_be_given: dict[str, list[str]], left_out:
     Args:
         tasks: Results of `describe`, each with its `gin_file` or None.
         to_be_given: Gin file -> macros that a user has to set to make its task.
-        left_out: Gin file -> reason why its tasks could not be registered.
+        left_out: Gin file -> why its tasks could not be registered.
     """
     lines = []
     for file in sorted({task["gin_file"] or "" for task in tasks}):

@@ -1,7 +1,7 @@
 """seqio, imported on demand, with its tasks, mixtures and vocabularies.
 
-A run folder may come from anywhere, so its description of a vocabulary is not trusted: the file must lie in the run
-folder, have the size of a vocabulary, and match the hash.
+A run folder may come from anywhere, so its vocabulary is not trusted: the file must lie in the run folder, have the
+size of a vocabulary, and match the hash.
 """
 
 import copy
@@ -73,8 +73,8 @@ def get_vocabulary(name: str) -> "seqio.Vocabulary":
     """Returns the seqio vocabulary of a name or path, always the same object.
 
     Args:
-        name: str. A registered name, or the path of a SentencePiece model here or at gs://. A file without sentinels
-            gets 100. In any other file they must be the last ids, as in mT5's.
+        name: A registered name, or the path of a SentencePiece model here or at gs://. A file without sentinels gets
+            100. In any other file they must be the last ids, as in mT5's.
     """
     checks.text("VOCABULARY", name)
     make = names.vocabularies().get(name)
@@ -101,7 +101,7 @@ def _read(path):
 
 
 def _pieces(path, content):
-    """Returns the model of a file. Padding must be id 0, because models mask it, and an end of sequence must exist."""
+    """Padding must be id 0, because models mask it."""
     try:
         pieces = sentencepiece.SentencePieceProcessor(model_proto=content) if content else None
     except RuntimeError:  # SentencePiece's message names its own source file
@@ -139,11 +139,11 @@ class Unreadable(Refusal):
 class Stored(NamedTuple):
     """The description of a vocabulary in a run's `config.json`.
 
-    `kind`: str. "sentencepiece" with a `file`, "bytes", or "other", made by code.
-    `name`: str. The run's name for it: a registered name or a path.
-    `size`: int. Number of ids, sentinels included.
-    `extra_ids`: int. Number of sentinels that seqio adds.
-    `file`, `sha256`: str or None. The copy, relative to the run folder, and its hash.
+    `kind`: "sentencepiece" with a `file`, "bytes", or "other", made by code.
+    `name`: The run's name for it: a registered name or a path.
+    `size`: Number of ids, sentinels included.
+    `extra_ids`: Number of sentinels that seqio adds.
+    `file`, `sha256`: The copy, relative to the run folder, and its hash.
     """
 
     kind: str
@@ -176,10 +176,8 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
     """Copies a vocabulary into a run folder.
 
     Args:
-        vocabulary: seqio vocabulary.
-        folder: Path of the run folder.
-        feature: str. Name of the file: "inputs" or "targets".
-        name: str or None. The run's VOCABULARY.
+        feature: "inputs" or "targets", the name of the file.
+        name: The run's VOCABULARY, or None.
 
     Raises:
         Unreadable: The vocabulary's own file can no longer be read.
@@ -238,7 +236,7 @@ def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
 
 
 def choice_of(stored: Stored, folder: pathlib.Path) -> str | None:
-    """Returns the value of VOCABULARY for a run folder's vocabulary, None if no name or path selects it."""
+    """Returns the VOCABULARY that selects a run folder's vocabulary, or None."""
     if stored.kind == OTHER:
         return None
     choice = str(path_of(stored, folder)) if stored.kind == SENTENCEPIECE else stored.name
@@ -270,12 +268,7 @@ def _of_copy(path, extra_ids, size):
 
 
 def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) -> int:
-    """Returns the number of ids of a task's or mixture's vocabulary, sentinels included.
-
-    Args:
-        mixture_or_task_name: str. Registered task or mixture.
-        vocabulary: str or None, see `get_provider`.
-    """
+    """Returns the number of ids of a task's or mixture's vocabulary, sentinels included."""
     vocabularies = vocabularies_of(get_provider(mixture_or_task_name, vocabulary))
     try:
         return max(vocabulary.vocab_size for vocabulary in vocabularies)
@@ -294,12 +287,12 @@ def vocabularies_of(provider: "seqio.Task | seqio.Mixture") -> list:
 
 
 def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None) -> "seqio.Vocabulary":
-    """Returns the seqio vocabulary of the targets of a task or mixture; `vocabulary` as for `get_provider`."""
+    """Returns the seqio vocabulary of a task's or mixture's targets."""
     return get_provider(mixture_or_task_name, vocabulary).output_features["targets"].vocabulary
 
 
 def tasks_of(provider: "seqio.Task | seqio.Mixture", split: str) -> list:
-    """Returns the task, or the tasks of a mixture, that have a split. Refuses an unknown split."""
+    """Returns the task, or the tasks of a mixture, that have a split."""
     check_split(provider, split)
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
@@ -308,9 +301,7 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
     """Refuses a model without an embedding for every token of the task.
 
     Args:
-        mixture_or_task_name: str. Registered task or mixture.
-        vocab_size: int. Rows of the model's embedding.
-        vocabulary: str or None, see `get_provider`.
+        vocab_size: Rows of the model's embedding.
     """
     checks.integer("vocab_size", vocab_size, at_least=1)
     needed = vocabulary_size(mixture_or_task_name, vocabulary)
@@ -345,9 +336,8 @@ def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqi
     """Returns a seqio task or mixture.
 
     Args:
-        name: str. Registered task or mixture.
-        vocabulary: str or None. Name or path of a vocabulary that replaces the task's, see `get_vocabulary`. The
-            registered task stays unchanged. A source of ids takes no other vocabulary.
+        vocabulary: Name or path of a vocabulary that replaces the task's, see `get_vocabulary`. The registered task
+            stays unchanged. A source of ids takes no other vocabulary.
     """
     check_task(name)
     seqio = import_seqio()
@@ -372,15 +362,14 @@ def _is_text(feature):
 
 
 def text_vocabularies_of(name: str) -> list:
-    """Returns the vocabularies of a task's or mixture's features that its source yields as text."""
+    """Returns the vocabularies of features that a task's or mixture's source yields as text."""
     return [feature.vocabulary for feature in get_provider(name).output_features.values() if _is_text(feature)]
 
 
 def replace_tasks(provider: "seqio.Task | seqio.Mixture", change: Callable) -> "seqio.Task | seqio.Mixture":
-    """Returns a changed task, or a mixture of changed tasks.
+    """Returns a changed task, or a mixture of changed tasks. The registered one stays unchanged.
 
     Args:
-        provider: seqio.Task or seqio.Mixture. The registered one stays unchanged.
         change: Function from a seqio.Task to another of the same name.
     """
     seqio, made = import_seqio(), {}
@@ -401,15 +390,14 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
 
     TensorFlow's `rerandomize_each_iteration` and `reshuffle_each_iteration` lose the number of the repetition if a
     position is saved while prefetched examples span two repetitions, so a resumed run would read other examples. Here
-    the number of the pass is part of every position.
+    every position holds the number of the pass.
 
     Args:
-        one_pass: Function of a key, <int64>[2] of numbers from 0, to the tf.data.Dataset of all examples in an order
-            that depends only on the key.
-        seed: int, or None for a random order.
+        one_pass: Function of a key, <int64>[2] of numbers from 0, to all examples in an order that depends only on the
+            key.
+        seed: None for a random order.
 
-    Returns:
-        Endless passes, each with its own key, for a training run. Otherwise one pass, with a new key in each
+    Returns: Endless passes, each with its own key, for a training run. Otherwise one pass, with a new key in each
         repetition.
     """
     one_pass = tf.autograph.experimental.do_not_convert(one_pass)  # conversion would take seconds
@@ -427,8 +415,8 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
 def with_counted_passes(task: Any) -> Any:
     """Returns a seqio task that reads its files in a new order in each pass, if seqio itself reads them.
 
-    Any other task is returned unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no
-    position can hold (a function, or TFDS).
+    Any other task is unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no position can
+    hold (a function, or TFDS).
     """
     source = task.source
     if not isinstance(source, import_seqio().FileDataSource):
