@@ -32,7 +32,7 @@ def check(best_metric: str, tasks: Iterable[str], declares_directions: bool) -> 
 
 
 def _is_lower_better(name, declared=None):
-    """Returns whether a lower value is better, or refuses a metric of unknown direction."""
+    """Whether a lower value is better, or refuses a metric of unknown direction."""
     is_lower = directions.is_lower_better(name, declared)
     if is_lower is None:
         raise Refusal(f"BEST_METRIC must be a metric of which it is known whether lower or higher is better, not "
@@ -91,7 +91,7 @@ class Best:
             folders.set_best(checkpoints, **self.current or {})
 
     def is_improved(self, values: dict[str, float], declared: dict[str, bool] | None = None) -> bool:
-        """Returns whether an evaluation is better than all earlier ones.
+        """Whether an evaluation is better than all earlier ones.
 
         Args:
             values: logged name -> value of the evaluation.

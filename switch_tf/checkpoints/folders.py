@@ -63,7 +63,7 @@ def steps(folder: pathlib.Path) -> list[int]:
 
 
 def is_complete(checkpoint: Any) -> bool:
-    """Returns whether the folder of a step holds a checkpoint.
+    """Whether the folder of a step holds a checkpoint.
 
     On a disk the folder suffices. In a bucket the description, written last, decides.
     """
@@ -134,7 +134,7 @@ def best(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def is_finite(value: Any) -> bool:
-    """Returns whether a value read from a file is a finite number."""
+    """Whether a value read from a file is a finite number."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
@@ -248,7 +248,7 @@ def remove_unfinished(folder: Any) -> None:
 
 
 def is_whole(checkpoint: Any) -> bool:
-    """Returns whether `describe` accepts a checkpoint."""
+    """Whether `describe` accepts a checkpoint."""
     try:
         describe(checkpoint)
     except Refusal:
@@ -257,7 +257,7 @@ def is_whole(checkpoint: Any) -> bool:
 
 
 def is_shape(value: Any) -> bool:
-    """Returns whether a value is a list of sizes within TensorFlow's limits."""
+    """Whether a value is a list of sizes within TensorFlow's limits."""
     return _are_sizes(value) and len(value) <= _LARGEST_RANK and math.prod(value) <= _MOST_ELEMENTS
 
 
@@ -274,7 +274,7 @@ def _is_variable(value):
 
 
 def _is_file(value):
-    """Returns whether a value is a file's size, or its size and sum."""
+    """Whether a value is a file's size, or its size and sum."""
     return json_lines.is_step(value) or isinstance(value, dict) and (
         json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str))
 

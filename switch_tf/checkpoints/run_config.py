@@ -68,18 +68,18 @@ def write(folder: pathlib.Path, config: RunConfig) -> None:
 
 
 def is_in(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has the `config.json` of a run, damaged or not."""
+    """Whether a folder has the `config.json` of a run, damaged or not."""
     return (folder / FILE).is_file() and (folder / "checkpoints").is_dir() and not is_foreign(folder)
 
 
 def is_hugging_face(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
+    """Whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
     return (folder / FILE).is_file() and not (
         (folder / "checkpoint.json").is_file() or folders.steps(folder / "checkpoints") or is_in(folder))
 
 
 def is_foreign(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has a `config.json` of another kind, such as a Hugging Face model's."""
+    """Whether a folder has a `config.json` of another kind, such as a Hugging Face model's."""
     path = folder / FILE
     if not path.is_file():
         return False

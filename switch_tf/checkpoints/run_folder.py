@@ -108,7 +108,7 @@ class RunFolder:
                 if record["step"] <= step and any(name.startswith(("eval/", LEFT_OUT)) for name in record)]
 
     def has_evaluation(self, step: int) -> bool:
-        """Returns whether `metrics.jsonl` has an evaluation of a step, or a record of its omission."""
+        """Whether `metrics.jsonl` has an evaluation of a step, or a record of its omission."""
         return any(record["step"] == step for record in self.evaluations(step))
 
     # Why the last process in the folder ended.
@@ -133,7 +133,7 @@ def end_of(path: pathlib.Path) -> str | None:
 
 
 def is_running(path: pathlib.Path) -> bool:
-    """Returns whether a process trains in a run folder. True if unknown."""
+    """Whether a process trains in a run folder. True if unknown."""
     return lock.is_held(path / _LOCK)
 
 
@@ -143,7 +143,7 @@ def records_of(path: pathlib.Path) -> Iterator[tuple[bytes, dict]]:
 
 
 def _is_record(record):
-    """Returns whether reports and resumed runs can use a record."""
+    """Whether reports and resumed runs can use a record."""
     step = record.get("step")
     return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
         value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
@@ -152,7 +152,7 @@ def _is_record(record):
 
 
 def _is_value(value):
-    """Returns whether a value can be drawn. None stands for a value that is not finite."""
+    """Whether a value can be drawn. None stands for a value that is not finite."""
     return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE
 
 

@@ -38,7 +38,7 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
 
 
 def _is_learning_rate(path):
-    """Returns whether a path is a constant learning rate: a Keras variable that the configuration decides."""
+    """Whether a path is a constant learning rate: a Keras variable that the configuration decides."""
     return path.endswith("/learning_rate")
 
 

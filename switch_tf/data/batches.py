@@ -1,8 +1,8 @@
 """Training batches of a run.
 
-A batch of a cached task has parts of equal size, and each process reads only its own parts. Part i of n reads every
-n-th example of an epoch and draws its own noise. Rows and saved positions belong to parts, so a run resumes with the
-same rows in any number of processes. Every process reads all uncached text.
+Each process reads only its own parts of a cached task's batch. Part i of n reads every n-th example of an epoch and
+draws its own noise. Rows and saved positions belong to parts, so any number of processes resumes with the same rows.
+Every process reads all uncached text.
 """
 
 import concurrent.futures
@@ -27,13 +27,13 @@ from switch_tf.storage import json_lines, places
 _SAVING_SECONDS = 10  # saving a position waits for prefetched examples
 _CLOSING_SECONDS = 5  # waiting for batches under way
 _LOOK_PERIOD = 0.1  # seconds
-# Suffixes of the files that complete a part's position.
+# Suffixes of files that complete a part's position.
 _LATER, _CORRUPT = ".later.json", ".corrupt_records"
 _LATER_OF_ALL = "data_position_later.json"  # of earlier versions
 
 
 class AddedFeatures(NamedTuple):
-    """Features that a function computes for the rows that this process reads.
+    """Features computed for the rows that this process reads.
 
     Attributes:
         widths: Name -> width of the feature, <int32>[batch, width].
@@ -61,7 +61,6 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: 
     """Returns the training batches of a description.
 
     Args:
-        steps_per_call: Batches to return at once.
         rows: (first, last + 1) of the rows to read, or None for all. Other rows may be zeros.
     """
     check_description(description)
@@ -82,10 +81,9 @@ class Batches:
 
     Args:
         parts: Part -> iterator of `{feature: <int32>[steps_per_call, part_size, length]}`. Part None has all rows.
-        batch_size: Rows of a batch.
         part_size: Rows of a part.
         steps_per_call: Batches to return at once.
-        corrupt: Part -> CorruptRecords, or None if no record may be left out.
+        corrupt: Part -> CorruptRecords.
 
     Attributes:
         is_stuck: Whether a wait was given up. Its thread may wait for input forever.
@@ -132,7 +130,7 @@ class Batches:
     def wait(self, gives_up: Callable[[], bool]) -> dict[str, tf.Tensor] | None:
         """Returns the next batches, or None once the polled `gives_up()` is true.
 
-        After None there are no more batches, and `save` writes the position after the last returned batches.
+        After None no batches follow, and `save` writes the position after the last returned batches.
         """
         if self.is_stuck:
             return None
@@ -171,9 +169,9 @@ class Batches:
     def save(self, folder: pathlib.Path, process_index: int) -> None:
         """Writes the position of the next batch. Each process writes its own parts at the same step.
 
-        TensorFlow cannot save the position of an input that waits for data. A position after the error of a corrupt
-        record would raise it again, even once the record is mended. Then this writes the part's previous position and
-        the number of steps since, for `restore` to repeat.
+        TensorFlow cannot save the position of an input that waits for data, and a position after a corrupt record would
+        raise its error again. Then this writes the part's previous position and the number of steps since, for
+        `restore` to repeat.
 
         Args:
             process_index: Process 0 writes the position of uncached data.
@@ -241,7 +239,7 @@ def _parsed(file, parse):
 
 
 def _started(function: Callable[[], Any]) -> concurrent.futures.Future:
-    """Runs a call that may never return, such as a read from a pipe without a writer, in its own thread."""
+    """Runs a call that may never return, such as a read from a pipe without a writer, in a thread."""
     call: concurrent.futures.Future = concurrent.futures.Future()
 
     def run():

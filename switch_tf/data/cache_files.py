@@ -1,7 +1,7 @@
 """The files of a task's cache, and their comparison with the task.
 
-`<cache_dir>/<task>/<split>/` holds shards, `00003-of-00016.array_record`, each with a JSON file of its counts and
-checksum, and `manifest.json` once all are complete. A record is a `tf.train.Example` of the task's features before its
+`<cache_dir>/<task>/<split>/` holds shards, `00003-of-00016.array_record`, each with a JSON file of counts and checksum,
+and `manifest.json` once all are complete. A record is a `tf.train.Example` of the features before
 `seqio.CacheDatasetPlaceholder`.
 """
 
@@ -37,10 +37,10 @@ with epy.lazy_imports():  # only caches and stored predictions need it
     from array_record.python import array_record_module
 
 FORMAT_VERSION = 1
-# In array_record's errors about a file's content, but not about a failing disk.
+# In array_record's errors about a file's content, not about a failing disk.
 _FORMAT = "Riegeli/records file"
 _CORRUPT = f"Corrupted {_FORMAT}"
-_PART = 2**24  # bytes of a shard to fetch at a time
+_PART = 2**24  # bytes to fetch at a time
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _fetching = threading.Lock()
 
@@ -70,9 +70,7 @@ def write_records(path: Any, records: Iterable[bytes]) -> dict[str, Any]:
 
 
 def fetched_shard(file: str, sha256: str) -> str:
-    """Returns the local path of a shard, because ArrayRecord reads at random places.
-
-    A shard in a bucket is fetched once for all runs of a machine.
+    """Returns a shard's local path, fetched from a bucket once for all runs of a machine.
 
     Raises:
         BadData: The shard is damaged.
@@ -99,15 +97,12 @@ def fetched_shard(file: str, sha256: str) -> str:
 
 
 def open_shard(file: str, sha256: str) -> Any:
-    """Opens a shard for random access, without read-ahead threads as array_record advises.
-
-    Errors as for `fetched_shard`; array_record's errors pass on.
-    """
+    """Opens a shard for random access. As array_record advises, without read-ahead threads."""
     return array_record_module.ArrayRecordReader(fetched_shard(file, sha256), _READER_OPTIONS)
 
 
 def is_unchanged(file: Any, sha256: str) -> bool:
-    """Whether a local file has this checksum. True for a bucket, because it keeps its own checksums."""
+    """Whether a local file has this checksum. True for a bucket, which keeps its own checksums."""
     return not places.is_local(file) or checksum(file) == sha256
 
 
@@ -116,9 +111,9 @@ def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: boo
 
     Args:
         request: JSON-able. All that determines the content of the folder.
-        own: Pattern of the names of the folder's files.
-        overwrite: Whether to remove them first.
-        others: Further entries, written but not compared.
+        own: Pattern of the folder's file names.
+        overwrite: Whether to remove these files first.
+        others: Entries that are not compared.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +142,6 @@ def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None
     """Returns all that determines the cache of a split, JSON-able.
 
     Args:
-        task: Task with the vocabulary of the cache.
         source: Result of `source_fingerprint`, computed if None.
     """
     return {
@@ -162,7 +156,7 @@ def request(task: "seqio.Task", split: str, source: dict[str, str] | None = None
 
 
 def placeholder_of(task: "seqio.Task") -> int:
-    """Returns the index of `seqio.CacheDatasetPlaceholder` among a task's preprocessors."""
+    """Returns the index of a task's `seqio.CacheDatasetPlaceholder`."""
     if not task.supports_caching:
         raise Refusal(f"Task {task.name!r} cannot be cached: put seqio.CacheDatasetPlaceholder() among its "
                       "preprocessors, behind what needs neither lengths nor chance.")
@@ -170,9 +164,7 @@ def placeholder_of(task: "seqio.Task") -> int:
 
 
 def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
-    """Returns the manifest of a split's cache, compared with its files and the task.
-
-    The task's data are compared only if they are on this machine.
+    """Returns a cache's manifest, compared with its files, the task, and the task's data if they are on this machine.
     """
     folder = folder_of(cache_dir, task.name, split)
     again = f"`switch-tf cache {task.name}` with the task's gin file and the run's --vocabulary"
@@ -203,7 +195,7 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
 
 
 def difference(saved: dict, new: dict) -> str | None:
-    """Returns the first difference of two requests as text, or None."""
+    """Returns the first difference of two requests, or None."""
     for name, now in new.items():
         was = saved.get(name)
         if was == now:
@@ -222,7 +214,7 @@ def checksum(file: pathlib.Path) -> str:
 
 
 def _step(step):
-    """Returns the name, fixed arguments and code hash of a step."""
+    """Returns a step's name, fixed arguments and code hash."""
     fixed = ""
     while isinstance(step, functools.partial):
         fixed += "".join(f", {value!r}" for value in step.args)
@@ -238,16 +230,16 @@ def _step(step):
 
 
 class CorruptRecords:
-    """The corrupt records that are left out of one part of the batches.
+    """Records that are left out of one part of the batches.
 
-    Records are left out by index, so positions do not move. A saved position holds the records found so far, so a
-    resumed run reaches the limit at the same record.
+    They are left out by index, so positions do not move. A position holds the records found so far, so a resumed run
+    reaches the limit at the same record.
 
     Args:
         limit: Number of different records to leave out of each task.
 
     Attributes:
-        has_failed: Whether reading has failed. tf.data may first return batches that it read before the error.
+        has_failed: Whether reading has failed. tf.data may first return batches that it read earlier.
     """
 
     def __init__(self, limit: int = 0):
@@ -260,12 +252,8 @@ class CorruptRecords:
     def add(self, file: str, number: int, error: Exception) -> None:
         """Leaves out a record and prints a line on standard error.
 
-        Args:
-            number: Index within the file.
-            error: Error of reading it.
-
         Raises:
-            BadData: The file itself is damaged, or the task has more corrupt records than the limit.
+            BadData: The file itself is damaged, or the limit is reached.
             UnreachableData: The disk failed.
         """
         if isinstance(error, RuntimeError) and _FORMAT not in str(error):
@@ -284,7 +272,7 @@ class CorruptRecords:
             print(f"Left out: {file}, record {number} ({first_line(error)}).", file=sys.stderr, flush=True)
 
     def text(self) -> str:
-        """Returns the records found so far as JSON, or ""."""
+        """Returns the records as JSON, or ""."""
         with self._lock:
             found = sorted(self._found)
         return json.dumps({place: [number for _, number in records] for place, records in itertools.groupby(

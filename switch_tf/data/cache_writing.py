@@ -1,4 +1,4 @@
-"""Writes the cache of a task shard by shard, by any process and in any order.
+"""Writes a task's cache shard by shard, by any process and in any order.
 
 A shard appears complete or not at all, so a killed command resumes with the missing shards.
 """
@@ -41,7 +41,7 @@ _SEED = 0  # of the few random steps before the placeholder
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of the cache, with a part of the data.
+    """One file of the cache.
 
     Args:
         folder: Folder of the split.
@@ -62,12 +62,12 @@ class Shard:
 
     @property
     def description(self) -> pathlib.Path:
-        """Path of the counts and the checksum, which exists once the shard is complete."""
+        """Path of counts and checksum, which exists once the shard is complete."""
         return self.file.with_suffix(".json")
 
     @property
     def failure(self) -> pathlib.Path:
-        """Path of a note why a worker could not write the shard."""
+        """Path of a note why the shard could not be written."""
         return places.at(self.folder) / f".{self.file.name}.failure"
 
 
@@ -77,7 +77,6 @@ def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, ca
     """Creates the folders of a split's cache and returns all its shards.
 
     Args:
-        vocabulary: See `get_provider`.
         num_shards: Shards of the train split. None means one for each source file, more if files are few or large. Any
             other split has one for each source file, to keep its order.
         overwrite: Deletes existing shards.
@@ -141,7 +140,7 @@ def write_shard(shard: Shard) -> None:
 
 
 def finish_cache(shards: list[Shard]) -> list[dict]:
-    """Writes the manifests of splits with complete shards; returns the task, split, folder and sizes of each."""
+    """Writes the manifests of splits with complete shards; returns a summary of each."""
     summaries = []
     for name, group in itertools.groupby(shards, lambda shard: shard.folder):
         folder, members = places.at(name), list(group)
@@ -164,7 +163,7 @@ def finish_cache(shards: list[Shard]) -> list[dict]:
 
 
 def line_of(cache: dict) -> str:
-    """Returns the line of `switch-tf cache` about a result of `finish_cache`."""
+    """Returns the line that `switch-tf cache` prints about a summary."""
     tokens = ", ".join(f"{count:,} tokens of {feature}" for feature, count in cache["tokens"].items() if count)
     return (f"{cache['task']}, split {cache['split']}: {cache['examples']:,} examples, {tokens}, "
             f"{cache['bytes'] / 2**20:.1f} MB in {cache['num_shards']} shards: {cache['folder']}")
@@ -214,19 +213,19 @@ def incomplete(shards: Sequence[Shard]) -> list[Shard]:
 
 def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], flags: Sequence[str],
         num_processes: int) -> None:
-    """Writes shards in Apache Beam's workers and shows the progress. Refuses failed shards at the end.
+    """Writes shards in Apache Beam's workers and shows the progress.
 
     Args:
         shards: Incomplete shards.
         num_shards: Number of shards of the whole cache.
-        prepare: Function that registers the task in a worker. Beam pickles it.
+        prepare: Registers the task in a worker. Beam pickles it.
         flags: Flags of Beam. Without `--runner`, workers are processes of this machine.
         num_processes: Number of such workers.
     """
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
         with outputs.held_back():
-            import apache_beam as beam  # here, because the extra may be missing and prints a lot
+            import apache_beam as beam  # the extra may be missing and prints a lot
             from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
         raise Refusal(f"`switch-tf cache` runs on Apache Beam, which cannot be imported ({error}): pip install "
@@ -240,7 +239,7 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
             self._prepare()
 
         def process(self, fields):
-            # A global name would import this module, and TensorFlow, before `setup` does so quietly.
+            # A global name would import TensorFlow before `setup` does so quietly.
             from switch_tf.data import cache_writing
 
             cache_writing.write_or_note(fields)
@@ -288,7 +287,7 @@ def _check_failures(shards, num_shards):
 
 
 def write_or_note(fields: dict) -> None:
-    """Writes the shard with these fields, or a note of the reason for the command to raise."""
+    """Writes a shard, or a note of the reason for the command to raise."""
     shard = Shard(**fields)
     try:
         write_shard(shard)

@@ -1,4 +1,4 @@
-"""A seqio source that reads a task's cache by index, in an order that depends only on seed and epoch."""
+"""A seqio source that reads a task's cache by index, in an order set by seed and epoch."""
 
 import functools
 import hashlib
@@ -23,7 +23,6 @@ class CachedSource(seqio.DataSource):
     """The tokenised examples of a task's split, in a new order in each epoch.
 
     Args:
-        manifest: Result of `cache_files.load`.
         seed: Fixes the order. The seed that seqio passes fixes the noise and may differ between shards.
     """
 
@@ -40,7 +39,7 @@ class CachedSource(seqio.DataSource):
         return [str(self._folder / shard["file"]) for shard in self._manifest["shards"]]
 
     def fingerprint(self, split: str) -> str:
-        """Returns a text that identifies the cache's content."""
+        """Returns a text that identifies the content."""
         text = json.dumps(self._manifest, sort_keys=True)
         return f"{self._count} examples, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -62,7 +61,7 @@ class CachedSource(seqio.DataSource):
         return passes(one_pass, self._seed) if shuffle else one_pass(None)
 
     def _read(self, readers, indices):
-        """Returns bytes[<=n], examples at <int64>[n] indices. `readers`: Open readers by file number."""
+        """Returns bytes[<=n], examples at <int64>[n] indices."""
         records, is_read = np.empty(len(indices), object), np.ones(len(indices), bool)
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
         try:

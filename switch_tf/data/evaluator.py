@@ -1,7 +1,6 @@
 """Metrics of tasks: seqio's Evaluator on predictions and likelihoods of whole batches.
 
-A prediction is decoded from ids, so it has no trailing blank or newline, and only the vocabulary's normalised Unicode
-forms. If a task compares by spelling, its targets are spelt as predictions.
+A decoded prediction has no trailing blank or newline, and only the vocabulary's normalised Unicode forms.
 """
 
 import collections
@@ -31,8 +30,8 @@ _IGNORED = re.compile(rf"[\s{re.escape(string.punctuation)}‘’´`]")
 class TaskScores(NamedTuple):
     """The result of an evaluation of one task.
 
-    `records`: JSON-able: `inputs` and `targets` as text, `prediction` (text) or `score` (nats) of each example.
-    `declared`: Metric -> `lower_is_better` of its function, if it has this attribute.
+    `records`: JSON-able `inputs` and `targets` as text, `prediction` (text) or `score` (nats) of each example.
+    `declared`: Metric -> `lower_is_better` of its function, if declared.
     """
 
     metrics: dict[str, float]
@@ -46,12 +45,12 @@ class TaskScores(NamedTuple):
 
 
 def names_of_tasks(mixture_or_task_name: str, split: str) -> list[str]:
-    """Returns the names of the tasks that have a split."""
+    """Returns the names of tasks that have a split."""
     return [task.name for task in tasks_of(get_provider(mixture_or_task_name), split)]
 
 
 def has_metrics(mixture_or_task_name: str, split: str) -> bool:
-    """Whether any task with the split has metrics. Refuses outputs other than predictions and scores."""
+    """Whether any task with the split has metrics. Refuses metrics of anything but predictions and scores."""
     tasks, kinds = tasks_of(get_provider(mixture_or_task_name), split), import_seqio().metrics.ModelOutputType
     for task in tasks:
         for metric in task.metric_objs:
@@ -80,8 +79,8 @@ class Evaluator:
     `warnings`: A sentence for each task with targets that no prediction can match.
 
     Args:
-        description: Inputs are cut to its lengths, as in training. `pack` and `seed` do not matter.
-        num_examples: Largest number of examples of each task, from its beginning.
+        description: Inputs are cut to its lengths. `pack` and `seed` do not matter.
+        num_examples: Largest number of examples of each task.
     """
 
     def __init__(self, description: DatasetDescription, num_examples: int | None = None):
@@ -121,10 +120,7 @@ class Evaluator:
         self.warnings = [sentence for task in tasks if (sentence := self._warning(task))]
 
     def _as_compared(self, task):
-        """Watches metrics, and spells targets as predictions if the task compares by spelling.
-
-        Benchmarks keep their published references for comparable scores.
-        """
+        """Benchmarks keep their published references for comparable scores."""
         declared, changes = self._declared.setdefault(task.name, {}), {}
         if any(map(_declares, task.metric_fns)):
             changes["metric_fns"] = [_watched(metric, declared) if _declares(metric) else metric
@@ -134,7 +130,7 @@ class Evaluator:
         return task.replace(**changes) if changes else task
 
     def _warning(self, task):
-        """Returns a sentence about targets that even a prediction of their own ids does not match, or None."""
+        """Returns a sentence about targets that even their own ids do not match, or None."""
         if not any(metric.model_output_type == self._kinds.PREDICTION for metric in task.metric_objs):
             return None
         vocabulary, length = task.output_features["targets"].vocabulary, self._targets_length
@@ -167,11 +163,11 @@ class Evaluator:
         """Predicts or scores every example, and computes the metrics.
 
         Args:
-            predict: Function from a dict of <int32>[batch, length] features to <int32>[batch, any length] ids. The last
-                batch is filled with rows of zeros.
+            predict: Function from {feature: <int32>[batch, length]} to <int32>[batch, any length] ids. The last batch
+                is filled with rows of zeros.
             score: Function from the same features to <float>[batch], the log-likelihood of the targets.
             advance: Called with the number of examples since its last call.
-            has_records: False leaves records empty; spelling them takes longer than predicting short targets.
+            has_records: False leaves records empty, because spelling them is slow.
         """
 
         def of_all(function, wanted, dataset):
@@ -237,7 +233,7 @@ def _lacks_pieces(ids, vocabulary):
 
 
 def _is_cut(text, ids, vocabulary, length):
-    """Whether the ids fill the length and decode to less than the whole text."""
+    """Whether ids fill the length and decode to less than the whole text."""
     if len(ids) < length - 1:
         return False
     whole = vocabulary.decode(vocabulary.encode(text))
@@ -257,14 +253,13 @@ def _squashed(text):
 
 
 def _numbers(metrics):
-    """Drops pictures and texts."""
     values = {name: np.asarray(getattr(value, "value", value)) for name, value in metrics.items()}
     return {checks.printable(name): float(value) for name, value in values.items()
             if value.ndim == 0 and value.dtype.kind in "biuf"}
 
 
 def _watched(metric, declared):
-    """Records `lower_is_better` in `declared` for each value of a metric."""
+    """Records `lower_is_better` in `declared` for each value."""
 
     @functools.wraps(metric)
     def measure(*args, **kwargs):
@@ -278,8 +273,8 @@ def _watched(metric, declared):
 def average(scores: dict[str, TaskScores]) -> float | None:
     """Returns the average over tasks of each task's mean metric, as GLUE does.
 
-    A task's evaluation sets, such as MNLI's two, are averaged first and count once. None if metrics differ in direction
-    or lack one, because their mean has no meaning.
+    A task's evaluation sets, such as MNLI's two, are averaged first. None if metrics differ in direction or lack one,
+    because their mean has no meaning.
     """
     groups = {}
     for name, task in scores.items():
@@ -291,6 +286,6 @@ def average(scores: dict[str, TaskScores]) -> float | None:
 
 
 def write_records(path: pathlib.Path, records: list[dict]) -> None:
-    """Writes a file with one JSON object a line, complete or not at all."""
+    """Writes one JSON object a line, complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records))

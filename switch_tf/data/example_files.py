@@ -1,6 +1,6 @@
 """Files of examples: lines (.txt), JSON objects (.jsonl, .json), rows of tables (.tsv, .csv), each also as .gz.
 
-A file is read in pieces and may be larger than memory.
+A file may be larger than memory.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from switch_tf.data.rows import KINDS, BrokenArray, Example, Fault, Lines, Rows,
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.sentencepiece_training import sentences_of
 
-# The unit of reading and shuffling: hundreds of documents, or thousands of short lines.
+# The unit of reading and shuffling: hundreds of documents, thousands of short lines.
 PIECE = 2**20  # bytes
-MAX_SENTENCES = 1_000_000  # more hardly change a vocabulary, but cost time and memory
+MAX_SENTENCES = 1_000_000  # more hardly change a vocabulary
 _HEAD = 2**12  # bytes
 _MARK = b"\xef\xbb\xbf"  # byte order mark
 _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -39,11 +39,11 @@ class BadData(Refusal):
 
 
 class UnreachableData(BadData):
-    """Data that a disk or a bucket does not deliver, perhaps only for now."""
+    """Data that a disk or a bucket does not deliver, perhaps only now."""
 
 
 def kind_of(name: str) -> str | None:
-    """Returns the kind of a file by its ending: a value of `KINDS`, or None."""
+    """Returns a file's kind by its ending: a value of `KINDS`, or None."""
     return KINDS.get("." + name.lower().removesuffix(".gz").rpartition(".")[2])
 
 
@@ -51,7 +51,7 @@ def find_files(name: str, patterns: str | Sequence[str]) -> list[str]:
     """Returns the files of paths and globs, here or at gs://, each once.
 
     Args:
-        name: Name of the argument for messages.
+        name: Argument for messages.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(patterns, Sequence) or not patterns:
@@ -78,7 +78,7 @@ def examples_of_lines(stream: BinaryIO, kind: str, fields: Sequence[str | int]) 
     """Returns the examples in a stream of lines, such as standard input.
 
     Args:
-        stream: Binary stream with `readline(size)`.
+        stream: Has `readline(size)`.
         kind: "lines" or "json".
         fields: See `TextFile`.
     """
@@ -143,7 +143,7 @@ class TextFile:
     Args:
         fields: Keys of JSON objects, columns of a table with a header, or column numbers from 0 without one. One field
             for a .txt file: the whole line.
-        kind: A value of `KINDS` that overrides the ending of the name.
+        kind: A value of `KINDS` that overrides the name's ending.
     """
 
     def __init__(self, name: str, fields: Sequence[str | int], kind: str | None = None):
@@ -221,7 +221,7 @@ class TextFile:
     def pieces(self) -> list[tuple[int, int]]:
         """Returns the (start, end) of pieces of whole examples, about `PIECE` bytes each, in order.
 
-        A packed file or a JSON array is one piece with the end -1, because it can only be read from its beginning.
+        A packed file or a JSON array can only be read from its beginning, so it is one piece with the end -1.
         """
         if self._is_compressed or self._kind == "array":
             return [(self._start, -1)]
@@ -277,11 +277,11 @@ class TextFile:
                 raise BadData(f"{self.name}, line {self._lines_before(start) + error.line}: {error}.") from error
 
     def examples(self) -> Iterator[Example]:
-        """Yields all lines, rows or elements of the file, also without texts."""
+        """Yields all lines, rows or elements, also without texts."""
         return self._examples_from(self._start)
 
     def num_lines(self) -> int | None:
-        """Counts the lines of text or JSON objects. None for files that need parsing."""
+        """Counts lines of text or JSON objects. None for other files."""
         if self._is_compressed or self._kind not in ("lines", "json"):
             return None
         with self._opened() as stream:
@@ -299,7 +299,7 @@ class TextFile:
         return count
 
     def all(self) -> Iterator[tuple[list[tuple[str, ...]], list[str]]]:
-        """Yields the texts and sentences of `read`, piece by piece."""
+        """Yields the results of `read`, piece by piece."""
         for start, end in self.pieces():
             while start >= 0:
                 texts, bad, start = self.read(start, end)
@@ -307,13 +307,10 @@ class TextFile:
 
 
 def sample_sentences(patterns: Sequence[str], fields: Sequence[str | int]) -> tuple[list[str], int]:
-    """Draws at most `MAX_SENTENCES` sentences from text files, each with the same probability.
+    """Draws at most `MAX_SENTENCES` sentences from text files, uniformly; also returns the number of texts.
 
     Args:
-        patterns: See `find_files`.
         fields: See `TextFile`.
-
-    Returns: (sentences, number of texts in the files).
     """
     sample, generator, num_texts, num_sentences = [], random.Random(0), 0, 0
     files = [TextFile(name, fields) for name in find_files("--input", patterns)]

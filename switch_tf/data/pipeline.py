@@ -44,7 +44,7 @@ with epy.lazy_imports():  # imports seqio
 
 _SEEDS_PER_PART = 1_000_003  # seqio counts up from a part's seed, and users from theirs
 _SECONDS = 20  # to search for a bad row
-_CHUNK = 256  # rows that are tried together
+_CHUNK = 256  # rows tried together
 _OF_TENSORFLOW_DATA = "Error in user-defined function passed to"
 
 
@@ -58,13 +58,13 @@ class DatasetDescription:
         split: "train" is shuffled and repeated forever, any other split is read once, in order.
         seed: Fixes the order and the noise.
         pack: Several examples per sequence, separated by segment ids.
-        encoder_only: Features for an encoder without a decoder: inputs in which the last id of the vocabulary masks
-            tokens, and targets of the same length.
+        encoder_only: Features for an encoder without a decoder: inputs in which the vocabulary's last id masks tokens,
+            and targets of the same length.
         vocabulary: Name or path that replaces the task's vocabulary, see `get_vocabulary`.
         use_cached_tasks: Read the tokens of `switch-tf cache` instead of text.
         cache_dir: Folder of the cache. None means one for all runs of the user.
         cache_parts: Parts of a cached training batch that processes can read separately. Batches depend on it.
-        skip_corrupt_records: Largest number of corrupt records to leave out of each cached task and part.
+        skip_corrupt_records: Most corrupt records to leave out of each cached task and part.
     """
 
     mixture_or_task_name: str
@@ -100,7 +100,7 @@ class DatasetDescription:
 
     @property
     def is_training(self) -> bool:
-        """Whether the split is read repeatedly, each time in a new order."""
+        """Whether the split is read repeatedly in new orders."""
         return self.split == "train"
 
 
@@ -119,7 +119,7 @@ def description_of_data(run: Run, config: SwitchConfig, split: str, seed: int) -
 
 @contextlib.contextmanager
 def no_global_seed() -> Iterator[None]:
-    """Keeps TensorFlow from mixing the seed of `tf.random.set_seed` into this scope's pipelines."""
+    """Keeps the seed of `tf.random.set_seed` out of this scope's pipelines."""
     state = eager_context.context()
     saved, state._seed = state._seed, None
     try:
@@ -138,7 +138,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
     A `tf.train.Checkpoint(iterator=iter(dataset))` holds the exact position, also for another process.
 
-    Returns: tf.data.Dataset of `{feature: <int32>[batch_size, length]}`, prefetched.
+    Returns: Dataset of `{feature: <int32>[batch_size, length]}`, prefetched.
     """
     check_description(description)
     if description.is_training and not description.use_cached_tasks:
@@ -167,7 +167,7 @@ def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRe
             * batch_size // cache_parts` on.
         corrupt: CorruptRecords of this part. None counts from zero.
 
-    Returns: tf.data.Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
+    Returns: Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
     provider, count, part = provider_of(description, corrupt), 1, None
     converter, provider = feature_converter(provider, description), replace_tasks(provider, with_counted_passes)
@@ -187,8 +187,7 @@ def _prefetched(batches):
 
 
 def _arguments(description):
-    # seqio would keep small tasks in memory, in the order of the first epoch, and write them into every checkpoint of
-    # the iterator.
+    # seqio would keep small tasks in memory, in the first epoch's order, and in every checkpoint of the iterator.
     return {"sequence_length": dict(description.task_feature_lengths), "split": description.split,
             "try_in_mem_cache": False}
 
@@ -196,7 +195,7 @@ def _arguments(description):
 def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
     """Returns the task or mixture of a description, reading text or its cache.
 
-    Tasks of a mixture without the split stay unchanged. The parts of a batch share the size of a shuffle buffer.
+    Tasks of a mixture without the split stay unchanged. Parts of a batch share the size of a shuffle buffer.
     """
     provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     split, cache_dir = description.split, description.cache_dir
@@ -220,7 +219,7 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
 
 
 def failure(task: "seqio.Task", split: str, error: Exception) -> str:
-    """Returns a sentence about an exception, with the line of the user's code that raised it."""
+    """Returns a sentence about an exception, with the line of the user's code."""
     if sentence := sentence_about_data(error):
         return f"Task {task.name!r}, split {split!r}: {sentence}"
     message = first_line(error).rstrip(".")
@@ -234,7 +233,7 @@ def failure(task: "seqio.Task", split: str, error: Exception) -> str:
 
 
 def feature_converter(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> Any:
-    """Returns seqio's converter of examples to the model's features."""
+    """Returns seqio's converter to the model's features."""
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
     if not {"inputs", "targets"} <= ranks.keys():
@@ -248,7 +247,7 @@ def feature_converter(provider: "seqio.Task | seqio.Mixture", description: Datas
 
 
 def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> tf.data.Dataset:
-    """Returns all examples of a split once, in order. seqio's mixture would end with its shortest task."""
+    """Returns all examples once, in order. seqio's mixture would end with its shortest task."""
     arguments = {**_arguments(description), "shuffle": False, "seed": description.seed, "num_epochs": 1}
     if isinstance(provider, import_seqio().Task):
         return provider.get_dataset(**arguments)
@@ -270,7 +269,7 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
 def bad_row(description: DatasetDescription, error: BaseException) -> str | None:
     """Returns the row and the cause of a read error, as half a sentence.
 
-    None if no preprocessor raised the error, or if no row that fails by itself is found in 20 seconds.
+    None if no preprocessor raised it, or no row that fails by itself is found in 20 seconds.
     """
     if _OF_TENSORFLOW_DATA not in str(error):
         return None
@@ -281,7 +280,7 @@ def bad_row(description: DatasetDescription, error: BaseException) -> str | None
 
 @contextlib.contextmanager
 def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
-    """Turns read errors within this scope into a BadData that names the row, or the line of a file."""
+    """Turns read errors in this scope into a BadData that names the row or line."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -360,7 +359,7 @@ def _bad_row_of(task, description, deadline):
 
 @no_global_seed()
 def examples(description: DatasetDescription, count: int) -> list[dict[str, dict]]:
-    """Returns the first examples of a split, in order, each `{feature: {"text": str, "ids": list of int}}`."""
+    """Returns the first examples of a split, each `{feature: {"text": str, "ids": list of int}}`."""
     check_description(description)
     checks.integer("count", count, at_least=1)
     provider = get_provider(description.mixture_or_task_name, description.vocabulary)

@@ -1,8 +1,8 @@
 """Typed text to ids, and ids to readable text, the same in training, evaluation, inference and serving.
 
 T5's span corruption removes tokens from a tokenised text: the blank before a gap goes with them, and the text after a
-gap begins with a blank only if one is typed. SentencePiece gives these ids to text next to a sentinel. Text next to a
-gap is therefore encoded together with a sentinel, the anchor.
+gap begins with a blank only if one is typed. SentencePiece gives these ids to text next to a sentinel, so text next to
+a gap is encoded with a sentinel, the anchor.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from switch_tf.refusals import Refusal
 if TYPE_CHECKING:
     import seqio
 
-with epy.lazy_imports():  # other vocabularies do not need it
+with epy.lazy_imports():  # only for SentencePiece
     from sentencepiece import sentencepiece_model_pb2
 
 SENTINELS = ("gaps", "spelt_out", "as_tokenized")  # see `Reading`
 _BLANK_PIECE = "\N{LOWER ONE EIGHTH BLOCK}"
 _OVERLAY = "\N{COMBINING LONG SOLIDUS OVERLAY}"  # the one character that Unicode composes with ">"
-_NUM_SPECIAL = 3  # seqio's ids of padding, end of sequence and unknown, before the bytes
+_NUM_SPECIAL = 3  # padding, end of sequence and unknown precede seqio's bytes
 _DECLARATION = "typed_sentinels"
 # T5's objectives with gaps in their inputs.
 _OBJECTIVES = {f"t5.data.preprocessors.{name}" for name in ("denoise", "iid_denoising", "span_corruption",
@@ -49,11 +49,10 @@ class Reading:
     Args:
         inputs, targets: seqio vocabularies.
         inputs_end, targets_end: Whether the end of sequence follows.
-        prefix: Put before inputs.
         sentinels: The meaning of a typed `<extra_id_0>`. "gaps": the sentinel of removed tokens. "spelt_out": text, in
             ordinary pieces. "as_tokenized": the ids that the vocabulary gives it.
         keeps_end: Whether a cut text keeps its end of sequence, as after seqio's `append_eos_after_trim`.
-        fields: Keys or column numbers of inputs and targets in files of the task.
+        fields: Keys or column numbers of inputs and targets in the task's files.
     """
 
     inputs: Any
@@ -92,11 +91,11 @@ class Reading:
                    **{**data, "fields": tuple(fields) if isinstance(fields, list) else fields})
 
     def raw(self) -> "Reading":
-        """Returns the reading without a prefix and with typed sentinels as gaps."""
+        """Returns the reading without prefix, and with typed sentinels as gaps."""
         return dataclasses.replace(self, prefix="", sentinels="gaps")
 
     def read(self, text: str, length: int) -> tuple[list[int], int]:
-        """Returns the ids of an input, at most `length`, and the number of ids that were cut."""
+        """Returns the ids of an input, at most `length`, and the number that were cut."""
         return self._cut(self.inputs, self.prefix + text, length, self.inputs_end)
 
     def read_target(self, text: str, length: int) -> tuple[list[int], int]:
@@ -115,7 +114,7 @@ class Reading:
 
 
 def typed_sentinels(meaning: str) -> Callable:
-    """Returns a decorator that declares the meaning of a typed `<extra_id_0>` for a preprocessor.
+    """Declares the meaning of a typed `<extra_id_0>` for a preprocessor, as a decorator.
 
     The last declaration among a task's preprocessors counts. The default is "as_tokenized".
 
@@ -135,8 +134,8 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
     """Returns the Reading of a task or mixture; `vocabulary` as for `get_provider`.
 
     `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. Preprocessors declare the
-    meaning of sentinels. A mixture has the values that all of its tasks share. If prefixes or meanings differ, texts
-    are read without a prefix, or with typed sentinels as gaps.
+    meaning of sentinels. A mixture has the values that its tasks share. If they differ, texts are read without a
+    prefix, and typed sentinels as gaps.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features
@@ -191,7 +190,7 @@ class Gaps(NamedTuple):
     `joined`: A character that normalisation would join with the anchor, or "". A blank is put before it.
     `keeps_blanks`, `adds_blank`: SentencePiece's `remove_extra_whitespaces` (inverted) and `add_dummy_prefix`.
     `plain_id`, `plain_text`: An id and its text. Decoded before other ids, it keeps their leading blanks.
-    `names`: Ordinary ids of each sentinel's name, in the order of sentinel ids.
+    `names`: Ordinary ids of each sentinel's name, by sentinel id.
     """
 
     anchor: str
@@ -207,7 +206,7 @@ class Gaps(NamedTuple):
 
 
 def gaps_of(vocabulary: "seqio.Vocabulary") -> Gaps | None:
-    """Returns the Gaps of a SentencePiece vocabulary, cached; None for any other vocabulary."""
+    """Returns the Gaps of a SentencePiece vocabulary, cached, or None."""
     # The tokenizer is the key, since seqio's vocabularies have no hash.
     return _gaps_of(vocabulary.tokenizer, num_sentinels(vocabulary)) if hasattr(vocabulary, "sp_model") else None
 
@@ -232,7 +231,7 @@ def _gaps_of(tokenizer, count):
     names = []
     for id_ in range(size - count, size):
         start, _, number = tokenizer.id_to_piece(id_).replace(_BLANK_PIECE, " ").rpartition("_")
-        # In two parts, because neither is a sentinel. The second has no leading blank, so both read as one name.
+        # In two parts, because neither is a sentinel. The second has no leading blank.
         names.append(tuple(part_id for part in (f"{start}_", number)
                            for part_id in tokenizer.encode(anchor + part)[num_before:]))
     return Gaps(anchor, num_before, ending, blanks, joined, not normalizer.remove_extra_whitespaces,
@@ -244,7 +243,7 @@ def _sentinel(count):
 
 
 def spellings(vocabulary: "seqio.Vocabulary") -> Mapping[int, Sequence[int]]:
-    """Returns sentinel -> ordinary ids of its name, for each sentinel that the vocabulary would read in text."""
+    """Returns sentinel -> ordinary ids of its name, if the vocabulary would read sentinels in text."""
     gaps = gaps_of(vocabulary)
     return dict(enumerate(gaps.names, vocabulary.vocab_size - len(gaps.names))) if gaps else {}
 
@@ -253,8 +252,7 @@ def read_text(vocabulary: "seqio.Vocabulary", text: str, sentinels: str = "gaps"
     """Returns the ids of a text.
 
     Args:
-        sentinels: One of `SENTINELS`. With "gaps", `<extra_id_0>` and the vocabulary's other names are sentinels, and
-            the text around them has the ids that T5's span corruption leaves.
+        sentinels: See `Reading`. With "gaps", the text around sentinels has the ids that T5's span corruption leaves.
     """
     if sentinels == "as_tokenized":
         return list(vocabulary.encode(text))
@@ -285,7 +283,7 @@ def _encode(vocabulary, text, follows_gap, precedes_gap):
 
 
 def spell(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> str:
-    """Returns the text of ids with names for sentinels and the end of sequence, unlike the vocabulary's decoding.
+    """Returns the text of ids, with names for sentinels and the end of sequence.
 
     `read_text` restores the ids if they come from a text. Ids beyond the vocabulary are spelt `<id_32100>`.
     """
@@ -299,7 +297,7 @@ def spell(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> str:
             text += vocabulary.decode(list(run))
             continue
         for id_ in run:
-            # Between a text and a name is a separator, or the blank of a gap if the vocabulary keeps blanks.
+            # Between text and name is a separator, or the blank of a gap if the vocabulary keeps blanks.
             has_blank = text != "" and not text.endswith(" ")
             if first_sentinel <= id_ < vocabulary.vocab_size and (gaps is None or gaps.keeps_blanks):
                 has_blank = gaps is not None and (text.endswith(" ") if text else gaps.adds_blank)
@@ -310,7 +308,7 @@ def spell(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> str:
 
 
 def pieces(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> list[str]:
-    """Returns the text of each id, with the blank before a word, or the name of a special id."""
+    """Returns the text of each id with the blank before a word, or a special id's name."""
     first_sentinel, texts = vocabulary.vocab_size - num_sentinels(vocabulary), []
     for id_ in map(int, ids):
         if id_ >= first_sentinel or id_ == vocabulary.eos_id:
@@ -361,7 +359,7 @@ class SpellingOps(tf.Module):
 
         Args:
             texts: <string>[batch].
-            length: Largest number of ids of a text, the end of sequence included.
+            length: Most ids of a text, the end of sequence included.
             ends: Whether the end of sequence follows.
 
         Returns: <int32>[batch, longest], padding 0. A text without ids is a row of padding.
@@ -379,7 +377,7 @@ class SpellingOps(tf.Module):
         return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
 
     def _with_gaps(self, texts):
-        """Encodes typed sentinels as sentinels: <string>[batch] -> <int32>[batch, (id)]."""
+        """<string>[batch] -> <int32>[batch, (id)]."""
         sentinel = _sentinel(self._num_sentinels)
         # Cut at a byte that UTF-8 lacks, because tensorflow-text's regex_split ends a text at a NUL.
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
@@ -396,7 +394,7 @@ class SpellingOps(tf.Module):
         return pieces.with_flat_values(tf.concat([plain, special], axis=1)).merge_dims(1, 2)
 
     def _encode_beside(self, words, follows, precedes):
-        """Encodes texts next to gaps: <string>[text] -> <int32>[text, (id)]."""
+        """<string>[text] -> <int32>[text, (id)]."""
         if self._gaps is None:
             return self._encode(words)
         gaps = self._gaps
@@ -423,7 +421,7 @@ class SpellingOps(tf.Module):
         return ids.with_flat_values(tf.concat([plain, named], axis=1)).merge_dims(1, 2)
 
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
-        """Spells each row up to its end of sequence, see `spell`: <int32>[batch, length] -> <string>[batch]."""
+        """Spells rows up to their end of sequence: <int32>[batch, length] -> <string>[batch]."""
         is_before_end = tf.cumsum(tf.cast(tf.equal(ids, self._eos_id), tf.int32), axis=1) < 1
         rows = tf.RaggedTensor.from_tensor(tf.where(is_before_end, ids, 0), padding=0)
         values, row = rows.values, rows.value_rowids()
@@ -454,7 +452,7 @@ class SpellingOps(tf.Module):
         return tf.strings.regex_replace(texts, "^ " if gaps.keeps_blanks else "^ +", "")  # that SentencePiece adds
 
     def _encode(self, texts):
-        """Encodes <string>[text] to <int32>[text, (id)]."""
+        """<string>[text] -> <int32>[text, (id)]."""
         if self._tokenizer is not None:
             return self._tokenizer.tokenize(texts)
         letters = tf.strings.bytes_split(texts)
@@ -462,9 +460,9 @@ class SpellingOps(tf.Module):
         return letters.with_values(tf.cast(codes, tf.int32) + _NUM_SPECIAL)
 
     def _decode(self, ids):
-        """Decodes <int32>[text, (id)] to <string>[text], with the blank before the first word."""
+        """<int32>[text, (id)] -> <string>[text], with the blank before the first word."""
         if self._tokenizer is not None:
-            # Otherwise SentencePiece drops leading blanks, in a number that depends on its version.
+            # Otherwise SentencePiece drops leading blanks, how many depends on its version.
             plain = tf.fill([ids.nrows(), 1], self._gaps.plain_id)
             texts = self._tokenizer.detokenize(tf.concat([plain, ids], axis=1))
             return tf.strings.substr(texts, len(self._gaps.plain_text.encode()), 2**31 - 1)

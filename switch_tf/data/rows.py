@@ -1,7 +1,7 @@
 """Rows of files (lines, JSON objects, elements of a JSON array, cells of TSV or CSV) and the texts of their fields.
 
-A line is in memory several times. So an overlong line, as in a file without line ends or a .gz that unpacks to a
-thousand times its size, is refused before it is read whole.
+An overlong line, as in a file without line ends or a .gz that unpacks to a thousand times its size, is refused before
+it fills memory.
 """
 
 import codecs
@@ -18,17 +18,17 @@ from switch_tf.refusals import first_line
 KINDS = {".txt": "lines", ".jsonl": "json", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
 LONGEST_LINE = 2**24  # bytes, or characters of an array's element or a cell
 ALL = 2**63 - 1  # bytes to read
-BLOCK = 2**16  # bytes to read at a time of a skipped line or an array
-# The error of an incomplete element is at the end of the text, except for an unterminated string.
+BLOCK = 2**16  # bytes to read at a time
+# An incomplete element fails at the end of the text, unless a string is unterminated.
 _LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
 _BLANKS = re.compile(r"[ \t\r\n]*")
-_MARK = "\ufeff"  # byte order mark: begins a file, or occurs within concatenated files
+_MARK = "\ufeff"  # byte order mark, also within concatenated files
 _LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
                 "must end with \\n or \\r\\n; convert it with: tr '\\r' '\\n' < FILE > NEW_FILE")
 
 
 class Fault(Exception):
-    """The reason why a row or file cannot be used, without a full stop."""
+    """Why a row or file cannot be used, without a full stop."""
 
 
 class BrokenArray(Fault):
@@ -44,8 +44,8 @@ class Example(NamedTuple):
 
     `texts`: One for each field. None for an empty or unusable row.
     `fault`: Why the row is unusable, without a full stop, or "".
-    `line`: The first line of the row, counted from 1 where reading began.
-    `end`: Bytes from the beginning of reading to the end of the row.
+    `line`: First line of the row, from 1 where reading began.
+    `end`: Bytes from there to the end of the row.
     `raw`: The row if `texts` is None.
     """
 
@@ -57,7 +57,7 @@ class Example(NamedTuple):
 
 
 def skip_line(stream: BinaryIO) -> int:
-    """Skips to the end of a line; returns the number of bytes, its end included."""
+    """Skips to the end of a line; returns the number of bytes, end included."""
     size = 0
     while block := stream.readline(BLOCK):
         size += len(block)
@@ -67,12 +67,12 @@ def skip_line(stream: BinaryIO) -> int:
 
 
 class Lines:
-    """An iterator over the lines of a binary stream, as text. Unlike a generator, it continues after an exception.
+    """An iterator over the lines of a stream. Unlike a generator, it continues after an exception.
 
     `count`, `bytes`: Numbers of lines and bytes read.
 
     Args:
-        stream: Binary stream with `readline(size)`.
+        stream: Has `readline(size)`.
         size: Bytes to read. A last line that has grown is cut.
     """
 
@@ -85,7 +85,7 @@ class Lines:
         return self
 
     def begin_row(self) -> None:
-        """Starts a new row and collects its lines in `row`."""
+        """Starts a new row; its lines are in `row`."""
         self._row_start, self.row = self.bytes, []
 
     def __next__(self) -> str:
@@ -131,7 +131,7 @@ class Rows:
         self._num_columns = 0 if are_names else max(map(int, self._fields)) + 1
 
     def take_header(self, stream: BinaryIO) -> int:
-        """Finds the columns in a stream's header, or raises Fault; returns its size in bytes."""
+        """Finds the columns in a stream's header; returns its size in bytes."""
         lines, header = Lines(stream), []
         try:
             header = next(self._split(lines), [])
@@ -148,11 +148,10 @@ class Rows:
         return lines.bytes
 
     def read(self, stream: BinaryIO, size: int = ALL) -> Iterator[Example]:
-        """Yields an Example for each row of a stream from the beginning of a row, empty rows included.
+        """Yields an Example for each row of a stream, empty rows included.
 
         Args:
-            stream: Binary stream with `readline(size)` and, for an array, `read(size)`.
-            size: Bytes to read.
+            stream: Has `readline(size)` and, for an array, `read(size)`.
 
         Raises:
             BrokenArray: The rest of an array is unreadable.
@@ -263,7 +262,7 @@ class _Text:
         self.text, self.place, self.line, self.bytes = "", 0, 1, 0
 
     def more(self):
-        """Doubles the text, by at least a block; returns whether there was more."""
+        """Doubles the text, by at least a block; whether there was more."""
         self.text, self.place = self.text[self.place:], 0
         chunk = self._stream.read(max(BLOCK, len(self.text)))
         try:
@@ -287,7 +286,7 @@ class _Text:
                 return self.text[self.place:self.place + 1]
 
     def next_value(self, decoder):
-        """Moves behind the value that begins here; returns it and its text."""
+        """Moves behind the value here; returns it and its text."""
         while True:
             try:
                 value, end = decoder.raw_decode(self.text, self.place)

@@ -1,7 +1,4 @@
-"""Descriptions and fingerprints of registered tasks and mixtures.
-
-Descriptions need no data, vocabularies or network.
-"""
+"""Descriptions and fingerprints of registered tasks. Descriptions need no data, vocabularies or network."""
 
 import glob
 import hashlib
@@ -19,18 +16,17 @@ from switch_tf.storage import places
 if TYPE_CHECKING:
     import seqio
 
-with epy.lazy_imports():  # takes a second, and most tasks read no TFDS
+with epy.lazy_imports():  # takes a second
     from tensorflow_datasets.core.utils import file_utils
 
 
-_BUDGET = 256 * 2**20  # bytes to read of all files of a split together
+_BUDGET = 256 * 2**20  # bytes to read of a split
 
 
 def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     """Returns "task: file" -> size and hash, for every file of a split.
 
-    A URL counts only by its name. A source may describe other data, or its way to read them, by a method
-    `fingerprint(split) -> str`.
+    A URL counts only by its name. A source may replace this by a method `fingerprint(split) -> str`.
     """
     fingerprints, files = {}, {}
     for task in tasks_of(get_provider(mixture_or_task_name), split):
@@ -50,17 +46,17 @@ def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
 
 
 def vocabulary_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
-    """Returns the `fingerprint_of_vocabulary` of each vocabulary of a task or mixture."""
+    """Returns the `fingerprint_of_vocabulary` of each vocabulary."""
     return sorted(set(map(fingerprint_of_vocabulary, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
 
 
 def pieces_fingerprint(mixture_or_task_name: str, vocabulary: str | None = None) -> list[str]:
-    """Returns the `fingerprint_of_pieces` of each vocabulary of a task or mixture."""
+    """Returns the `fingerprint_of_pieces` of each vocabulary."""
     return sorted(set(map(fingerprint_of_pieces, vocabularies_of(get_provider(mixture_or_task_name, vocabulary)))))
 
 
 def fingerprint_of_pieces(vocabulary: "seqio.Vocabulary") -> str:
-    """Returns a text that is the same for any two files with the same piece for each id."""
+    """Returns the same text for any two files with the same piece for each id."""
     if not hasattr(vocabulary, "sp_model"):
         return fingerprint_of_vocabulary(vocabulary)
     pieces = [vocabulary.tokenizer.IdToPiece(id_) for id_ in range(vocabulary.tokenizer.GetPieceSize())]
@@ -68,7 +64,7 @@ def fingerprint_of_pieces(vocabulary: "seqio.Vocabulary") -> str:
 
 
 def fingerprint_of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
-    """Returns the class and size of a seqio vocabulary, and the hash of a SentencePiece model."""
+    """Returns a vocabulary's class and size, and the hash of a SentencePiece model."""
     content = getattr(vocabulary, "sp_model", b"")
     return f"{type(vocabulary).__name__} of {vocabulary.vocab_size} ids" + (f", {_hash(content)}" if content else "")
 
@@ -78,7 +74,7 @@ def _hash(content):
 
 
 def names() -> list[str]:
-    """Returns the names of all tasks and mixtures in seqio's registries, sorted."""
+    """Returns the sorted names of all tasks and mixtures."""
     seqio = import_seqio()
     return sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
 
@@ -86,7 +82,7 @@ def names() -> list[str]:
 def describe(name: str) -> dict:
     """Returns a JSON-able description of a task or mixture.
 
-    Returns: `name`; `kind`: "task" or "mixture"; and lists of str: `splits` that are known without the data; `metrics`;
+    Returns: `name`; `kind`: "task" or "mixture"; lists of str: `splits` that are known without the data; `metrics`;
         `vocabularies`; `data_sets` of TFDS; `missing`: data sets and file patterns that are not on this machine;
         `tasks` of a mixture.
     """
@@ -138,11 +134,11 @@ def _metric_name(function):
 
 
 def describe_all(tasks: list[dict], to_be_given: dict[str, list[str]], left_out: dict[str, str]) -> str:
-    """Returns a table of tasks by gin file, and lines on the files without a task.
+    """Returns a table of tasks by gin file, and lines on files without a task.
 
     Args:
         tasks: Results of `describe`, each with its `gin_file` or None.
-        to_be_given: Gin file -> macros that a user has to set to make its task.
+        to_be_given: Gin file -> macros that a user has to set.
         left_out: Gin file -> why its tasks could not be registered.
     """
     lines = []

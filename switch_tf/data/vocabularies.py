@@ -1,7 +1,6 @@
 """seqio, imported on demand, with its tasks, mixtures and vocabularies.
 
-A run folder may come from anywhere, so its vocabulary is not trusted: the file must lie in the run folder, have the
-size of a vocabulary, and match the hash.
+A run folder's vocabulary is not trusted: the file must lie in the folder, have a vocabulary's size, and match the hash.
 """
 
 import copy
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import seqio
 
 _OF_TPU = "tpu,cpu"  # JAX's default on a TPU VM
-# The ids that replace spans in span corruption. They are the last of a vocabulary, <extra_id_0> the very last.
+# They replace spans in span corruption. The last ids of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
 _FOLDER = "vocabulary"
 _FILE = re.compile(rf"{_FOLDER}/[a-z]+\.model")
@@ -41,7 +40,7 @@ SENTENCEPIECE, BYTES, OTHER = "sentencepiece", "bytes", "other"
 
 
 def import_seqio() -> Any:
-    """Returns seqio, imported so that its metrics take no accelerator."""
+    """Returns seqio. Its metrics take no accelerator."""
     keep_jax_on_cpu()
     import seqio  # only after the line above
 
@@ -51,18 +50,18 @@ def import_seqio() -> Any:
 def keep_jax_on_cpu() -> None:
     """Keeps seqio's JAX metrics from taking the accelerator that TensorFlow trains on.
 
-    Has no effect if Keras or the back end runs on JAX, or if JAX_PLATFORMS is set.
+    No effect if Keras or the back end runs on JAX, or if JAX_PLATFORMS is set.
     """
     if keras.config.backend() != "tensorflow" or devices.are_jax():
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    jax = sys.modules.get("jax")  # TensorFlow imports it before anyone can set the variable
+    jax = sys.modules.get("jax")  # TensorFlow imports it before the variable is set
     if jax is not None and jax.config.jax_platforms in (None, "", _OF_TPU):
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 
 def num_sentinels(vocabulary: "seqio.Vocabulary") -> int:
-    """Returns the number of sentinels at the end of a seqio vocabulary."""
+    """Returns the number of sentinels at the end of a vocabulary."""
     if vocabulary.extra_ids:
         return vocabulary.extra_ids
     last = vocabulary.decode([vocabulary.vocab_size - 1])
@@ -74,7 +73,7 @@ def get_vocabulary(name: str) -> "seqio.Vocabulary":
 
     Args:
         name: A registered name, or the path of a SentencePiece model here or at gs://. A file without sentinels gets
-            100. In any other file they must be the last ids, as in mT5's.
+            100. In any other file they are the last ids, as in mT5's.
     """
     checks.text("VOCABULARY", name)
     make = names.vocabularies().get(name)
@@ -137,10 +136,10 @@ class Unreadable(Refusal):
 
 
 class Stored(NamedTuple):
-    """The description of a vocabulary in a run's `config.json`.
+    """A vocabulary in a run's `config.json`.
 
     `kind`: "sentencepiece" with a `file`, "bytes", or "other", made by code.
-    `name`: The run's name for it: a registered name or a path.
+    `name`: A registered name or a path.
     `size`: Number of ids, sentinels included.
     `extra_ids`: Number of sentinels that seqio adds.
     `file`, `sha256`: The copy, relative to the run folder, and its hash.
@@ -176,7 +175,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
     """Copies a vocabulary into a run folder.
 
     Args:
-        feature: "inputs" or "targets", the name of the file.
+        feature: "inputs" or "targets".
         name: The run's VOCABULARY, or None.
 
     Raises:
@@ -204,7 +203,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
 
 
 def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
-    """Returns the seqio vocabulary of a run folder, the same object for the same file."""
+    """Returns the vocabulary of a run folder, the same object for the same file."""
     if stored.kind == BYTES:
         vocabulary = import_seqio().ByteVocabulary(stored.extra_ids)
         if vocabulary.vocab_size != stored.size:
@@ -217,7 +216,7 @@ def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
 
 
 def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the verified file of a SentencePiece vocabulary in a run folder."""
+    """Returns the verified SentencePiece file in a run folder."""
     path = folder / stored.file
     if not _FILE.fullmatch(stored.file) or places.is_local(path) and os.path.realpath(path) != os.path.join(
             os.path.realpath(folder), stored.file):
@@ -247,7 +246,7 @@ def choice_of(stored: Stored, folder: pathlib.Path) -> str | None:
 
 
 def name_of(vocabulary: "seqio.Vocabulary") -> str:
-    """Returns the registered name or the path that selects a vocabulary, or else the name of its class."""
+    """Returns the name or path that selects a vocabulary, or else its class."""
     for name, make in names.vocabularies().items():
         try:
             if make() is vocabulary:
@@ -268,7 +267,7 @@ def _of_copy(path, extra_ids, size):
 
 
 def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) -> int:
-    """Returns the number of ids of a task's or mixture's vocabulary, sentinels included."""
+    """Returns the number of ids of a task's vocabulary, sentinels included."""
     vocabularies = vocabularies_of(get_provider(mixture_or_task_name, vocabulary))
     try:
         return max(vocabulary.vocab_size for vocabulary in vocabularies)
@@ -282,7 +281,7 @@ def vocabulary_size(mixture_or_task_name: str, vocabulary: str | None = None) ->
 
 
 def vocabularies_of(provider: "seqio.Task | seqio.Mixture") -> list:
-    """Returns the vocabularies of the features of a task or mixture."""
+    """Returns the vocabularies of a task's or mixture's features."""
     return [feature.vocabulary for feature in provider.output_features.values()]
 
 
@@ -292,7 +291,7 @@ def target_vocabulary(mixture_or_task_name: str, vocabulary: str | None = None) 
 
 
 def tasks_of(provider: "seqio.Task | seqio.Mixture", split: str) -> list:
-    """Returns the task, or the tasks of a mixture, that have a split."""
+    """Returns the task, or a mixture's tasks, that have a split."""
     check_split(provider, split)
     return [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
 
@@ -314,7 +313,7 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
 
 
 def check_task(name: str) -> None:
-    """Registers a declared task. Refuses an unknown name, or a task that needs a missing package."""
+    """Registers a declared task. Refuses an unknown name or a missing package."""
     names.check_task(name)
     names.register_task(name)
     seqio = import_seqio()
@@ -336,8 +335,8 @@ def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqi
     """Returns a seqio task or mixture.
 
     Args:
-        vocabulary: Name or path of a vocabulary that replaces the task's, see `get_vocabulary`. The registered task
-            stays unchanged. A source of ids takes no other vocabulary.
+        vocabulary: Name or path that replaces the task's vocabulary, see `get_vocabulary`. The registered task stays
+            unchanged. A source of ids takes no other vocabulary.
     """
     check_task(name)
     seqio = import_seqio()
@@ -362,7 +361,7 @@ def _is_text(feature):
 
 
 def text_vocabularies_of(name: str) -> list:
-    """Returns the vocabularies of features that a task's or mixture's source yields as text."""
+    """Returns the vocabularies of features that come as text."""
     return [feature.vocabulary for feature in get_provider(name).output_features.values() if _is_text(feature)]
 
 
@@ -389,12 +388,11 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
     """Returns the examples of a source in a new order in each pass.
 
     TensorFlow's `rerandomize_each_iteration` and `reshuffle_each_iteration` lose the number of the repetition if a
-    position is saved while prefetched examples span two repetitions, so a resumed run would read other examples. Here
-    every position holds the number of the pass.
+    position is saved while prefetched examples span two, so a resumed run would read other examples. Here every
+    position holds the number of the pass.
 
     Args:
-        one_pass: Function of a key, <int64>[2] of numbers from 0, to all examples in an order that depends only on the
-            key.
+        one_pass: Function of a key, <int64>[2] from 0, to all examples in an order that depends only on the key.
         seed: None for a random order.
 
     Returns: Endless passes, each with its own key, for a training run. Otherwise one pass, with a new key in each
@@ -415,8 +413,7 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
 def with_counted_passes(task: Any) -> Any:
     """Returns a seqio task that reads its files in a new order in each pass, if seqio itself reads them.
 
-    Any other task is unchanged: its source uses `passes`, has a fixed order, or shuffles in a way that no position can
-    hold (a function, or TFDS).
+    Other sources use `passes`, have a fixed order, or shuffle in a way that no position can hold (a function, or TFDS).
     """
     source = task.source
     if not isinstance(source, import_seqio().FileDataSource):

@@ -117,7 +117,7 @@ def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
 
 
 def is_step(value: Any) -> bool:
-    """Returns whether a value is a step: an integer of at least 0, but no bool."""
+    """Whether a value is a step: an integer of at least 0, but no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -219,7 +219,7 @@ def _owner(content):
 
 
 def is_held(place: Any) -> bool:
-    """Returns whether a process has a lock, for a lease by this machine's clock. True if unknown."""
+    """Whether a process has a lock, for a lease by this machine's clock. True if unknown."""
     try:
         if not places.is_local(place):
             return _owner(places.read_object(place)[0]) is not None and time.time() - place.stat().st_mtime < LIFETIME

@@ -88,7 +88,7 @@ def at(path: Place) -> Any:
 
 
 def is_supported(path: Place) -> bool:
-    """Returns whether `at` accepts a path and would not make it a local folder named "gs:"."""
+    """Whether `at` accepts a path and would not make it a local folder named "gs:"."""
     text = os.fspath(path)
     if found := _SCHEME.match(text):
         return found[1] == _BUCKETS and text.rstrip("/") != f"{found[1]}:"
@@ -96,7 +96,7 @@ def is_supported(path: Place) -> bool:
 
 
 def is_local(path: Place) -> bool:
-    """Returns whether a path is in this machine's file system, with renames and locks."""
+    """Whether a path is in this machine's file system, with renames and locks."""
     return not _SCHEME.match(os.fspath(path))
 
 
