@@ -1,1 +1,1 @@
-"""Run folders and their checkpoints: saved, restored, continued, and the best one kept."""
+"""Run folders and their checkpoints."""

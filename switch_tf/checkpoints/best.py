@@ -1,4 +1,4 @@
-"""Keeps the best checkpoint of a run by a metric of its evaluations, and ends a run that no longer improves."""
+"""Keeps the best checkpoint of a run by a metric, and ends a run that no longer improves."""
 
 from collections.abc import Iterable
 
@@ -11,15 +11,14 @@ from switch_tf.refusals import Refusal
 
 
 def check(best_metric: str, tasks: Iterable[str], declares_directions: bool) -> None:
-    """Raises Refusal for a BEST_METRIC of a task that the run does not evaluate, or of unknown direction.
+    """Refuses a BEST_METRIC of a task that the run does not evaluate, or of unknown direction.
 
     A task's metric names are known only after an evaluation, see `Best.is_improved`.
 
     Args:
-        best_metric: str, such as "eval/<task>/<metric>".
-        tasks: names of the tasks and mixtures that the run evaluates.
-        declares_directions: bool. Whether any of their metrics declares its direction. Then the first evaluation
-            decides.
+        best_metric: Such as "eval/<task>/<metric>".
+        tasks: Tasks and mixtures that the run evaluates.
+        declares_directions: Whether any metric declares its direction. Then the first evaluation decides.
     """
     tasks = list(dict.fromkeys(tasks))
     if not declares_directions:
@@ -32,7 +31,6 @@ def check(best_metric: str, tasks: Iterable[str], declares_directions: bool) -> 
 
 
 def _is_lower_better(name, declared=None):
-    """Whether a lower value is better, or refuses a metric of unknown direction."""
     is_lower = directions.is_lower_better(name, declared)
     if is_lower is None:
         raise Refusal(f"BEST_METRIC must be a metric of which it is known whether lower or higher is better, not "
@@ -41,14 +39,9 @@ def _is_lower_better(name, declared=None):
 
 
 class Best:
-    """The best checkpoint so far, as recorded in `checkpoints/best.json`. None without a BEST_METRIC.
+    """The best checkpoint so far, as recorded in `checkpoints/best.json`.
 
-    Only finite values count, so PATIENCE never ends a run without one. `current` is a dict with "step", "metric" and
-    "value", or None.
-
-    Args:
-        run: Run.
-        folder: RunFolder.
+    `current`: A dict with "step", "metric" and "value", or None. Only finite values count.
     """
 
     def __init__(self, run: Run, folder: RunFolder):
@@ -58,18 +51,17 @@ class Best:
         self.current = self._named()
 
     def _named(self):
-        """Returns the contents of best.json, or None if it is for another metric."""
         best = folders.best(self._folder.checkpoints)
         return best if best and best["metric"] == self._run.best_metric else None
 
     def take_up(self, step: int, is_chief: bool) -> None:
         """Finds the best checkpoint of a resumed run from the evaluations and checkpoints on disk.
 
-        best.json is not enough: a kill may have prevented its update, and its checkpoint may be damaged or gone.
+        A kill may have prevented the update of best.json, and its checkpoint may be damaged or gone.
 
         Args:
-            step: int. The step that was restored.
-            is_chief: bool. Whether to correct best.json.
+            step: The restored step.
+            is_chief: Whether to correct best.json.
         """
         metric, checkpoints = self._run.best_metric, self._folder.checkpoints
         if metric is None:
@@ -94,8 +86,8 @@ class Best:
         """Whether an evaluation is better than all earlier ones.
 
         Args:
-            values: logged name -> value of the evaluation.
-            declared: logged name -> whether a lower value is better, for metrics that declare it.
+            values: Logged name -> value.
+            declared: Logged name -> whether lower is better, for metrics that declare it.
         """
         name = self._run.best_metric
         if name is None:

@@ -1,9 +1,8 @@
 """The files of a checkpoint, completed by `checkpoint.json`.
 
-`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values, `RestoreV2` any slice
-of a variable, however it was split. TensorFlow aborts its process on an impossible shape in an index, so `check` reads
-the index first: a sorted table in LevelDB's format, with blocks of entries (`BundleEntryProto`), a block with their
-places, and a footer with the place of that block.
+`tf.train.load_checkpoint` and `tf.train.Checkpoint(state={path: variable}).read` read the values. TensorFlow aborts its
+process on an impossible shape in an index, so `check` reads the index first: a table in LevelDB's format, with blocks
+of `BundleEntryProto`, a block with their places, and a footer with the place of that block.
 """
 
 import hashlib
@@ -53,7 +52,6 @@ def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = N
 
     Args:
         prefix: Path of the files, without their endings.
-        pieces: Pieces of variables.
         graph: From `object_graph`, in one process.
     """
     with tf.device("CPU:0"):
@@ -70,9 +68,7 @@ def read(prefix: pathlib.Path, slices: Sequence[tuple[str, tf.DType, str]]) -> l
     """Returns slices of variables, however they were split, in one call.
 
     Args:
-        prefix: Path of the files, without their endings.
-        slices: (path, stored dtype, slice) of each variable. The slice is a `partitioning.variables.slice_text`, or ""
-            for the whole variable.
+        slices: (path, stored dtype, slice) of each variable. The slice is a `slice_text`, or "" for the whole variable.
     """
     literal, (paths, dtypes, texts) = places.Literal(prefix), zip(*slices, strict=True)
     with tf.device("CPU:0"):
@@ -92,10 +88,9 @@ def join(parts: Sequence[pathlib.Path], sums: Sequence[Sum], prefix: pathlib.Pat
     Args:
         parts: Prefixes that `write` has written.
         sums: Sum of the values of each part.
-        prefix: Path of the joined files, without their endings.
+        prefix: Prefix of the joined files.
 
-    Returns:
-        Name of each joined file of values -> its sum.
+    Returns: Name of each joined file of values -> its sum.
     """
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=list(map(str, parts)), destination_prefix=str(prefix),
@@ -108,11 +103,9 @@ def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: d
     """Returns the description of a checkpoint, without its files.
 
     Args:
-        step: int.
-        variables: path -> Keras variable.
-        pending_metrics: JSON-able sums since the last logged step, or None.
-        configuration: JSON-able, from `continuation.record`.
-        partitioner: Partitioner that trains. None for a checkpoint without optimizer.
+        pending_metrics: JSON-able sums since the last logged step.
+        configuration: From `continuation.record`.
+        partitioner: None for a checkpoint without optimizer.
     """
     described = {}
     for path, variable in variables.items():
@@ -158,8 +151,6 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum]) ->
     """Completes a checkpoint by writing its description with the sums of all files.
 
     Args:
-        folder: Checkpoint folder.
-        description: From `describe`.
         known: Name of a file -> its known sum.
     """
     files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())
@@ -182,7 +173,7 @@ def sync(folder: pathlib.Path) -> None:
 
 
 def check(path: Any) -> None:
-    """Raises ValueError if the index in a file is damaged or has an impossible shape. The message is a clause."""
+    """Raises ValueError if an index is damaged or has an impossible shape. The message is a clause."""
     content = places.content(path, _LARGEST)
     try:
         if int.from_bytes(content[-8:], "little") != _MAGIC:
@@ -209,7 +200,6 @@ def check(path: Any) -> None:
 
 
 def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys and values of a block."""
     if start + length + _TRAILER > len(content) or content[start + length]:
         raise ValueError("a block is cut off or compressed")
     block = content[start:start + length]
@@ -246,8 +236,8 @@ class Parts:
     The parts stay in `aside`. Joining links their files, so a kill then loses no part.
 
     Args:
-        folder: Path of the checkpoint folder. Its present files are removed.
-        aside: Path of a folder on the same file system, for files that the checkpoint does not need.
+        folder: Checkpoint folder. Its present files are removed.
+        aside: Folder on the same file system.
         count: Number of parts.
     """
 
@@ -266,7 +256,7 @@ class Parts:
         return sum_of(data_file(prefix))
 
     def join(self, entries: Sequence[Sum]) -> dict[str, Sum]:
-        """Joins all parts, given the results of `write`. Returns name of each file of values -> its sum."""
+        """Joins all parts, given the results of `write`, as the function `join` does."""
         joining = self._aside / "joining"
         shutil.rmtree(joining, ignore_errors=True)
         joining.mkdir()

@@ -1,16 +1,15 @@
-"""Saves and restores the checkpoints of a run. A thread writes them while the run trains.
+"""Saves and restores the checkpoints of a run.
 
 A save copies this process's pieces of the variables to host memory, and writes the data position before it advances. A
-thread does the rest. At most one save is under way: later saves and code that needs its files wait for it.
+thread does the rest. At most one save is under way.
 
-A checkpoint is complete or absent. It is written under a temporary name and renamed, so a kill or a full disk leaves
-older checkpoints intact. A bucket cannot rename folders: files are uploaded under a unique name and renamed one by one,
-and the description, which makes the checkpoint, is written last. So a process that slept while another took its run
-replaces no files.
+A checkpoint is written under a temporary name and renamed, so a kill leaves older checkpoints intact. A bucket cannot
+rename folders: files are uploaded under a unique name and renamed one by one, the description last. So a process that
+slept while another took its run replaces no files.
 
-Several processes synchronise through files, because a collective in a thread would mix with those in the steps. Each
-writes its part and then a small file that reports success or failure. The thread of the first process waits for these
-files, joins the parts and renames the folder.
+Several processes synchronise through files, because a collective in a thread would mix with the collectives of the
+steps. Each writes its part, then a small file that reports success or failure. The first process's thread waits for
+these files, joins the parts and renames the folder.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ from switch_tf.refusals import Outage, Refusal, first_line
 from switch_tf.storage import leftovers, places
 from switch_tf.storage.whole_file import check_owned, owner_of, write_whole
 
-# Seconds between looks for the parts of other processes, on a disk and in a bucket.
+# Seconds between looks for other processes' parts, on a disk and in a bucket.
 _LOOK_PERIODS = (0.05, 1.0)
 _GRACE = 5  # seconds
 _OTHER_FAILED = "another process could not write its part and names the cause"
@@ -52,7 +51,6 @@ class FailedSave(Refusal):
 
     Attributes:
         sentence: The message without the way out.
-        step: The step of the checkpoint.
     """
 
     def __init__(self, sentence: str, step: int):
@@ -67,12 +65,9 @@ class Checkpointer:
     complete, other processes in `wait`.
 
     Args:
-        folder: path of the run's `checkpoints` folder.
-        variables: path -> Keras variable, see `tensors.state_variables`.
-        batches: data.Batches with the next training batches.
-        partitioner: Partitioner. Defaults to one device.
-        keep, keep_every: int, see `folders.outdated`.
-        configuration: JSON-able, from `continuation.record`.
+        variables: See `tensors.state_variables`.
+        keep, keep_every: See `folders.outdated`.
+        configuration: From `continuation.record`.
     """
 
     def __init__(self, folder: pathlib.Path, variables: tensors.Variables, batches: Batches,
@@ -81,27 +76,23 @@ class Checkpointer:
         self._folder, self._variables, self._batches = folder, variables, batches
         self._partitioner = partitioner or Partitioner()
         self._keep, self._keep_every, self._configuration = keep, keep_every, configuration
-        # Names the folder for the parts of all processes.
         owner = owner_of(self._folder)
         self._token = self._partitioner.gather_texts(owner.token if owner else secrets.token_hex(8))[0]
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
         self._under_way: Writing | None = None
-        self._unsaved: int | None = None  # the step of the last save that failed
+        self._unsaved: int | None = None  # step of the last failed save
         self.last: tuple[int, float] | None = None
 
     def save(self, step: int, pending_metrics: dict | None = None, flush: Callable[[], None] = lambda: None) -> None:
         """Starts to write the checkpoint of a step, unless it exists, and then to remove outdated ones.
 
-        Waits for an earlier save first.
-
         Args:
-            step: int.
-            pending_metrics: JSON-able sums since the last logged step, or None.
-            flush: function that writes the other files of the run first. Its OSError or Refusal fails the save.
+            pending_metrics: JSON-able sums since the last logged step.
+            flush: Writes the other files of the run first. Its OSError or Refusal fails the save.
 
         Raises:
-            BrokenCheckpoint: a variable is not finite, so no file is written.
-            FailedSave: the earlier save failed, or this one cannot begin.
+            BrokenCheckpoint: A variable is not finite, so no file is written.
+            FailedSave: The earlier save failed, or this one cannot begin.
         """
         if self._under_way is not None and self._under_way.step == step:
             return
@@ -134,7 +125,7 @@ class Checkpointer:
         """Waits until the save under way, if any, is complete in all processes.
 
         Raises:
-            FailedSave: the save failed in any process.
+            FailedSave: The save failed in any process.
         """
         under_way = self._under_way
         if under_way is None:
@@ -158,15 +149,15 @@ class Checkpointer:
                 self.last = under_way.step, time.time()
 
     def settle(self) -> None:
-        """Waits for this process's thread only. Leaves a failure for `wait`."""
+        """Waits for this process's thread. Leaves a failure for `wait`."""
         if self._under_way is not None:
             self._under_way.thread.join()
 
     def close(self) -> None:
-        """Waits for this process's thread only, for a run that did not `wait`.
+        """Waits for this process's thread, for a run that did not `wait`.
 
         Raises:
-            FailedSave: the save under way failed.
+            FailedSave: The save under way failed.
         """
         self.settle()
         under_way, self._under_way = self._under_way, None
@@ -185,7 +176,7 @@ class Checkpointer:
         """Records the checkpoint of a step as the best once it is complete, unless its save failed.
 
         Raises:
-            FailedSave: the save under way failed, or best.json cannot be written.
+            FailedSave: The save under way failed, or best.json cannot be written.
         """
         self.wait()
         if step == self._unsaved:
@@ -196,14 +187,7 @@ class Checkpointer:
             raise FailedSave(f"Step {step} is the best one, but {first_line(error)}", step) from error
 
     def restore(self, checkpoint: Any, restarts_data: bool = False) -> dict[str, Any]:
-        """Restores all variables and, unless the data restart, the data position.
-
-        Returns:
-            The description of the checkpoint, see `folders.describe`.
-
-        Raises:
-            BrokenCheckpoint, Refusal: see `tensors.restore`.
-        """
+        """Restores all variables and, unless the data restart, the data position, see `tensors.restore`."""
         self.wait()
         return tensors.restore(checkpoint, self._variables, None if restarts_data else self._batches)
 
@@ -223,7 +207,7 @@ class Checkpointer:
         return None
 
     def _agree(self, error, final=None):
-        """Raises in all processes if any has an error. The first process also removes the files of `final`."""
+        """Raises in all processes if any has an error."""
         if self._partitioner.any_process(error is not None):
             if final is not None and self._partitioner.is_chief:
                 discard(final)
@@ -231,14 +215,13 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _refusing(self, step) -> Iterator[None]:
-        """Turns file errors in this scope into a FailedSave, unless another process took the run."""
         try:
             yield
         except (OSError, tf.errors.OpError, Refusal) as error:
             if self._partitioner.is_lost_process(error):
                 raise
             with contextlib.suppress(OSError):
-                check_owned(self._folder)  # raises the cause if another process took the run
+                check_owned(self._folder)  # raises if another process took the run
             self._unsaved = step
             reason = first_line(error).rstrip(".")
             raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the "
@@ -246,12 +229,11 @@ class Checkpointer:
 
 
 def _temporary_of(final):
-    """Returns the folder in which to write a checkpoint."""
     return final.with_name(f"tmp.{final.name}") if places.is_local(final) else final
 
 
 def make_empty(final: Any, num_processes: int, token: str) -> None:
-    """Creates the folder for writing a checkpoint. A single process needs none in a bucket."""
+    """Creates the folder for writing a checkpoint. One process needs none in a bucket."""
     temporary = _temporary_of(final)
     if temporary.exists():
         leftovers.remove(temporary)
@@ -262,7 +244,7 @@ def make_empty(final: Any, num_processes: int, token: str) -> None:
 
 
 def staging_of(final: Any) -> pathlib.Path:
-    """Returns the local folder for this process's files, a new temporary one for a checkpoint in a bucket.
+    """Returns the local folder for this process's files, a temporary one for a bucket.
 
     Removes the large folders of killed processes.
     """
@@ -283,7 +265,6 @@ def discard(final: Any) -> None:
 
 
 def _parts_of(temporary, token):
-    """Returns the folder for the parts of all processes, unique to this run of them."""
     return temporary / f"parts.{token}"
 
 
@@ -296,22 +277,20 @@ class Writing:
     """A checkpoint that a thread is writing. The thread starts at once.
 
     Args:
-        final: path of the checkpoint folder, after `make_empty`.
+        final: Checkpoint folder, after `make_empty`.
         staging: From `staging_of`, with the data position.
-        pieces: Pieces of variables that this process writes. The thread frees them.
+        pieces: Pieces that this process writes. The thread frees them.
         description: From `bundles.describe`.
-        graph: Function that returns the `bundles.object_graph`.
+        graph: Returns the `bundles.object_graph`.
         process: Index of this process, and the number of processes.
-        token: Text unique to this run of the processes.
-        tidy: Function for the first process to call on completion.
-        part_error: Earlier error of this process, for the thread to report.
+        token: Unique to this run of the processes.
+        tidy: The first process calls it on completion.
+        part_error: Error that kept this process from writing its part.
+        error: Error that kept the first process from completing the checkpoint.
 
     Attributes:
-        step: The step that is saved.
         has_part: Event. This process has written its part, or failed.
-        thread: The thread. In the first process it ends when the checkpoint is complete or has failed.
-        part_error: Error that kept this process from writing its part, or None.
-        error: Error that kept the first process from completing the checkpoint, or None.
+        thread: In the first process it ends when the checkpoint is complete or has failed.
     """
 
     final: Any
@@ -336,7 +315,7 @@ class Writing:
         self.thread.start()
 
     def abandon(self) -> None:
-        """Stops waiting for the parts of other processes, because one is lost or has failed.
+        """Stops waiting for the parts of other processes.
 
         Leaves the thread some seconds, in case all parts exist.
         """
@@ -359,7 +338,6 @@ class Writing:
             discard(self.final)
 
     def _write_part(self):
-        """Returns the sums of this process's files, or None if it failed."""
         pieces, self.pieces = self.pieces, []
         name, sums = _part_name(self._index), None
         place = _parts_of(self.staging, self.token) / name if self._count > 1 else self.staging / "state"
@@ -377,7 +355,7 @@ class Writing:
                         sums[file.name] = sums.get(file.name) or bundles.sum_of(file)
                     elif file.is_file():
                         places.copy(file, self._parts / file.name)
-                if self._count > 1:  # read by the first process only when whole
+                if self._count > 1:  # read only when whole
                     write_whole(self._parts / f"{name}.json", json.dumps(sums))
         except BaseException as error:
             self.part_error = error
@@ -395,7 +373,6 @@ class Writing:
             self.part_error = error
 
     def _join_parts(self):
-        """Waits for all parts, joins them, and returns the sums of their files."""
         names = [_part_name(index) for index in range(self._count)]
         while True:
             found = {entry.name for entry in self._parts.iterdir()}

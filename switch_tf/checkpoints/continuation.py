@@ -1,13 +1,8 @@
 """Compares the configuration of a checkpoint with the run that resumes from it, before anything is built.
 
-Every checkpoint records its configuration, by the names that a user binds. A difference in
-
-* the weights or their meaning is refused;
-* the training batches is refused, unless `Run.restart_changed_data` restarts the data;
-* anything else is printed.
-
-Settings that cannot change a number (MODEL_DIR, layout, devices, dispatch, rematerialisation) are not recorded. Needs
-no TensorFlow.
+A difference in the weights or their meaning is refused. A difference in the training batches is refused, unless
+`Run.restart_changed_data` restarts the data. Anything else is printed. Settings that cannot change a number (MODEL_DIR,
+layout, devices, dispatch, rematerialisation) are not recorded.
 """
 
 import dataclasses
@@ -21,7 +16,7 @@ from switch_tf.configs.run import MACROS, Run, StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
-# Fields of SwitchConfig that determine the shapes of the weights and their meaning.
+# Fields that determine the shapes or the meaning of the weights.
 _MODEL = {f"SwitchConfig.{name}" for name in (
     "vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "num_decoder_layers", "activation",
     "logits_via_embedding", "scale_decoder_outputs", "layer_norm_epsilon", "relative_attention_num_buckets",
@@ -35,7 +30,7 @@ _DATA = {"MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "Run.pack
 _WITHOUT_EFFECT = {
     "SwitchConfig": ("dispatch", "remat"),
     "Run": ("model_dir", "restart_changed_data", "profile_steps", "max_hours",
-            "vocabulary", "use_cached_tasks", "cache_dir"),  # recorded by content in "vocabulary" and "training data"
+            "vocabulary", "use_cached_tasks", "cache_dir"),  # recorded by content
     "StepSettings": ("num_microbatches", "use_xla"),
 }
 _INITIAL = ("INITIAL_CHECKPOINT", "Run.initial_variables")  # of no effect on a resumed run
@@ -48,13 +43,9 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
     """Returns the record of a configuration for a checkpoint: name -> JSON value.
 
     Args:
-        config: SwitchConfig.
-        run: Run.
-        settings: StepSettings.
-        dtype: str, the model's policy.
+        dtype: The model's policy.
         optimizer: Keras optimizer, not built.
-        objective: Objective.
-        training_data, held_out_data, vocabulary, pieces: from `data.fingerprint`, `data.vocabulary_fingerprint` and
+        training_data, held_out_data, vocabulary, pieces: From `data.fingerprint`, `data.vocabulary_fingerprint` and
             `data.pieces_fingerprint`.
     """
     entries = {"optimizer": type(optimizer).__name__, "objective": type(objective).__name__,
@@ -71,12 +62,11 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
 
 
 def _as_recorded(entries):
-    """Returns entries as in `checkpoint.json`: JSON values, with a class name for anything else."""
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
 
 def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
-    """Returns the record of parts of the configuration. A checkpoint of weights only records the model."""
+    """Returns the record of parts of the configuration."""
     return _as_recorded({
         field.name.upper() if field.name in _BY_MACRO else f"{type(part).__name__}.{field.name}":
         getattr(part, field.name) for part in parts for field in dataclasses.fields(part)
@@ -84,7 +74,7 @@ def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
 
 
 def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Returns the first difference between the models of two records, with both values, or ""."""
+    """Returns the first difference between the models of two records, or ""."""
     names = [name for name in _differences(first, second) if name in _MODEL | {"vocabulary"}]
     return _describe(names[:1], first, second)
 
@@ -101,7 +91,7 @@ def model_fields(saved: dict) -> dict[str, Any]:
 
 def check_weights(saved: dict, new: dict, checkpoint: folders.Folder,
                   vocabularies: tuple[str, str] | None = None, initial_variables: str = "all") -> None:
-    """Raises Refusal if a new run cannot start from the weights of a checkpoint. Arguments as in `check` and `Run`."""
+    """Refuses to start a run from another model's weights. Arguments as in `check` and `Run`."""
     compared = {"all": {"vocabulary"} | _MODEL, "matching": {"vocabulary"},
                 "with_optimizer": _FIXED - {"objective"}}[initial_variables]
     if different := [name for name in _differences(saved, new) if name in compared]:
@@ -115,16 +105,10 @@ def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_da
     """Compares a checkpoint's record with the run that would resume from it.
 
     Args:
-        saved, new: from `record`. `saved` is empty if an older version wrote the checkpoint.
-        checkpoint: path of the checkpoint, for messages.
-        restart_changed_data: bool, see `Run`.
-        vocabularies: descriptions of the old and the new vocabulary, or None.
+        saved, new: From `record`. `saved` is empty if an older version wrote it.
+        vocabularies: Descriptions of the old and the new vocabulary.
 
-    Returns:
-        `(lines, restarts_data)`: lines to print, and whether to read the data from their beginning.
-
-    Raises:
-        Refusal: the run cannot resume.
+    Returns: `(lines, restarts_data)`: lines to print, and whether to read the data from their beginning.
     """
     if not saved:
         return [f"{checkpoint} is of a version that kept no record of the configuration, so only its variables are "
@@ -151,7 +135,7 @@ def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_da
 
 
 def _differences(saved, new):
-    """Returns the common names with different values. Versions record different names."""
+    """Versions record different names."""
     return [name for name in saved if name in new and saved[name] != new[name]]
 
 
@@ -179,9 +163,9 @@ def _plain(value):
 
 
 def check_early(described: Experiment) -> None:
-    """Raises Refusal for a run that cannot start or resume, as known without TensorFlow.
+    """Refuses a run that cannot start or resume, as known without TensorFlow.
 
-    Checks VOCABULARY, the task of BEST_METRIC, and the model, batches and trained weights of the newest checkpoint.
+    Checks VOCABULARY, the task of BEST_METRIC, and the newest checkpoint's model, batches and trained weights.
     """
     run = described.run
     checkpoints = folders.checkpoints_of(run.model_dir)

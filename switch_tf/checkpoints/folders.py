@@ -5,12 +5,11 @@
 * `state.*`: every variable of model and optimizer by its path, unsharded, in TensorFlow's format;
 * `data_position*`: the state of the input iterator, for a cached task in parts;
 * `data_position*.later.json`, if the input was waiting for data: its steps behind the position;
-* `checkpoint.json`: format version, step, shape, dtype and logical axes of every variable, size and SHA-256 of every
-  file (format 3: size only), sums of metrics since the last logged step, the configuration (`continuation.record`,
-  absent in older versions), the fingerprints of its vocabularies, the layout, the versions that wrote it, and the
-  SHA-256 of all this.
+* `checkpoint.json`: format version, step, variables, size and SHA-256 of every file (format 3: size only), sums of
+  metrics since the last logged step, the configuration (`continuation.record`), the fingerprints of its vocabularies,
+  the layout, the versions that wrote it, and the SHA-256 of all this.
 
-`checkpoints/best.json` names the best checkpoint of a run with a BEST_METRIC: `step`, `metric` and `value`.
+`checkpoints/best.json` names the best checkpoint of a run with a BEST_METRIC.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ DESCRIPTION = "checkpoint.json"
 OWN_SUM = "sha256"
 _STEP = re.compile(r"step_([0-9]{8,})")
 _BEST = "best.json"
-# Largest description to read, in bytes: a thousand times the largest model's.
+# bytes; a thousand times the largest model's description
 _LARGEST = 2**30
 MODEL = "model/"  # prefix of a weight's path
 _OWNERS = (MODEL, "optimizer/")
@@ -69,7 +68,7 @@ def is_complete(checkpoint: Any) -> bool:
     """
     if places.is_local(checkpoint):
         return checkpoint.is_dir()
-    return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow caches a removed file for seconds
+    return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow caches removed files
 
 
 def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
@@ -88,8 +87,7 @@ def described(folder: pathlib.Path,
     """Yields the undamaged checkpoints in a folder with their descriptions, newest first.
 
     Args:
-        folder: path of a run's `checkpoints` folder.
-        on_broken: function called with the path of each damaged checkpoint and the error.
+        on_broken: Called with the path of each damaged checkpoint and the error.
     """
     for path in newest_first(folder):
         try:
@@ -118,10 +116,7 @@ def run_folder_of(source: Folder) -> pathlib.Path:
 
 
 def best(folder: pathlib.Path) -> dict[str, Any] | None:
-    """Returns `{"step", "metric", "value"}` of the best checkpoint in a folder.
-
-    None without such a file or checkpoint, or if the value is not a finite number.
-    """
+    """Returns `{"step", "metric", "value"}` of the best checkpoint, or None."""
     try:
         entry = json_lines.load(folder / _BEST)
     except places.BucketError:
@@ -134,7 +129,7 @@ def best(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value read from a file is a finite number."""
+    """Whether a value from a file is a finite number."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
@@ -142,14 +137,10 @@ def is_finite(value: Any) -> bool:
 
 
 def set_best(folder: Any, **best: Any) -> None:
-    """Records the existing checkpoint of a step as the best, atomically.
+    """Records an existing checkpoint as the best, atomically.
 
     Args:
-        folder: path of the `checkpoints` folder.
-        best: `step`, `metric` and `value`. Empty if there is no best checkpoint.
-
-    Raises:
-        Refusal: best.json cannot be written. It is unchanged.
+        best: `step`, `metric` and `value`, or empty.
     """
     if best:
         write_whole(folder / _BEST, json_lines.dumps(best))
@@ -161,9 +152,8 @@ def outdated(folder: pathlib.Path, keep: int, keep_every: int = 0) -> list[pathl
     """Returns the checkpoints to remove: all but the newest, the best, and multiples of `keep_every`.
 
     Args:
-        folder: path of the `checkpoints` folder.
-        keep: int. Number of recent checkpoints to keep.
-        keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
+        keep: Number of recent checkpoints to keep.
+        keep_every: 0 keeps no multiples.
     """
     kept = best(folder)
     return [path_of(folder, step) for step in steps(folder)[:-keep]
@@ -176,9 +166,8 @@ def describe(checkpoint: Any) -> dict[str, Any]:
     The result's "files" has the "size" and "sha256" (None in format 3) of each file.
 
     Raises:
-        BrokenCheckpoint: a file is missing or damaged.
-        Refusal: the checkpoint has another format version.
-        BucketError: the bucket does not answer.
+        BrokenCheckpoint: A file is missing or damaged.
+        BucketError: The bucket does not answer.
     """
     try:
         description = json_lines.load(checkpoint / DESCRIPTION, _LARGEST)
@@ -238,7 +227,7 @@ def remove(checkpoint: Any) -> None:
 
 
 def remove_unfinished(folder: Any) -> None:
-    """Removes unfinished checkpoints of killed runs: named `tmp.*`, or in a bucket without a description."""
+    """Removes unfinished checkpoints of killed runs: `tmp.*`, or in a bucket without a description."""
     is_local = places.is_local(folder)
     whole = set() if is_local else {path.name for path in newest_first(folder)}
     for entry in sorted(folder.iterdir()):
@@ -257,7 +246,7 @@ def is_whole(checkpoint: Any) -> bool:
 
 
 def is_shape(value: Any) -> bool:
-    """Whether a value is a list of sizes within TensorFlow's limits."""
+    """Whether a value is a shape within TensorFlow's limits."""
     return _are_sizes(value) and len(value) <= _LARGEST_RANK and math.prod(value) <= _MOST_ELEMENTS
 
 
@@ -274,7 +263,6 @@ def _is_variable(value):
 
 
 def _is_file(value):
-    """Whether a value is a file's size, or its size and sum."""
     return json_lines.is_step(value) or isinstance(value, dict) and (
         json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str))
 
@@ -293,15 +281,12 @@ _PARTS = {
 
 
 def hash_of_weights(checkpoint: Any) -> str:
-    """Returns a hash of a checkpoint's values: SHA-256 of its index with the checksums of all tensors."""
+    """Returns the SHA-256 of a checkpoint's index, with the checksums of all tensors."""
     return hashlib.sha256(places.content(checkpoint / "state.index", _LARGEST)).hexdigest()
 
 
 def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:
-    """Renames a broken checkpoint, to save its step again, and returns the new path.
-
-    Replaces an earlier broken checkpoint of that step.
-    """
+    """Renames a broken checkpoint, to save its step again; replaces an earlier one."""
     before = checkpoint.with_name(f"broken.{checkpoint.name}")
     if before.is_dir() and not before.is_symlink():
         leftovers.remove(before)
@@ -312,9 +297,7 @@ class Finding(NamedTuple):
     """The result of reading one checkpoint.
 
     Attributes:
-        checkpoint: Path of its folder.
         damage: Sentence about the first damaged file, or None.
-        num_bytes: Bytes of all files.
         has_sums: Whether the description has sums, unlike format 3.
     """
 
@@ -341,7 +324,7 @@ def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
 
 
 def num_bytes_of(checkpoint: pathlib.Path) -> int:
-    """Returns the bytes of all files of a checkpoint, or 0 without a readable description."""
+    """Returns the bytes of all files, or 0 without a readable description."""
     try:
         return _size_of(describe(checkpoint)["files"])
     except Refusal:
@@ -352,8 +335,7 @@ def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda n
     """Reads the files of a checkpoint up to the first damaged one.
 
     Args:
-        checkpoint: Checkpoint folder.
-        on_read: function called with the bytes of each block read.
+        on_read: Called with the bytes of each block.
     """
     try:
         files = describe(checkpoint)["files"]
@@ -374,13 +356,9 @@ def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> No
 
     TensorFlow checks tensors against the index, so the index is compared too.
 
-    Args:
-        checkpoint: Checkpoint folder.
-        description: From `describe`.
-
     Raises:
-        BrokenCheckpoint: a file is damaged, or belongs to another checkpoint.
-        BucketError: the bucket does not answer.
+        BrokenCheckpoint: A file is damaged, or belongs to another checkpoint.
+        BucketError: The bucket does not answer.
     """
     for name, entry in description["files"].items():
         is_checked = name.startswith("state.data") or entry["sha256"] is None
@@ -389,7 +367,6 @@ def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> No
 
 
 def _damage(file, entry, on_read=lambda num_bytes: None):
-    """Returns a sentence about a file if it differs from its recorded sum, or None."""
     try:
         digest = hashlib.sha256()
         with file.open("rb") as opened:
@@ -406,15 +383,10 @@ def _damage(file, entry, on_read=lambda num_bytes: None):
 
 
 def check_size(config: SwitchConfig, checkpoint: Any) -> None:
-    """Raises Refusal if a checkpoint, possibly a stranger's, is too small for a model's weights.
-
-    Args:
-        config: SwitchConfig.
-        checkpoint: path of the checkpoint folder.
+    """Refuses a checkpoint, possibly a stranger's, with fewer bytes than the model has parameters.
 
     Raises:
-        Refusal: the model has more parameters than the checkpoint has bytes.
-        BrokenCheckpoint: the checkpoint is damaged.
+        BrokenCheckpoint: The checkpoint is damaged.
     """
     describe(checkpoint)
     held = sum(file.stat().st_size for file in checkpoint.glob("state.data-*"))
@@ -427,9 +399,6 @@ def summary(checkpoint: Any) -> dict:
     """Returns the `step`, `num_parameters` and `bytes` of a checkpoint folder.
 
     The bytes are "weights" and "optimizer" as float32, whatever their dtype, and all files, "on_disk".
-
-    Raises:
-        BrokenCheckpoint, Refusal: see `describe`.
     """
     description = describe(checkpoint)
     sizes = {"model": 0, "optimizer": 0}

@@ -1,15 +1,5 @@
 """`config.json` of a run folder: everything needed to use the model, as data.
 
-    format_version, package_version
-    model                  the fields of SwitchConfig
-    dtype                  the Keras policy that the run trained with
-    activation_dtype       the ACTIVATION_DTYPE of this policy, if any
-    policies               the user's routing policies: name -> "module:function"
-    task                   name of the seqio task or mixture
-    task_feature_lengths   tokens of "inputs" and "targets"
-    reading                rules that turn texts into ids
-    vocabularies           feature -> its copy in the folder `vocabulary`, see `data/vocabularies.py`
-
 A run folder may be a stranger's, so the contents are checked. Needs no TensorFlow.
 """
 
@@ -36,17 +26,16 @@ FEATURES = {"inputs", "targets"}
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """The contents of `config.json`.
+    """The contents of `config.json`, without `format_version` and `package_version`.
 
     Args:
-        model: SwitchConfig.
-        dtype: str, the name of a Keras dtype policy.
-        activation_dtype: str or None. The ACTIVATION_DTYPE of this policy. "auto" depends on the device.
-        task: str.
-        task_feature_lengths: dict, "inputs" and "targets" in tokens.
-        reading: dict, JSON-able.
-        vocabularies: dict, "inputs" and "targets" -> fields of `data.vocabularies.Stored`.
-        policies: dict, name of a user's routing policy -> "module:function".
+        dtype: Keras policy that the run trained with.
+        activation_dtype: The ACTIVATION_DTYPE of this policy. "auto" depends on the device.
+        task: Name of the seqio task or mixture.
+        task_feature_lengths: Tokens of "inputs" and "targets".
+        reading: JSON-able rules that turn texts into ids.
+        vocabularies: "inputs" and "targets" -> fields of `data.vocabularies.Stored`.
+        policies: Name of a user's routing policy -> "module:function".
     """
 
     model: SwitchConfig
@@ -73,13 +62,13 @@ def is_in(folder: pathlib.Path) -> bool:
 
 
 def is_hugging_face(folder: pathlib.Path) -> bool:
-    """Whether a folder has a `config.json` and is neither a run nor a checkpoint of this package."""
+    """Whether a folder has a `config.json` and is neither a run nor a checkpoint."""
     return (folder / FILE).is_file() and not (
         (folder / "checkpoint.json").is_file() or folders.steps(folder / "checkpoints") or is_in(folder))
 
 
 def is_foreign(folder: pathlib.Path) -> bool:
-    """Whether a folder has a `config.json` of another kind, such as a Hugging Face model's."""
+    """Whether a folder has another kind of `config.json`, such as a Hugging Face model's."""
     path = folder / FILE
     if not path.is_file():
         return False

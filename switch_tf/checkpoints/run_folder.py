@@ -23,16 +23,12 @@ _RESTART_SECONDS = 900
 
 
 class RunFolder:
-    """Creates and locks a run folder. The lock is released when its process ends for any reason.
+    """Creates and locks a run folder. The lock ends with its process.
 
     Tolerates other contents of the folder, see `leftovers`.
 
     Args:
-        path: path of the folder.
-        is_owner: bool. Whether to lock and tidy the folder, as one of several processes does.
-
-    Raises:
-        Refusal: the path is invalid or not writable, or another process trains in the folder.
+        is_owner: Whether to lock and tidy the folder, as one of several processes does.
     """
 
     def __init__(self, path: folders.Folder, is_owner: bool = True):
@@ -78,7 +74,7 @@ class RunFolder:
         """Checks that a folder locked by this process is still the same.
 
         Raises:
-            Outage: the folder was removed, moved or replaced, or another process took it.
+            Outage: The folder was removed, moved or replaced, or another process took it.
         """
         if self._lock is not None:
             self._lock.check()
@@ -90,12 +86,12 @@ class RunFolder:
         write_whole(self.path / CONFIGURATION, text)
 
     def cut_metrics(self, step: int, ends_between: bool = False) -> None:
-        """Removes invalid lines, and the lines that a run resumed at a step writes again.
+        """Removes invalid lines, and lines that a run resumed at a step writes again.
 
         Args:
-            step: int, the restored step. Its own lines stay.
-            ends_between: bool. Whether the step lies between two logged steps. Its training line goes, because the next
-                line includes its steps.
+            step: The restored step. Its own lines stay.
+            ends_between: Whether the step lies between two logged steps. Its training line goes, because the next line
+                includes its steps.
         """
         if not self.metrics.exists():
             return
@@ -103,15 +99,14 @@ class RunFolder:
                                    if record["step"] <= step - (ends_between and "train/loss" in record)))
 
     def evaluations(self, step: int) -> list[dict]:
-        """Returns the records of evaluations up to a step, including skipped ones, oldest first."""
+        """Returns the records of evaluations up to a step, skipped ones included."""
         return [record for _, record in records_of(self.metrics)
                 if record["step"] <= step and any(name.startswith(("eval/", LEFT_OUT)) for name in record)]
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether `metrics.jsonl` has an evaluation of a step, or a record of its omission."""
+        """Whether an evaluation of a step, or its omission, is recorded."""
         return any(record["step"] == step for record in self.evaluations(step))
 
-    # Why the last process in the folder ended.
 
     def write_end(self, step: int, reason: str) -> None:
         """Records why the run ended. The next start removes the record."""
@@ -143,7 +138,6 @@ def records_of(path: pathlib.Path) -> Iterator[tuple[bytes, dict]]:
 
 
 def _is_record(record):
-    """Whether reports and resumed runs can use a record."""
     step = record.get("step")
     return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
         value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
@@ -152,7 +146,7 @@ def _is_record(record):
 
 
 def _is_value(value):
-    """Whether a value can be drawn. None stands for a value that is not finite."""
+    """None stands for a value that is not finite."""
     return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE
 
 
@@ -160,7 +154,6 @@ def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathli
     """Returns checkpoint folders of a run, oldest first.
 
     Args:
-        run_folder: Path of the run folder.
         step: A step, "best", "last" or "all".
         hint: End of the message for a run without checkpoints.
     """
@@ -187,25 +180,21 @@ def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathli
 
 
 def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
-    """Returns the checkpoint folder selected by `step`, see `select`. Refuses "all"."""
+    """Returns one checkpoint folder, see `select`."""
     if step == "all":
         raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")
     return select(run_folder, step)[0]
 
 
 def follow(folder: pathlib.Path, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
-    """Yields each new checkpoint of a run until the run ends.
+    """Yields each new checkpoint of a run until the run ends, oldest first.
 
     A killed run records no end and may be restarted, so this waits some minutes. A run restarted with a larger
-    TRAIN_STEPS than `last_step` is followed further.
+    TRAIN_STEPS is followed further.
 
     Args:
-        folder: Run folder.
-        last_step: Last step of the run, as configured when the command started.
-        done: Steps of checkpoints to leave out.
-
-    Yields:
-        Checkpoint folders, oldest first.
+        last_step: Last step, as configured when the command started.
+        done: Steps to leave out.
     """
     checkpoints, done = folders.checkpoints_of(folder), set(done)
     is_announced, killed_at = False, None

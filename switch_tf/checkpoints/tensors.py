@@ -19,7 +19,7 @@ from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
 _PORTION = 2**28  # bytes of whole variables to read at a time
-# Errors of TensorFlow, also for a missing variable, and of a checkpoint that its run has removed.
+# Errors of TensorFlow, and of a checkpoint that its run has removed.
 _DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -38,7 +38,7 @@ def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> Variables:
 
 
 def _is_learning_rate(path):
-    """Whether a path is a constant learning rate: a Keras variable that the configuration decides."""
+    """A constant learning rate is a Keras variable that the configuration decides."""
     return path.endswith("/learning_rate")
 
 
@@ -46,15 +46,12 @@ def restore(checkpoint: Any, variables: Variables, batches: Batches | None = Non
     """Restores variables and, if given, the data position from a checkpoint.
 
     Args:
-        checkpoint: path of the checkpoint folder.
-        variables: path -> Keras variable, see `state_variables`.
-        batches: data.Batches, or None.
+        variables: See `state_variables`.
 
-    Returns:
-        The description of the checkpoint, see `folders.describe`.
+    Returns: The description of the checkpoint, see `folders.describe`.
 
     Raises:
-        BrokenCheckpoint, Refusal: see `check_readable`.
+        BrokenCheckpoint, Refusal: See `check_readable`.
     """
     description = check_readable(checkpoint, variables)
     _read(checkpoint, description["variables"], variables)
@@ -73,8 +70,8 @@ def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict[str, A
     """Returns the description of a checkpoint if it has these variables. Uses only their shapes.
 
     Raises:
-        BrokenCheckpoint: files are missing or damaged. Values are checked later, when read.
-        Refusal: the checkpoint belongs to another model or optimizer. Names the first difference.
+        BrokenCheckpoint: Files are missing or damaged. Values are checked when read.
+        Refusal: The checkpoint is of another model or optimizer.
     """
     description = folders.describe(checkpoint)
     _check_same(checkpoint, description["variables"], variables)
@@ -96,10 +93,9 @@ class InitialWeights:
     """Weights of a checkpoint that a new run starts from. Classes for other formats have the same methods.
 
     Args:
-        source: run folder or checkpoint.
+        source: Run folder or checkpoint.
 
     Attributes:
-        path: Path of the checkpoint.
         description: See `folders.describe`.
     """
 
@@ -111,26 +107,22 @@ class InitialWeights:
         """Reads variables that the checkpoint has with the same shape.
 
         Raises:
-            BrokenCheckpoint: files are missing or damaged.
+            BrokenCheckpoint: Files are missing or damaged.
         """
         _check_indices(self.path, self.description)
         _read(self.path, self.description["variables"], variables)
 
 
 def start(initial: Any, variables: Variables, is_matching: bool = False) -> list[str]:
-    """Restores variables from initial weights.
+    """Restores variables from initial weights; returns the paths of other variables.
 
     Args:
         initial: InitialWeights, or `conversion.formats.Opened`.
-        variables: path -> Keras variable, see `state_variables`.
-        is_matching: bool. Whether to read only weights with the same path and shape, also of another model.
-
-    Returns:
-        Paths of the variables that were not restored.
+        variables: See `state_variables`.
+        is_matching: Whether to read only weights with the same path and shape, also of another model.
 
     Raises:
-        BrokenCheckpoint: files are missing or damaged.
-        Refusal: the weights are of another model, or no weight matches.
+        BrokenCheckpoint: Files are missing or damaged.
     """
     saved, matching = initial.description["variables"], variables
     if is_matching:
@@ -147,7 +139,6 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
 
 @contextlib.contextmanager
 def _reading(checkpoint, damages=_DAMAGES):
-    """Turns TensorFlow's errors into a BrokenCheckpoint, or an OSError for a bucket."""
     try:
         yield
     except damages as error:
@@ -161,10 +152,7 @@ def _reading(checkpoint, damages=_DAMAGES):
 
 
 def _stored_as(saved, dtype):
-    """Returns the stored form and dtype of a variable.
-
-    Converts only float dtypes, because a description may come from a stranger.
-    """
+    """Converts only float dtypes, because a description may come from a stranger."""
     unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
     return unfolding, saved["dtype"] if saved["dtype"] in _FLOATS else dtype
 
@@ -197,7 +185,7 @@ def _read(checkpoint, saved, variables):
 
 
 def _load(prefix, variables):
-    """Reads this process's slices in one call, because each call takes six requests to a bucket."""
+    """Reads slices in one call, because each call takes six requests to a bucket."""
     slices = [(path, variable.dtype, text) for path, variable in variables.items() for text in variable.slices()]
     if slices:
         values = dict(zip(((path, text) for path, _, text in slices), bundles.read(prefix, slices), strict=True))
@@ -223,9 +211,6 @@ def _check_same(checkpoint, saved, variables):
 class StoredWeights:
     """The weights of a checkpoint, read one at a time without a model.
 
-    Args:
-        checkpoint: Path of the checkpoint folder.
-
     Raises:
         BrokenCheckpoint: Files are missing or damaged.
         Refusal: The run has removed the checkpoint.
@@ -240,7 +225,7 @@ class StoredWeights:
             self._reader = tf.train.load_checkpoint(str(self._literal))
 
     def read(self, path: str, rows: slice = slice(None)) -> np.ndarray:
-        """Returns a variable, or rows of it, in its stored dtype, by a path of `tensors.state_variables`.
+        """Returns a variable, or rows of it, in its stored dtype, by a path of `state_variables`.
 
         Rows of an unfolded variable, or one written in one piece, take the whole variable's memory.
         """
@@ -252,7 +237,7 @@ class StoredWeights:
         text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
         is_whole = is_whole or rows.indices(unfolding.shape[0]) == (0, unfolding.shape[0], 1)
         with _reading(self._checkpoint, (*_DAMAGES, ValueError)):
-            # Uses the open reader: opening files in a bucket takes six requests.
+            # Opening files in a bucket takes six requests.
             values = self._reader.get_tensor(bundles.key_of(path)) if is_whole else None
             if values is None or values.dtype.name != dtype:
                 (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])

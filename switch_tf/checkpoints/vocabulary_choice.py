@@ -9,11 +9,7 @@ from switch_tf.storage import outputs, places
 
 
 def choose(run: Run) -> str | None:
-    """Returns the VOCABULARY of a run: its own choice, or else from the run that it starts from.
-
-    Raises:
-        Refusal: The chosen file is gone, and the run folder has a copy.
-    """
+    """Returns the VOCABULARY of a run: its own choice, or else from the run that it starts from."""
     is_resumed = bool(folders.steps(folders.checkpoints_of(run.model_dir)))
     if run.vocabulary is not None:
         folder = places.at(run.model_dir)
@@ -32,7 +28,7 @@ def choose(run: Run) -> str | None:
 
 
 def _choice_of(folder, task):
-    """Returns the VOCABULARY that matches a run's, or None if the task already has it or takes no other."""
+    """None if the task already has the vocabulary or takes no other."""
     task_vocabularies = vocabularies.text_vocabularies_of(task)
     try:
         copies = set(map(vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))

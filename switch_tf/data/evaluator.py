@@ -120,7 +120,7 @@ class Evaluator:
         self.warnings = [sentence for task in tasks if (sentence := self._warning(task))]
 
     def _as_compared(self, task):
-        """Benchmarks keep their published references for comparable scores."""
+        """Spells targets as predictions where a source asks for it. Benchmarks keep their published references."""
         declared, changes = self._declared.setdefault(task.name, {}), {}
         if any(map(_declares, task.metric_fns)):
             changes["metric_fns"] = [_watched(metric, declared) if _declares(metric) else metric

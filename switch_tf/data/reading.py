@@ -134,8 +134,7 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
     """Returns the Reading of a task or mixture; `vocabulary` as for `get_provider`.
 
     `prefix` and `fields` are attributes of the task's source, such as `TextFilesSource`. Preprocessors declare the
-    meaning of sentinels. A mixture has the values that its tasks share. If they differ, texts are read without a
-    prefix, and typed sentinels as gaps.
+    meaning of sentinels. A mixture has the values that its tasks share, and the defaults of Reading where they differ.
     """
     provider = get_provider(mixture_or_task_name, vocabulary)
     features = provider.output_features
@@ -462,7 +461,7 @@ class SpellingOps(tf.Module):
     def _decode(self, ids):
         """<int32>[text, (id)] -> <string>[text], with the blank before the first word."""
         if self._tokenizer is not None:
-            # Otherwise SentencePiece drops leading blanks, how many depends on its version.
+            # Otherwise SentencePiece drops leading blanks, in a number that depends on its version.
             plain = tf.fill([ids.nrows(), 1], self._gaps.plain_id)
             texts = self._tokenizer.detokenize(tf.concat([plain, ids], axis=1))
             return tf.strings.substr(texts, len(self._gaps.plain_text.encode()), 2**31 - 1)

@@ -26,7 +26,7 @@ _BUDGET = 256 * 2**20  # bytes to read of a split
 def source_fingerprint(mixture_or_task_name: str, split: str) -> dict[str, str]:
     """Returns "task: file" -> size and hash, for every file of a split.
 
-    A URL counts only by its name. A source may replace this by a method `fingerprint(split) -> str`.
+    A URL counts only by its name. A source may add a method `fingerprint(split) -> str`.
     """
     fingerprints, files = {}, {}
     for task in tasks_of(get_provider(mixture_or_task_name), split):

@@ -73,7 +73,7 @@ def get_vocabulary(name: str) -> "seqio.Vocabulary":
 
     Args:
         name: A registered name, or the path of a SentencePiece model here or at gs://. A file without sentinels gets
-            100. In any other file they are the last ids, as in mT5's.
+            100. In any other file they must be the last ids, as in mT5's.
     """
     checks.text("VOCABULARY", name)
     make = names.vocabularies().get(name)
