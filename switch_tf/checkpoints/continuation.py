@@ -135,7 +135,7 @@ def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_da
 
 
 def _differences(saved, new):
-    """Versions record different names."""
+    """Compares common names, because versions record different ones."""
     return [name for name in saved if name in new and saved[name] != new[name]]
 
 

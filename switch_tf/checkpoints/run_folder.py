@@ -25,8 +25,6 @@ _RESTART_SECONDS = 900
 class RunFolder:
     """Creates and locks a run folder. The lock ends with its process.
 
-    Tolerates other contents of the folder, see `leftovers`.
-
     Args:
         is_owner: Whether to lock and tidy the folder, as one of several processes does.
     """

@@ -114,11 +114,10 @@ class InitialWeights:
 
 
 def start(initial: Any, variables: Variables, is_matching: bool = False) -> list[str]:
-    """Restores variables from initial weights; returns the paths of other variables.
+    """Restores variables from initial weights; returns the paths that were not restored.
 
     Args:
         initial: InitialWeights, or `conversion.formats.Opened`.
-        variables: See `state_variables`.
         is_matching: Whether to read only weights with the same path and shape, also of another model.
 
     Raises:

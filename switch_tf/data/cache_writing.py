@@ -135,7 +135,7 @@ def write_shard(shard: Shard) -> None:
             **sums}, indent=1))
     except Refusal:
         raise
-    except Exception as error:  # any kind, from the user's preprocessors
+    except Exception as error:  # any kind, from users
         raise Refusal(failure(task, shard.split, error)) from error
 
 

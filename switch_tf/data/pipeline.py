@@ -100,7 +100,7 @@ class DatasetDescription:
 
     @property
     def is_training(self) -> bool:
-        """Whether the split is read repeatedly in new orders."""
+        """Whether the split is read repeatedly."""
         return self.split == "train"
 
 
@@ -295,8 +295,7 @@ def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
 def check_examples(description: DatasetDescription) -> None:
     """Refuses data with too few examples, because seqio would read an empty training split forever.
 
-    Training needs a batch from a single task, or an example from each task of a mixture. Any other split needs one
-    example.
+    Training needs a batch from one task, or an example from each task of a mixture. Any other split needs one example.
     """
     check_description(description)
     provider, split = provider_of(description), description.split

@@ -1,8 +1,7 @@
 """The objective: the terms of the training loss, their coefficients, and their sum.
 
-To use another objective, write a subclass of `Objective` in its own file, as `surgery/distillation.py` does, and bind
-it in a gin file: `trainer.Trainer.objective = @my_module.MyObjective()`. The step, evaluation, ahead-of-time
-compilation and `verify-layout` then use it.
+To use another objective, write a subclass of `Objective`, as `surgery/distillation.py` does, and bind it in a gin file:
+`trainer.Trainer.objective = @my_module.MyObjective()`.
 """
 
 from collections.abc import Mapping
@@ -22,9 +21,9 @@ from switch_tf.partitioning.partitioner import Partitioner
 class LossWeights(NamedTuple):
     """Divisors of the loss: token counts of the whole batch, known before the forward pass. <float> scalars.
 
-    `targets`: tokens with a loss weight, or all with `Rules.averages_over_padding`.
-    `load_balancing_loss`, `router_z_loss`: stack ("encoder", "decoder") -> tokens in its router losses.
-    `tokens`: real tokens, inputs and targets. No term is divided by it.
+    `targets`: Tokens with a loss weight, or all with `Rules.averages_over_padding`.
+    `load_balancing_loss`, `router_z_loss`: Stack ("encoder", "decoder") -> tokens in its router losses.
+    `tokens`: Real tokens, inputs and targets. No term is divided by it.
     """
 
     targets: Any
@@ -33,7 +32,7 @@ class LossWeights(NamedTuple):
     tokens: Any
 
     def apply_to(self, measured: Measurements) -> Measurements:
-        """Returns a part of a batch's measurements with these weights, so that the parts' losses add up."""
+        """Returns a part's measurements with these weights, so that the parts' losses add up."""
         routers = {}
         for layer, stats in measured.routers.items():
             stack = layer.partition("/")[0]
@@ -49,7 +48,7 @@ class Objective:
 
     A subclass adds or replaces terms in `measure`, but keeps "cross_entropy": evaluations report it as the loss.
     `coefficients` weighs terms in the total, 1 by default. To run a second model, create it in `build`, load its
-    weights in `restore` and list them in `variables`. `added_features` returns data of a row besides its tokens.
+    weights in `restore` and list them in `variables`.
     """
 
     coefficients: Mapping[str, float] = {}
@@ -58,12 +57,11 @@ class Objective:
         """Refuses an unsuitable run, before anything is built or written.
 
         Args:
-            config: SwitchConfig of the trained model.
             configuration: `continuation.record` of the run.
         """
 
     def build(self, partitioner: Partitioner) -> None:
-        """Creates the variables that `measure` reads in addition to the trained model's, here none."""
+        """Creates variables that `measure` reads besides the trained model's, here none."""
 
     def restore(self) -> None:
         """Loads their values. Not called if only shapes matter."""
@@ -74,22 +72,21 @@ class Objective:
         return []
 
     def added_features(self) -> AddedFeatures | None:
-        """Returns the features that join each training batch for `measure`, here None."""
+        """Returns features that join each training batch for `measure`, here None."""
         return None
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the objective's arguments, JSON-able, for checkpoints."""
+        """Returns the arguments, JSON-able, for checkpoints."""
         return {}
 
     def for_evaluation(self) -> "Objective":
-        """Returns the objective for evaluations: itself, or one without additional variables."""
+        """Returns itself, or an objective without additional variables."""
         return self
 
     def weights(self, config: SwitchConfig, features: dict[str, Any], dtype: str = "float32") -> LossWeights:
         """Counts the tokens of a batch.
 
         Args:
-            config: SwitchConfig.
             features: dict of <int32>[batch, length].
             dtype: float dtype of the counts.
         """
@@ -110,14 +107,11 @@ class Objective:
         """Measures a batch, or a part of it, after its forward pass.
 
         Args:
-            config: SwitchConfig.
             features: dict of <int32>[batch, length].
             logits: <float32>[batch, length, vocab].
             router_stats: RouterStats of each sparse layer.
-            settings: StepSettings.
 
-        Returns:
-            Measurements. Each term is a Mean over targets, in nats.
+        Returns: Measurements. Each term is a Mean over targets, in nats.
         """
         target_name, weight_name = target_features(config)
         cross_entropy, z_loss, accuracy = losses.cross_entropy(
@@ -135,7 +129,7 @@ class Objective:
 
 
 def target_features(config: SwitchConfig) -> tuple[str, str]:
-    """Returns the names of the features with targets and loss weights: the decoder's, or a lone encoder's."""
+    """Returns the names of the target tokens and loss weights: the decoder's, or a lone encoder's."""
     stack = "encoder" if config.is_encoder_only else "decoder"
     return f"{stack}_target_tokens", f"{stack}_loss_weights"
 

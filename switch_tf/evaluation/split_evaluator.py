@@ -35,8 +35,7 @@ def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: 
                        objective: Objective | None = None) -> Callable:
     """Traces an evaluation step, without dropout or jitter. Arguments as for `train_step.compile_steps`.
 
-    Returns:
-        Function from a dict of <int32>[batch, length] to Measurements on the host.
+    Returns: Function from a dict of <int32>[batch, length] to Measurements on the host.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
@@ -68,13 +67,10 @@ def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, t
     """Returns the loss of a model that knows only the frequency of each token in training targets.
 
     Args:
-        config: SwitchConfig.
-        description: data.DatasetDescription of the held-out batches.
         training_batches: Batches to count targets in. Every token of the vocabulary counts once more.
         held_out: Name -> batches with the targets for the loss.
 
-    Returns:
-        Name -> float, in nats per token.
+    Returns: Name -> float, in nats per token.
     """
     def count(batches):
         counts = np.zeros(config.vocab_size)
@@ -93,8 +89,8 @@ def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, t
 class TaskResult(NamedTuple):
     """Evaluation results of a task or mixture.
 
-    `measured`: Measurements of its batches, on the host; None if no loss was computed.
-    `scores`: data.TaskScores of its metrics; None for a mixture and for a task without metrics.
+    `measured`: On the host; None if no loss was computed.
+    `scores`: None for a mixture and for a task without metrics.
     """
 
     measured: Measurements | None = None
@@ -104,7 +100,7 @@ class TaskResult(NamedTuple):
     def values(self) -> dict[str, float]:
         """Values by name: "loss" and "accuracy" over target tokens, and the task's metrics.
 
-        The loss is only the cross-entropy, because the other terms do not measure quality. For a task with metrics, the
+        The loss is only the cross-entropy, because other terms do not measure quality. For a task with metrics, the
         accuracy over tokens is "token_accuracy", because a metric may be called accuracy.
         """
         values = {}
@@ -120,19 +116,14 @@ class SplitEvaluator:
 
     Tasks with metrics are scored on greedy predictions up to the length of the description's targets, and on
     likelihoods. Experts drop no token there (`context.Context.no_drop`), so scores depend neither on the batch size nor
-    on the layout. For a loss, the configuration's evaluation capacity factor applies, so tokens may be dropped. Four
-    attributes describe the split: `description`; `num_examples`, by task with metrics; `batches`, by task or mixture
-    with a loss; `warnings`, for tasks with targets that no prediction can match.
+    on the layout. For a loss, the evaluation capacity factor applies, so tokens may be dropped.
 
     Args:
         model: SwitchTransformer, built.
-        description: data.DatasetDescription of the split.
-        settings: StepSettings.
-        partitioner: Partitioner.
         objective: Objective, built.
-        losses_of: Names of tasks and mixtures with a loss. Defaults to the tasks without metrics.
-        num_batches: int or None. Number of batches for each loss, kept in memory. None reads the whole split each time.
-        num_examples: int or None. Largest number of examples of each task with metrics.
+        losses_of: Tasks and mixtures with a loss. Defaults to the tasks without metrics.
+        num_batches: Batches for each loss, kept in memory. None reads the whole split each time.
+        num_examples: Largest number of examples of each task with metrics.
     """
 
     def __init__(self, model: keras.Model, description: data.DatasetDescription, settings: StepSettings,
@@ -163,11 +154,10 @@ class SplitEvaluator:
         """Evaluates the model with its current weights.
 
         Args:
-            advance: Function of the number of examples evaluated since its last call.
-            has_records: bool. Whether the scores hold the predictions as text.
+            advance: Function of the number of examples since its last call.
+            has_records: Whether the scores hold the predictions as text.
 
-        Returns:
-            Name of each task or mixture -> TaskResult, a mixture before its tasks.
+        Returns: Name of each task or mixture -> TaskResult, a mixture before its tasks.
         """
         scores = {}
         if self._evaluator:
@@ -179,7 +169,7 @@ class SplitEvaluator:
 
 
 def average(results: dict[str, TaskResult]) -> float | None:
-    """Returns the average over tasks with metrics, see `data.average`, or None for fewer than two."""
+    """Returns the average over tasks with metrics, see `data.average`, None for fewer than two."""
     scores = {name: result.scores for name, result in results.items() if result.scores is not None}
     return data.average(scores) if len(scores) > 1 else None
 
@@ -189,7 +179,6 @@ def named(values: dict[str, dict[str, float]], average: float | None) -> dict[st
 
     Args:
         values: Task or mixture -> {name of a metric: value}.
-        average: float or None, from `average`.
     """
     entries = {f"eval/{task}/{name}": value for task, metrics in values.items() for name, value in metrics.items()}
     return entries if average is None else {**entries, "eval/average": average}
@@ -212,9 +201,7 @@ class CheckpointEvaluator:
 
     Args:
         described: Experiment on this machine's devices.
-        split: str. Split of the tasks.
         num_examples: See `SplitEvaluator`.
-        output: pathlib.Path of a folder.
     """
 
     def __init__(self, described: Experiment, split: str, num_examples: int | None, output: pathlib.Path):
@@ -296,10 +283,8 @@ _MOST_WORDS = 60  # in inputs without gaps
 
 
 def predict_examples(model: keras.Model, run: Run, partitioner: Partitioner) -> list[tuple[str, str, str]]:
-    """Returns greedy predictions for the first `run.shown_examples` validation examples, at most a batch.
-
-    Returns:
-        (inputs, target, prediction) of each example, as text.
+    """Returns (inputs, target, prediction) as text for the first `run.shown_examples` validation examples, at most a
+    batch.
     """
     description = data.description_of_data(run, model.config, "validation", 0)
     examples = data.examples(description, min(run.shown_examples, run.batch_size))
@@ -338,6 +323,5 @@ def describe_examples(shown: list[tuple[str, str, str]]) -> str:
 
 
 def _split(text):
-    """Returns the text before the first sentinel, and (number, text behind) of each sentinel."""
     first, *rest = _SENTINEL.split(text)
     return first, list(zip(rest[::2], rest[1::2], strict=True))

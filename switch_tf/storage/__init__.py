@@ -1,1 +1,1 @@
-"""Files written whole, appended to line by line, locked, and tidied up; standard output and standard error."""
+"""Files, buckets, locks and standard output."""

@@ -1,4 +1,4 @@
-"""Strict JSON, and files of one JSON object a line that a kill, a full disk or an editor may have damaged."""
+"""Strict JSON, and files of one object a line that a kill or an editor may have damaged."""
 
 import errno
 import io
@@ -16,10 +16,9 @@ _LONGEST = 2**26  # bytes of a line
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """Returns strict JSON: NaN and infinities become null.
+    """Returns strict JSON: NaN and infinities become null, tuples lists.
 
     Args:
-        value: JSON-able value. Tuples become lists.
         options: Options of `json.dumps`.
 
     Raises:
@@ -32,7 +31,7 @@ def dumps(value: Any, **options: Any) -> str:
 
 
 def loads(text: bytes | str, is_strict: bool = False) -> Any:
-    """Returns the value of JSON text. NaN and infinities of older versions become None, or a ValueError if `is_strict`.
+    """Returns the value of JSON text. NaN and infinities become None, or a ValueError if `is_strict`.
 
     Raises:
         ValueError: The text is not UTF-8, no JSON, or nested too deeply.
@@ -48,12 +47,7 @@ def loads(text: bytes | str, is_strict: bool = False) -> Any:
 
 
 def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
-    """Returns the value of a JSON file.
-
-    Args:
-        path: Path of the file.
-        largest: Largest size to read, in bytes.
-        is_strict: See `loads`.
+    """Returns the value of a JSON file of at most `largest` bytes.
 
     Raises:
         ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
@@ -63,7 +57,7 @@ def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
 
 
 def append(path: Any, records: Iterable[dict]) -> None:
-    """Appends records to a file, after `mend_end`. In a bucket the whole file is written again."""
+    """Appends records to a file, after `mend_end`. Writes a bucket's whole file again."""
     added = "".join(dumps(record) + "\n" for record in records).encode()
     with writing(path):
         if not places.is_local(path):
@@ -75,13 +69,13 @@ def append(path: Any, records: Iterable[dict]) -> None:
 
 
 def mend_end(path: pathlib.Path) -> None:
-    """Mends a local file's last line after a kill: ends a whole record, removes a torn one. The file may be missing."""
+    """Mends a file's last line after a kill: ends a whole record, removes a torn one."""
     if not path.exists():
         return
     with open(path, "rb+") as file:
         end = start = file.seek(0, os.SEEK_END)
         last = b""
-        while start and b"\n" not in last:  # a little more of the end each time, as a file may be large
+        while start and b"\n" not in last:  # a file may be large
             if end - start > _LONGEST:
                 raise OSError(errno.EFBIG, "its last line is too long", str(path))
             start = max(0, start - max(2**16, end - start))
@@ -98,10 +92,9 @@ def mend_end(path: pathlib.Path) -> None:
 
 
 def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
-    """Yields the lines of a file with their ends. Refuses a line that is longer than any record.
+    """Yields the lines of a file with their ends. Refuses a line longer than any record.
 
     Args:
-        path: Path of the file.
         shown: Path for messages, if the file is a copy.
     """
     shown = shown or path
@@ -117,7 +110,7 @@ def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
 
 
 def is_step(value: Any) -> bool:
-    """Whether a value is a step: an integer of at least 0, but no bool."""
+    """Whether a value is an integer of at least 0, but no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -125,9 +118,7 @@ def read(path: Any,
          is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a file that is a record, with the record. Prints a warning about skipped lines.
 
-    Args:
-        path: Path of the file. A missing file has no lines.
-        is_record: Function that returns whether the object of a line is a record.
+    A missing file has no lines.
     """
     if not path.is_file():
         return

@@ -1,6 +1,6 @@
 """Removes leftovers of kills from a run folder.
 
-Foreign files and folders stay, and are renamed only if the run needs their names.
+Foreign files stay, and are renamed only if the run needs their names.
 """
 
 import re
@@ -12,7 +12,7 @@ _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished", re.DOTALL)
 
 
 def remove_unfinished(folder: Any) -> None:
-    """Removes files and folders that a kill left under temporary names. The folder need not exist."""
+    """Removes what a kill left under temporary names."""
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _UNFINISHED.fullmatch(entry.name):
             remove(entry)
@@ -42,7 +42,7 @@ def make_room(path: Any, is_folder: bool = False) -> None:
 
 
 def set_aside(path: Any) -> Any:
-    """Renames a file, link or folder to `broken.<name>`, or `broken.<name>.<number>`; returns its new place."""
+    """Renames a path to `broken.<name>`, or `broken.<name>.<number>`; returns its new place."""
     whole_file.check_owned(path)
     aside, number = path.with_name(f"broken.{path.name}"), 1
     while aside.exists() or aside.is_symlink():

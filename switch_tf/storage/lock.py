@@ -1,9 +1,8 @@
 """Locks on a disk and leases in a bucket, with which one process at a time writes a run folder or an output.
 
-A lock ends with its process. A lease is an object that its owner renews. Another process takes it after a minute
-without a renewal, or if its owner ran on this machine and has ended. `whole_file` writes all files of a locked path
-through its lock, and the bucket refuses to overwrite an object that another process has changed (`places`). So a
-process that lost its lease while it slept cannot write after it wakes up.
+Another process takes a lease after a minute without a renewal, or if its owner ran on this machine and has ended.
+`whole_file` writes all files of a locked path through its lock, and the bucket refuses to overwrite an object that
+another process has changed (`places`). So a process that lost its lease while it slept cannot write.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from switch_tf.storage import json_lines, leftovers, outputs, places, whole_file
 from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
-LIFETIME = 60.0  # seconds without a renewal after which another process takes the lease
+LIFETIME = 60.0  # seconds without a renewal
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -35,11 +34,11 @@ class Lock:
         path: File or folder to use. It need not exist.
         place: Path of the lock.
         doing: Verb for messages, as in "is training in".
-        argument: Name of the option that gives the path.
-        thing: Noun for the path, as in "run folder".
+        argument: Option that gives the path.
+        thing: Noun for the path.
 
     Attributes:
-        token: Text unique to this lock.
+        token: Unique to this lock.
 
     Raises:
         OSError: The lock cannot be written.
@@ -88,7 +87,7 @@ class Lock:
             while True:
                 if key not in self._generations:
                     _, self._generations[key] = places.read_object(path)
-                self.check()  # after the generation was read, so another owner's write would change it
+                self.check()  # after reading the generation, so another owner's write would change it
                 try:
                     self._generations[key] = places.write_object(path, content, self._generations[key])
                     return
@@ -117,7 +116,6 @@ class Lock:
         return (f"The {self._thing} {str(self._path)!r} was removed or replaced while this process was "
                 f"{self._doing} it, so nothing can be saved there any more; start again, and leave it in place.")
 
-    # On a disk.
 
     def _lock_file(self):
         leftovers.make_room(self._place)
@@ -155,7 +153,6 @@ class Lock:
         except FileNotFoundError:
             return False
 
-    # In a bucket.
 
     def _take_lease(self):
         self._text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": self.token,
@@ -208,12 +205,12 @@ def _now():
 
 
 def _owner(content):
-    """Returns the owner of a lease as text, None if there is none or it has ended on this machine."""
+    """None if the owner has ended on this machine."""
     try:
         described = json_lines.loads(content or b"")
         pid, host = int(described["pid"]), str(described["host"])
         is_here = described["processes"] == environment.visible_processes()
-    except (ValueError, KeyError, TypeError, OverflowError):  # no lease, such as a lock copied from a disk
+    except (ValueError, KeyError, TypeError, OverflowError):  # such as a lock copied from a disk
         return None
     return None if is_here and not environment.is_running(pid) else f"pid {pid} on {host}"
 
@@ -237,8 +234,8 @@ def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
     """Locks an output within this scope, with a hidden file next to it.
 
     Args:
-        output: Path of a file or folder, which need not exist.
-        argument: Name of its option, for messages.
+        output: Path, which need not exist.
+        argument: Its option, for messages.
     """
     output = places.at(output)
     resolved = places.at(os.path.realpath(output)) if places.is_local(output) else output

@@ -1,4 +1,4 @@
-"""Standard output and standard error as C++ libraries write to them, past Python's streams."""
+"""Standard output and standard error, also of C++ libraries that bypass Python's streams."""
 
 import contextlib
 import ctypes
@@ -13,12 +13,12 @@ from typing import IO, NoReturn, TextIO, cast
 
 from switch_tf.refusals import Refusal
 
-_LAST_SECONDS = 2  # for pending output at the end, because its reader may have stopped
+_LAST_SECONDS = 2  # for pending output, because its reader may have stopped
 _MARK = b"\0switch_tf: written up to here\n"
 
 _ending = threading.Lock()
 _withheld: list[int] = []  # standard error itself, within `held_back`
-_finishing: list[Callable[[], None]] = []  # of `without_lines`; each returns once its pipe is copied
+_finishing: list[Callable[[], None]] = []  # each returns once its pipe is copied
 
 
 def say(text: str) -> None:
@@ -30,8 +30,8 @@ def end(status: int, message: str = "") -> NoReturn:
     """Ends this process without exit handlers, after its output. The first of several threads does so.
 
     Args:
-        status: Exit status, or minus the number of the signal to end by.
-        message: Last line on standard error, which `held_back` does not withhold.
+        status: Exit status, or minus the number of a signal.
+        message: Last line on standard error, also within `held_back`.
     """
     _ending.acquire()  # for good
     if message:
@@ -59,7 +59,7 @@ def _flush():
 
 
 def discard_closed() -> None:
-    """Discards further output to a closed terminal or to a pipe without a reader."""
+    """Discards further output to a closed terminal or pipe."""
     poller = select.poll()
     for output in (1, 2):
         poller.register(output, 0)  # reports only errors
@@ -73,7 +73,7 @@ def discard_closed() -> None:
 def outlived() -> Iterator[None]:
     """Discards output that cannot be written within this scope, so that it does not end a long run.
 
-    A closed terminal sends no signal to its background processes.
+    A closed terminal sends no signal to background processes.
     """
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Outlived(stream)) for stream in streams)
@@ -84,8 +84,6 @@ def outlived() -> Iterator[None]:
 
 
 class _Outlived:
-    """A stream that ignores OSErrors."""
-
     def __init__(self, stream):
         self._stream = stream
 
@@ -112,11 +110,7 @@ def _ignored_errors():
 
 @contextlib.contextmanager
 def held_back() -> Iterator[IO[bytes]]:
-    """Withholds standard error within this scope. An exception other than a Refusal or Ctrl-C prints it.
-
-    Yields:
-        The file with the withheld output.
-    """
+    """Withholds standard error within this scope in a file. An exception other than a Refusal or Ctrl-C prints it."""
     sys.stderr.flush()
     original = os.dup(2)
     with tempfile.TemporaryFile() as written:
@@ -138,7 +132,7 @@ def held_back() -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def without_lines(prefix: bytes) -> Iterator[None]:
-    """Removes the lines with a prefix from standard output within this scope."""
+    """Removes lines with a prefix from standard output within this scope."""
     _flush()
     original = os.dup(1)
     read_end, write_end = os.pipe()
@@ -147,7 +141,7 @@ def without_lines(prefix: bytes) -> Iterator[None]:
 
     def copy():  # until the pipe is closed
         try:
-            # A closed output closes the pipe, so its writers fail, too.
+            # A closed output closes the pipe, so writers fail, too.
             with contextlib.suppress(OSError), open(output, "wb", buffering=0) as copied, open(read_end, "rb") as lines:
                 for line in lines:
                     text = line.removesuffix(_MARK)

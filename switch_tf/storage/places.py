@@ -1,10 +1,8 @@
 """Local files and objects in buckets, as paths with pathlib's interface that raise OSErrors.
 
-A path with a scheme, such as "gs://bucket/x", is an etils.epath, backed by TensorFlow. A bucket has no folders,
-renames, appends or locks: an object appears whole once it is written.
-
-TensorFlow has no conditional writes. tensorstore sends the generation of the object that was read with each write, so a
-process cannot overwrite a newer object of another process, however long it slept.
+A bucket has no folders, renames, appends or locks: an object appears whole once it is written. TensorFlow has no
+conditional writes. tensorstore sends the generation of the object that was read, so a process cannot overwrite a newer
+object of another process, however long it slept.
 """
 
 import contextlib
@@ -27,16 +25,16 @@ Place = str | os.PathLike
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _BUCKETS = "gs"
-OF_PATTERNS = set("*?[]\\")  # characters of a path that TensorFlow takes for a pattern
+OF_PATTERNS = set("*?[]\\")  # TensorFlow takes them for a pattern
 _PART = 2**24  # bytes to copy at a time
 _BLOCK = 2**16  # bytes of a sample
-# "gs:/bucket/x" is a typing mistake, or a URL that went through pathlib. One letter may name a drive.
+# "gs:/bucket/x" is a mistake, or went through pathlib. One letter may name a drive.
 _ONE_SLASH = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 # Statuses of TensorFlow and tensorstore -> errno.
 _NUMBERS = {"NOTFOUND": errno.ENOENT, "PERMISSIONDENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES,
             "ALREADYEXISTS": errno.EEXIST, "RESOURCEEXHAUSTED": errno.ENOSPC, "DEADLINEEXCEEDED": errno.ETIMEDOUT,
             "UNIMPLEMENTED": errno.ENOTSUP}
-# As TensorFlow's client: ten tries, for up to three minutes.
+# As TensorFlow's client, for up to three minutes.
 _RETRIES = {"max_retries": 10, "initial_delay": "1s", "max_delay": "32s"}
 # Methods of a path that ask the bucket.
 _METHODS = ("exists", "is_dir", "is_file", "iterdir", "glob", "mkdir", "open", "write_bytes",
@@ -48,16 +46,13 @@ class BucketError(OSError):
 
 
 class Conflict(Exception):
-    """Another process has written or removed the object since it was read."""
+    """Another process has changed the object since it was read."""
 
 
 class Literal:
     """A path as text for TensorFlow's checkpoint readers, because they match patterns: `run[1]` reads `run1`.
 
     A local folder is named by a descriptor that stays open while this object lives.
-
-    Args:
-        path: Path of a file, or the beginning of the paths of several.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -75,7 +70,7 @@ class Literal:
 
 
 def at(path: Place) -> Any:
-    """Returns a path: a pathlib.Path on this machine, or one in a bucket. Refuses an unknown scheme."""
+    """Returns a pathlib.Path on this machine, or a path in a bucket."""
     if isinstance(path, pathlib.PurePath):
         return path
     found = _SCHEME.match(os.fspath(path))
@@ -96,18 +91,17 @@ def is_supported(path: Place) -> bool:
 
 
 def is_local(path: Place) -> bool:
-    """Whether a path is in this machine's file system, with renames and locks."""
+    """Whether a path is in this machine's file system."""
     return not _SCHEME.match(os.fspath(path))
 
 
 @functools.cache
 def _bucket_path():
-    """Returns the class of paths in buckets."""
     from etils import epath  # takes a fifth of a second
 
     kind = type(epath.Path("gs://bucket"))
     methods = {name: _raising_os_errors(getattr(kind, name)) for name in _METHODS}
-    # Buckets have no relative paths or links. epath's own `stat` has other names and whole seconds.
+    # Buckets have no relative paths or links. epath's `stat` has other names and whole seconds.
     methods |= {"resolve": lambda self, strict=False: self, "absolute": lambda self: self,
                 "is_symlink": lambda self: False, "stat": _stat, "read_bytes": _read_bytes,
                 "read_text": lambda self, encoding="utf-8", errors="strict": self.read_bytes().decode(encoding, errors)}
@@ -115,8 +109,7 @@ def _bucket_path():
 
 
 def _stat(self):
-    """Returns only the size and time of a file, under `os.stat`'s names."""
-    import tensorflow as tf  # takes seconds; a path of a bucket has imported it
+    import tensorflow as tf  # already imported for a bucket's path
 
     with os_errors(self):
         found = tf.io.gfile.stat(os.fspath(self))
@@ -124,7 +117,7 @@ def _stat(self):
 
 
 def _read_bytes(self, part=None):
-    """Returns the content of a file or a slice of it. TensorFlow's would be up to five seconds old."""
+    """TensorFlow's content would be up to five seconds old."""
     if (content := read_object(self, part)[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self))
     return content
@@ -144,14 +137,14 @@ def _raising_os_errors(method):
 
 @contextlib.contextmanager
 def _opened(opened, path):
-    """Raises errors of an open file of a bucket as OSErrors. It is written when its scope ends."""
+    """A bucket's file is written when its scope ends."""
     with os_errors(path), opened as file:
         yield file
 
 
 @contextlib.contextmanager
 def os_errors(path: Place) -> Iterator[None]:
-    """Raises TensorFlow's errors within this scope as OSErrors about a path, and for a bucket as BucketErrors.
+    """Raises TensorFlow's errors within this scope as OSErrors, and for a bucket as BucketErrors.
 
     A missing file is a FileNotFoundError in either.
     """
@@ -170,7 +163,7 @@ def os_errors(path: Place) -> Iterator[None]:
 
 
 def raise_failure(error: BaseException, path: Place) -> None:
-    """Raises a BucketError if an error comes from a path's bucket and does not mean that the contents are damaged."""
+    """Raises a BucketError for a bucket's error that does not mean damaged contents."""
     found = {one.__name__ for one in type(error).__mro__}
     if not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
             "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"}):
@@ -184,7 +177,7 @@ def size(path: Place) -> int:
 
 
 def content(path: Any, largest: int) -> bytes:
-    """Returns the bytes of a regular file. Refuses anything else: a pipe could block, and a device never end.
+    """Returns the bytes of a regular file. A pipe could block, and a device never end.
 
     Raises:
         ValueError: It is no regular file, or has more than `largest` bytes. The text is half a sentence.
@@ -198,7 +191,7 @@ def content(path: Any, largest: int) -> bytes:
 
 
 def sample(path: Place, budget: int) -> str:
-    """Returns the SHA-256 of a file, or of evenly spaced blocks if it is larger than a budget of bytes."""
+    """Returns the SHA-256 of a file, or of evenly spaced blocks if it exceeds a budget of bytes."""
     length, digest = size(path), hashlib.sha256()
     count = max(1, min(-(-length // _BLOCK), budget // _BLOCK))
     with at(path).open("rb") as file:
@@ -209,12 +202,12 @@ def sample(path: Place, budget: int) -> str:
 
 
 def tree_size(folder: Any) -> int:
-    """Returns the bytes of all files below a folder."""
+    """Returns the bytes of a folder."""
     return sum(tree_size(entry) if entry.is_dir() else size(entry) for entry in folder.iterdir())
 
 
 def files_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
-    """Returns the relative names and the paths of all files below a local folder, sorted."""
+    """Returns the relative names and paths of all files below a local folder, sorted."""
     return [(file.relative_to(folder).as_posix(), file) for file in sorted(folder.rglob("*")) if file.is_file()]
 
 
@@ -226,7 +219,7 @@ def copy(source: pathlib.Path, target: Any) -> None:
 
 @contextlib.contextmanager
 def fetched(path: Place) -> Iterator[pathlib.Path]:
-    """Yields a local file, for libraries that cannot read buckets: the file itself, or a copy."""
+    """Yields a local file, or a local copy for libraries that cannot read buckets."""
     place = at(path)
     if is_local(place):
         yield place
@@ -239,7 +232,7 @@ def fetched(path: Place) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def uploaded(folder: Place) -> Iterator[pathlib.Path]:
-    """Yields a local folder, for libraries that cannot write buckets: the folder itself, or one uploaded at the end."""
+    """Yields a local folder, uploaded at the end for libraries that cannot write buckets."""
     place = at(folder)
     if is_local(place):
         yield place
@@ -250,7 +243,7 @@ def uploaded(folder: Place) -> Iterator[pathlib.Path]:
 
 
 def upload(folder: pathlib.Path, target: Any) -> None:
-    """Copies all files of a local folder into a folder of a bucket."""
+    """Copies a local folder's files into a folder of a bucket."""
     for name, file in files_in(folder):
         copy(file, target / name)
 
@@ -267,7 +260,7 @@ def _bucket(name):
 
 
 def store_of(folder: Place) -> dict[str, Any]:
-    """Returns tensorstore's specification of a folder on this machine or in a bucket."""
+    """Returns tensorstore's specification of a folder."""
     if is_local(folder):
         return {"driver": "file", "path": f"{os.path.abspath(folder)}/"}
     bucket, _, name = os.fspath(folder).removeprefix("gs://").partition("/")
@@ -275,9 +268,8 @@ def store_of(folder: Place) -> dict[str, Any]:
 
 
 def _call(path, operation: Callable[[Any, str], Any]) -> Any:
-    """Returns the result of an operation on the bucket of a path and the name of its object."""
     bucket, _, name = os.fspath(path).removeprefix("gs://").partition("/")
-    # The first request writes to standard error where it looked for credentials.
+    # The first request prints where it looked for credentials.
     is_first = not _bucket.cache_info().currsize
     try:
         with outputs.held_back() if is_first else contextlib.nullcontext():
@@ -287,14 +279,14 @@ def _call(path, operation: Callable[[Any, str], Any]) -> Any:
 
 
 def bucket_failure(error: ValueError, path: Place) -> BucketError:
-    """Returns the error of a bucket for a status of tensorstore."""
+    """Returns the error for a status of tensorstore."""
     number = _NUMBERS.get(str(error).partition(":")[0].replace("_", ""), errno.EIO)
     text = re.sub(r"\s*\[http_.*", "", str(error).partition(": ")[2], flags=re.DOTALL)
     return BucketError(number, text, os.fspath(path))
 
 
 def read_object(path: Place, part: slice | None = None) -> tuple[bytes | None, bytes]:
-    """Returns the content of an object or a part of it, None if it is missing, and its generation for `write_object`.
+    """Returns an object's content or part, None if it is missing, and its generation for `write_object`.
 
     Raises:
         BucketError: The bucket does not answer, refuses or does not exist.
@@ -312,7 +304,7 @@ def urls_of(folder: Place) -> list[str]:
     import tensorstore
 
     folder = os.fspath(folder).rstrip("/")
-    # All names that begin with the folder's: "0" follows "/".
+    # "0" follows "/".
     found = _call(folder, lambda bucket, name: bucket.list(tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0")))
     bucket = folder.removeprefix("gs://").partition("/")[0]
     return [f"gs://{bucket}/{key.decode()}" for key in found]
@@ -322,8 +314,6 @@ def write_object(path: Place, content: bytes | None, generation: bytes | None) -
     """Writes an object, or removes it if the content is None. Returns its new generation.
 
     Args:
-        path: Path of the object.
-        content: Its new content.
         generation: From `read_object` or `write_object`. None overwrites any.
 
     Raises:

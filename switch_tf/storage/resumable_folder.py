@@ -1,8 +1,7 @@
 """Folders that appear complete or not at all, written in parts, so that a kill costs one part.
 
-A folder `x` is written as `folder` in the hidden folder `.x.unfinished`. `record.jsonl` there has a line with the
-identity of the work and a line for each finished part. The files of a folder in a bucket are copied at the end, the
-marker last.
+A folder `x` is written as `folder` in the hidden `.x.unfinished`. `record.jsonl` there has a line with the identity of
+the work and one for each finished part.
 """
 
 import contextlib
@@ -27,11 +26,11 @@ class Work:
 
     Args:
         place: Local folder of the work.
-        identity: JSON-able. None if the work never resumes after a kill.
+        identity: JSON-able. None if the work never resumes.
 
     Attributes:
-        folder: Path of the folder with the results so far.
-        aside: Path of a folder for temporary files, removed at the end.
+        folder: The results so far.
+        aside: Folder for temporary files.
         finished: Entries of the finished parts, in order.
     """
 
@@ -60,7 +59,7 @@ class Work:
                           "go on, or remove that folder to begin anew.")
 
     def finish(self, entry: Entry) -> None:
-        """Records the next part, after its files are on disk."""
+        """Records a part, after its files are on disk."""
         self._append(entry)
         self.finished.append(entry)
 
@@ -79,10 +78,10 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
     same identity resumes. A Refusal removes them. Without an identity, and in a bucket, an error removes everything.
 
     Args:
-        folder: Resolved path of a folder that does not exist yet, or is empty.
-        marker: Name of the file that makes the folder complete.
+        folder: Resolved path of a folder that is absent or empty.
+        marker: File that makes the folder complete.
         identity: JSON-able. Name -> value of all that determines the result. None for work that never resumes.
-        num_bytes: Least size of the folder. The disk must have room for it.
+        num_bytes: Room that the disk must have.
     """
     if not places.is_local(folder):
         with tempfile.TemporaryDirectory() as local:
@@ -117,7 +116,7 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
         is_kept = is_kept and isinstance(error.__cause__, OSError)
         raise
     finally:
-        # If `Work` refused, the folder may hold other work, so it stays. Without an identity it is always ours.
+        # If `Work` refused, the folder may hold other work. Without an identity it is always ours.
         if identity is None or work and not (is_kept and work.finished):
             shutil.rmtree(place, ignore_errors=True)
 

@@ -1,7 +1,6 @@
 """Files that appear complete or not at all, on a disk or in a bucket, and refusals that name the file.
 
-A growing file is uploaded again and again, because buckets cannot append. Paths that this process has locked are
-written and removed only while it has the lock.
+Paths that this process has locked are written and removed only while it has the lock.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from switch_tf.refusals import Outage, Refusal
 from switch_tf.storage import places
 from switch_tf.storage.places import Place
 
-# Seconds between uploads, longer if they would take over a twentieth of the time.
+# Seconds between uploads, longer if they take over a twentieth of the time.
 UPLOAD_PERIOD = 15.0
 _LONGEST = 60.0
 _SHARE = 20
@@ -47,7 +46,7 @@ def _key(path):
 
 
 def own(path: Place, owner: Any) -> None:
-    """Declares that a file or folder belongs to this process while its owner's `check` passes."""
+    """Declares that a path belongs to this process while its owner's `check` passes."""
     _owners[_key(path)] = owner
 
 
@@ -65,14 +64,14 @@ def owner_of(path: Place) -> Any:
 
 
 def check_owned(path: Place) -> None:
-    """Raises Outage if this process has locked a path and lost it to another process."""
+    """Raises Outage if this process has lost its lock of a path."""
     if owner := owner_of(path):
         owner.check()
 
 
 @contextlib.contextmanager
 def writing(path: Place) -> Iterator[None]:
-    """Turns an OSError within this scope into a Refusal that names the file, the reason and the way out."""
+    """Turns an OSError within this scope into a Refusal with the file, the reason and the way out."""
     try:
         with places.os_errors(path):
             yield
@@ -83,7 +82,7 @@ def writing(path: Place) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Place) -> Iterator[None]:
-    """Turns an OSError within this scope into a Refusal that names the file and the reason."""
+    """Turns an OSError within this scope into a Refusal with the file and the reason."""
     try:
         with places.os_errors(path):
             yield
@@ -95,11 +94,11 @@ def reading(path: Place) -> Iterator[None]:
 def write_whole(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file atomically, also while other processes read or write it.
 
-    A failure keeps the old content and leaves no temporary file.
+    A failure keeps the old content.
 
     Args:
         path: Path of the file. Its folder exists.
-        content: Content of the file, whole or in parts. Text is encoded as UTF-8.
+        content: Whole or in parts. Text is encoded as UTF-8.
     """
     with writing(path):
         put(path, content)
@@ -125,7 +124,7 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def written(path: Place) -> Iterator[pathlib.Path]:
-    """Yields the path of a temporary local file that becomes `path` at the end. An error removes it.
+    """Yields a temporary local file that becomes `path` at the end. An error removes it.
 
     Raises: See `put`.
     """
@@ -148,10 +147,7 @@ def written(path: Place) -> Iterator[pathlib.Path]:
 
 
 def remove(path: Any) -> None:
-    """Removes a file or a link, if it exists.
-
-    Raises: See `put`.
-    """
+    """Removes a file or a link, if it exists. Raises as `put`."""
     owner = owner_of(path)
     if owner and not places.is_local(path):
         owner.replace(path, None)
@@ -161,10 +157,7 @@ def remove(path: Any) -> None:
 
 
 def remove_tree(folder: Any) -> None:
-    """Removes a folder and its content. In a bucket, objects that another process adds meanwhile stay.
-
-    Raises: See `put`.
-    """
+    """Removes a folder. In a bucket, objects that another process adds meanwhile stay. Raises as `put`."""
     urls = [] if places.is_local(folder) else places.urls_of(folder)
     check_owned(folder)
     if places.is_local(folder):
@@ -176,18 +169,15 @@ def remove_tree(folder: Any) -> None:
 class Mirror:
     """A local folder, copied into a folder of a bucket within a minute.
 
-    Args:
-        folder: Path of a folder in a bucket.
-
     Attributes:
-        local: Path of the local folder. Its files may grow and be in subfolders.
+        local: Path of the local folder. Its files may grow.
     """
 
     def __init__(self, folder: Any):
         self._folder = places.at(folder)
         self._temporary = tempfile.TemporaryDirectory()
         self.local = pathlib.Path(self._temporary.name)
-        self._sizes: dict[pathlib.Path, int] = {}  # sizes in the bucket
+        self._sizes: dict[pathlib.Path, int] = {}  # in the bucket
         self._uploading, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
         self._thread.start()
@@ -208,12 +198,7 @@ class Mirror:
         return local
 
     def flush(self) -> None:
-        """Uploads all changes.
-
-        Raises:
-            OSError: A file cannot be written.
-            Outage: The files no longer belong to this process.
-        """
+        """Uploads all changes. Raises as `put`."""
         with self._uploading:
             for name, file in places.files_in(self.local):
                 if (size := file.stat().st_size) != self._sizes.get(file):
@@ -221,10 +206,7 @@ class Mirror:
                     self._sizes[file] = size
 
     def close(self) -> None:
-        """Uploads all changes, and removes the local folder.
-
-        Raises: See `flush`.
-        """
+        """Uploads all changes, and removes the local folder. Raises as `put`."""
         self._ended.set()
         self._thread.join()
         try:
@@ -236,7 +218,7 @@ class Mirror:
         wait = UPLOAD_PERIOD
         while not self._ended.wait(wait):
             started = time.monotonic()
-            # Tried again. The next checkpoint flushes and reports errors, also a lost lock.
+            # The next checkpoint flushes and reports errors, also a lost lock.
             with contextlib.suppress(OSError, Outage):
                 self.flush()
             wait = min(max(UPLOAD_PERIOD, _SHARE * (time.monotonic() - started)), _LONGEST)
