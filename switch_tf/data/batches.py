@@ -158,7 +158,7 @@ class Batches:
         return {name: tf.pad(rows, [[0, 0], [before, behind], [0, 0]]) for name, rows in batches.items()}
 
     def close(self) -> None:
-        """Ends prefetching, because a Python thread at the end of the interpreter would abort the process."""
+        """Ends prefetching, because a Python thread at the interpreter's end would abort the process."""
         call, self._ahead = self._ahead, None
         if call:
             due = time.monotonic() + _CLOSING_SECONDS

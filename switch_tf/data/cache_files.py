@@ -97,12 +97,12 @@ def fetched_shard(file: str, sha256: str) -> str:
 
 
 def open_shard(file: str, sha256: str) -> Any:
-    """Opens a shard for random access. As array_record advises, without read-ahead threads."""
+    """Opens a shard for random access, without read-ahead threads as array_record advises."""
     return array_record_module.ArrayRecordReader(fetched_shard(file, sha256), _READER_OPTIONS)
 
 
 def is_unchanged(file: Any, sha256: str) -> bool:
-    """Whether a local file has this checksum. True for a bucket, which keeps its own checksums."""
+    """Whether a local file has this checksum. True for a bucket, because it keeps its own checksums."""
     return not places.is_local(file) or checksum(file) == sha256
 
 

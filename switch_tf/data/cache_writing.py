@@ -62,7 +62,7 @@ class Shard:
 
     @property
     def description(self) -> pathlib.Path:
-        """Path of counts and checksum, which exists once the shard is complete."""
+        """Path of counts and checksum. Exists once the shard is complete."""
         return self.file.with_suffix(".json")
 
     @property
@@ -135,7 +135,7 @@ def write_shard(shard: Shard) -> None:
             **sums}, indent=1))
     except Refusal:
         raise
-    except Exception as error:  # any kind, from users
+    except Exception as error:  # any kind, from the user's preprocessors
         raise Refusal(failure(task, shard.split, error)) from error
 
 

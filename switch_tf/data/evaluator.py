@@ -28,7 +28,7 @@ _IGNORED = re.compile(rf"[\s{re.escape(string.punctuation)}‘’´`]")
 
 
 class TaskScores(NamedTuple):
-    """The result of an evaluation of one task.
+    """The evaluation result of one task.
 
     `records`: JSON-able `inputs` and `targets` as text, `prediction` (text) or `score` (nats) of each example.
     `declared`: Metric -> `lower_is_better` of its function, if declared.
@@ -167,7 +167,7 @@ class Evaluator:
                 is filled with rows of zeros.
             score: Function from the same features to <float>[batch], the log-likelihood of the targets.
             advance: Called with the number of examples since its last call.
-            has_records: False leaves records empty, because spelling them is slow.
+            has_records: False leaves records empty; spelling them is slow.
         """
 
         def of_all(function, wanted, dataset):

@@ -157,7 +157,7 @@ class TextFile:
                           "a file; rename it.")
         self._place, self._opened_at, self._rest = -1, 0, iter(())  # of a piece that is being read
         self._lock = threading.Lock()
-        self._size = 0  # bytes, when first opened
+        self._size = 0  # when first opened
         with self._opened() as stream:
             head = stream.read(_HEAD)
             is_marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))

@@ -1,1 +1,1 @@
-"""Loss and task metrics of a model on a split."""
+"""Loss and task metrics on a split."""

@@ -23,7 +23,7 @@ class LossWeights(NamedTuple):
 
     `targets`: Tokens with a loss weight, or all with `Rules.averages_over_padding`.
     `load_balancing_loss`, `router_z_loss`: Stack ("encoder", "decoder") -> tokens in its router losses.
-    `tokens`: Real tokens, inputs and targets. No term is divided by it.
+    `tokens`: Real tokens, inputs and targets. Divides no term.
     """
 
     targets: Any
@@ -54,14 +54,14 @@ class Objective:
     coefficients: Mapping[str, float] = {}
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
-        """Refuses an unsuitable run, before anything is built or written.
+        """Refuses an unsuitable run before anything is built.
 
         Args:
             configuration: `continuation.record` of the run.
         """
 
     def build(self, partitioner: Partitioner) -> None:
-        """Creates variables that `measure` reads besides the trained model's, here none."""
+        """Creates further variables for `measure`, here none."""
 
     def restore(self) -> None:
         """Loads their values. Not called if only shapes matter."""
@@ -84,12 +84,7 @@ class Objective:
         return self
 
     def weights(self, config: SwitchConfig, features: dict[str, Any], dtype: str = "float32") -> LossWeights:
-        """Counts the tokens of a batch.
-
-        Args:
-            features: dict of <int32>[batch, length].
-            dtype: float dtype of the counts.
-        """
+        """Counts the tokens of a batch, dict of <int32>[batch, length], in a float dtype."""
         is_real = {"encoder": masks.encoder_is_real(features)}
         if not config.is_encoder_only:
             is_real["decoder"] = masks.decoder_is_real(features, config.rules)
@@ -120,7 +115,7 @@ class Objective:
                             dict(zip(config.sparse_layer_names, router_stats, strict=True)))
 
     def total(self, config: SwitchConfig, measured: Measurements) -> Any:
-        """Returns the loss, <float> scalar: the weighted terms and router losses of all sparse layers."""
+        """Returns the loss, <float> scalar: the weighted terms and all router losses."""
         terms = [_weighted(term, self.coefficients.get(name)) for name, term in measured.loss_terms.items()]
         for stats in measured.routers.values():
             terms.append(_weighted(stats.load_balancing_loss, config.load_balancing_loss_weight))
@@ -129,7 +124,7 @@ class Objective:
 
 
 def target_features(config: SwitchConfig) -> tuple[str, str]:
-    """Returns the names of the target tokens and loss weights: the decoder's, or a lone encoder's."""
+    """Returns the names of the target tokens and loss weights."""
     stack = "encoder" if config.is_encoder_only else "decoder"
     return f"{stack}_target_tokens", f"{stack}_loss_weights"
 

@@ -1,4 +1,4 @@
-"""Evaluates a run in training, or its checkpoints, on a split of a task or mixture."""
+"""Evaluates a run, or its checkpoints, on a split of a task or mixture."""
 
 import contextlib
 import dataclasses
@@ -70,7 +70,7 @@ def unigram_losses(config: SwitchConfig, description: data.DatasetDescription, t
         training_batches: Batches to count targets in. Every token of the vocabulary counts once more.
         held_out: Name -> batches with the targets for the loss.
 
-    Returns: Name -> float, in nats per token.
+    Returns: Name -> nats per token.
     """
     def count(batches):
         counts = np.zeros(config.vocab_size)
@@ -100,8 +100,8 @@ class TaskResult(NamedTuple):
     def values(self) -> dict[str, float]:
         """Values by name: "loss" and "accuracy" over target tokens, and the task's metrics.
 
-        The loss is only the cross-entropy, because other terms do not measure quality. For a task with metrics, the
-        accuracy over tokens is "token_accuracy", because a metric may be called accuracy.
+        The loss is only the cross-entropy, because other terms do not measure quality. A task with metrics has
+        "token_accuracy", because a metric may be called accuracy.
         """
         values = {}
         if self.measured is not None:
@@ -114,16 +114,15 @@ class TaskResult(NamedTuple):
 class SplitEvaluator:
     """Evaluates a model on a split, each time with its current weights.
 
-    Tasks with metrics are scored on greedy predictions up to the length of the description's targets, and on
-    likelihoods. Experts drop no token there (`context.Context.no_drop`), so scores depend neither on the batch size nor
-    on the layout. For a loss, the evaluation capacity factor applies, so tokens may be dropped.
+    Tasks with metrics are scored on greedy predictions up to the description's targets length, and on likelihoods.
+    Experts drop no token there (`context.Context.no_drop`), so scores depend neither on batch size nor layout. For a
+    loss, the evaluation capacity factor applies.
 
     Args:
-        model: SwitchTransformer, built.
-        objective: Objective, built.
+        model, objective: Built.
         losses_of: Tasks and mixtures with a loss. Defaults to the tasks without metrics.
         num_batches: Batches for each loss, kept in memory. None reads the whole split each time.
-        num_examples: Largest number of examples of each task with metrics.
+        num_examples: Most examples of each task with metrics.
     """
 
     def __init__(self, model: keras.Model, description: data.DatasetDescription, settings: StepSettings,
@@ -151,11 +150,7 @@ class SplitEvaluator:
 
     def run(self, advance: Callable[[int], None] = lambda count: None,
             has_records: bool = True) -> dict[str, TaskResult]:
-        """Evaluates the model with its current weights.
-
-        Args:
-            advance: Function of the number of examples since its last call.
-            has_records: Whether the scores hold the predictions as text.
+        """Evaluates the model with its current weights. Arguments as for `data.Evaluator.evaluate`.
 
         Returns: Name of each task or mixture -> TaskResult, a mixture before its tasks.
         """
@@ -185,7 +180,7 @@ def named(values: dict[str, dict[str, float]], average: float | None) -> dict[st
 
 
 def declared_directions(results: dict[str, TaskResult]) -> dict[str, bool]:
-    """Returns logged name -> whether lower is better, for metrics with names that do not show it."""
+    """Returns logged name -> whether lower is better, unless the name shows it."""
     lower = {f"eval/{task}/{name}": is_lower for task, result in results.items() if result.scores is not None
              for name, is_lower in result.scores.lower_is_better.items() if is_lower is not None}
     if lower and all(lower.values()):
@@ -283,9 +278,7 @@ _MOST_WORDS = 60  # in inputs without gaps
 
 
 def predict_examples(model: keras.Model, run: Run, partitioner: Partitioner) -> list[tuple[str, str, str]]:
-    """Returns (inputs, target, prediction) as text for the first `run.shown_examples` validation examples, at most a
-    batch.
-    """
+    """Returns (inputs, target, prediction) of the first `run.shown_examples` validation examples, at most a batch."""
     description = data.description_of_data(run, model.config, "validation", 0)
     examples = data.examples(description, min(run.shown_examples, run.batch_size))
     vocabulary = data.target_vocabulary(run.mixture_or_task_name, run.vocabulary)

@@ -18,9 +18,6 @@ _LONGEST = 2**26  # bytes of a line
 def dumps(value: Any, **options: Any) -> str:
     """Returns strict JSON: NaN and infinities become null, tuples lists.
 
-    Args:
-        options: Options of `json.dumps`.
-
     Raises:
         ValueError: The value is nested too deeply.
     """
@@ -47,10 +44,10 @@ def loads(text: bytes | str, is_strict: bool = False) -> Any:
 
 
 def load(path: Any, largest: int = 2**25, is_strict: bool = False) -> Any:
-    """Returns the value of a JSON file of at most `largest` bytes.
+    """Returns the value of a JSON file.
 
     Raises:
-        ValueError: The path is no regular file, the file is larger, or `loads` refuses it.
+        ValueError: The path is no regular file, the file exceeds `largest` bytes, or `loads` refuses it.
         OSError: The file does not exist or cannot be read.
     """
     return loads(places.content(path, largest), is_strict)
@@ -116,7 +113,7 @@ def is_step(value: Any) -> bool:
 
 def read(path: Any,
          is_record: Callable[[dict], bool] = lambda record: True) -> Iterator[tuple[bytes, dict]]:
-    """Yields each line of a file that is a record, with the record. Prints a warning about skipped lines.
+    """Yields each line that is a record, with the record. Prints a warning about skipped lines.
 
     A missing file has no lines.
     """

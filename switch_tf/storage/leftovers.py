@@ -19,7 +19,7 @@ def remove_unfinished(folder: Any) -> None:
 
 
 def remove(path: Any) -> bool:
-    """Removes a file, a link or a folder. Returns whether it is gone; a failure is a warning."""
+    """Removes a file, link or folder; returns whether it is gone. A failure is a warning."""
     try:
         if path.is_dir() and not path.is_symlink():
             whole_file.remove_tree(path)

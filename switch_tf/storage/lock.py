@@ -1,8 +1,7 @@
 """Locks on a disk and leases in a bucket, with which one process at a time writes a run folder or an output.
 
-Another process takes a lease after a minute without a renewal, or if its owner ran on this machine and has ended.
-`whole_file` writes all files of a locked path through its lock, and the bucket refuses to overwrite an object that
-another process has changed (`places`). So a process that lost its lease while it slept cannot write.
+`whole_file` writes a locked path's files through its lock, and a bucket refuses to overwrite an object that another
+process has changed (`places`). So a process that lost its lease while it slept cannot write.
 """
 
 import contextlib
@@ -78,16 +77,13 @@ class Lock:
                 raise Outage(self._loss)
 
     def replace(self, path: Any, content: bytes | None) -> None:
-        """Writes an object in a bucket, or removes it if `content` is None, while the path belongs to this process.
-
-        Raises: See `check`.
-        """
+        """Writes an object in a bucket, or removes it if `content` is None, while `check` passes."""
         with self._writing:
             key = os.fspath(path)
             while True:
                 if key not in self._generations:
                     _, self._generations[key] = places.read_object(path)
-                self.check()  # after reading the generation, so another owner's write would change it
+                self.check()  # after reading the generation, because another owner's write changes it
                 try:
                     self._generations[key] = places.write_object(path, content, self._generations[key])
                     return
@@ -210,7 +206,7 @@ def _owner(content):
         described = json_lines.loads(content or b"")
         pid, host = int(described["pid"]), str(described["host"])
         is_here = described["processes"] == environment.visible_processes()
-    except (ValueError, KeyError, TypeError, OverflowError):  # such as a lock copied from a disk
+    except (ValueError, KeyError, TypeError, OverflowError):  # no lease, such as a lock copied from a disk
         return None
     return None if is_here and not environment.is_running(pid) else f"pid {pid} on {host}"
 
@@ -231,12 +227,7 @@ def is_held(place: Any) -> bool:
 
 @contextlib.contextmanager
 def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
-    """Locks an output within this scope, with a hidden file next to it.
-
-    Args:
-        output: Path, which need not exist.
-        argument: Its option, for messages.
-    """
+    """Locks an output, present or not, within this scope, with a hidden file next to it."""
     output = places.at(output)
     resolved = places.at(os.path.realpath(output)) if places.is_local(output) else output
     place = resolved.with_name(f".{resolved.name}.lock")

@@ -30,7 +30,7 @@ def end(status: int, message: str = "") -> NoReturn:
     """Ends this process without exit handlers, after its output. The first of several threads does so.
 
     Args:
-        status: Exit status, or minus the number of a signal.
+        status: Exit status, or minus a signal.
         message: Last line on standard error, also within `held_back`.
     """
     _ending.acquire()  # for good
@@ -132,14 +132,14 @@ def held_back() -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def without_lines(prefix: bytes) -> Iterator[None]:
-    """Removes lines with a prefix from standard output within this scope."""
+    """Removes lines with a prefix from standard output."""
     _flush()
     original = os.dup(1)
     read_end, write_end = os.pipe()
     os.dup2(write_end, 1)
     output, is_finished = os.dup(original), threading.Event()
 
-    def copy():  # until the pipe is closed
+    def copy():
         try:
             # A closed output closes the pipe, so writers fail, too.
             with contextlib.suppress(OSError), open(output, "wb", buffering=0) as copied, open(read_end, "rb") as lines:

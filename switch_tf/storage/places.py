@@ -1,8 +1,7 @@
 """Local files and objects in buckets, as paths with pathlib's interface that raise OSErrors.
 
-A bucket has no folders, renames, appends or locks: an object appears whole once it is written. TensorFlow has no
-conditional writes. tensorstore sends the generation of the object that was read, so a process cannot overwrite a newer
-object of another process, however long it slept.
+TensorFlow has no conditional writes. tensorstore sends the generation of the object that was read, so a process cannot
+overwrite a newer object of another process, however long it slept.
 """
 
 import contextlib
@@ -70,7 +69,7 @@ class Literal:
 
 
 def at(path: Place) -> Any:
-    """Returns a pathlib.Path on this machine, or a path in a bucket."""
+    """Returns a pathlib.Path, or a path in a bucket."""
     if isinstance(path, pathlib.PurePath):
         return path
     found = _SCHEME.match(os.fspath(path))
@@ -109,7 +108,7 @@ def _bucket_path():
 
 
 def _stat(self):
-    import tensorflow as tf  # already imported for a bucket's path
+    import tensorflow as tf  # takes seconds; a bucket's path has imported it
 
     with os_errors(self):
         found = tf.io.gfile.stat(os.fspath(self))
@@ -219,7 +218,7 @@ def copy(source: pathlib.Path, target: Any) -> None:
 
 @contextlib.contextmanager
 def fetched(path: Place) -> Iterator[pathlib.Path]:
-    """Yields a local file, or a local copy for libraries that cannot read buckets."""
+    """Yields a local file for libraries that cannot read buckets: the file itself, or a copy."""
     place = at(path)
     if is_local(place):
         yield place
@@ -232,7 +231,7 @@ def fetched(path: Place) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def uploaded(folder: Place) -> Iterator[pathlib.Path]:
-    """Yields a local folder, uploaded at the end for libraries that cannot write buckets."""
+    """Yields a local folder for libraries that cannot write buckets: the folder itself, or one uploaded at the end."""
     place = at(folder)
     if is_local(place):
         yield place
@@ -243,7 +242,7 @@ def uploaded(folder: Place) -> Iterator[pathlib.Path]:
 
 
 def upload(folder: pathlib.Path, target: Any) -> None:
-    """Copies a local folder's files into a folder of a bucket."""
+    """Copies a local folder into a bucket."""
     for name, file in files_in(folder):
         copy(file, target / name)
 

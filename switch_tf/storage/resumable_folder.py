@@ -1,7 +1,7 @@
 """Folders that appear complete or not at all, written in parts, so that a kill costs one part.
 
-A folder `x` is written as `folder` in the hidden `.x.unfinished`. `record.jsonl` there has a line with the identity of
-the work and one for each finished part.
+A folder `x` is written in the hidden `.x.unfinished`, where `record.jsonl` has a line with the identity of the work and
+one for each finished part.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class Work:
 
     Args:
         place: Local folder of the work.
-        identity: JSON-able. None if the work never resumes.
+        identity: See `resumable_folder`.
 
     Attributes:
         folder: The results so far.

@@ -1,7 +1,4 @@
-"""Files that appear complete or not at all, on a disk or in a bucket, and refusals that name the file.
-
-Paths that this process has locked are written and removed only while it has the lock.
-"""
+"""Files that appear complete or not at all, on a disk or in a bucket, and refusals that name the file."""
 
 import contextlib
 import errno
@@ -94,11 +91,7 @@ def reading(path: Place) -> Iterator[None]:
 def write_whole(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file atomically, also while other processes read or write it.
 
-    A failure keeps the old content.
-
-    Args:
-        path: Path of the file. Its folder exists.
-        content: Whole or in parts. Text is encoded as UTF-8.
+    A failure keeps the old content. The folder exists, and text is encoded as UTF-8.
     """
     with writing(path):
         put(path, content)
@@ -124,10 +117,7 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def written(path: Place) -> Iterator[pathlib.Path]:
-    """Yields a temporary local file that becomes `path` at the end. An error removes it.
-
-    Raises: See `put`.
-    """
+    """Yields a temporary local file that becomes `path` at the end. Raises as `put`."""
     place = places.at(path)
     hidden = f".{place.name}.{secrets.token_hex(4)}.unfinished"
     unfinished = place.with_name(hidden) if places.is_local(place) else pathlib.Path(tempfile.gettempdir(), hidden)
