@@ -68,7 +68,7 @@ def is_complete(checkpoint: Any) -> bool:
     """
     if places.is_local(checkpoint):
         return checkpoint.is_dir()
-    return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow caches removed files
+    return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow caches removed files for seconds
 
 
 def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:

@@ -22,7 +22,7 @@ from switch_tf.storage import json_lines, leftovers, outputs, places, whole_file
 from switch_tf.storage.places import Place
 
 PERIOD = 15.0  # seconds between two renewals
-LIFETIME = 60.0  # seconds without a renewal
+LIFETIME = 60.0  # seconds without a renewal after which another process takes the lease
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 

@@ -303,7 +303,7 @@ def urls_of(folder: Place) -> list[str]:
     import tensorstore
 
     folder = os.fspath(folder).rstrip("/")
-    # "0" follows "/".
+    # All names that begin with the folder: "0" follows "/".
     found = _call(folder, lambda bucket, name: bucket.list(tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0")))
     bucket = folder.removeprefix("gs://").partition("/")[0]
     return [f"gs://{bucket}/{key.decode()}" for key in found]
