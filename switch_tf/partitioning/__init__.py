@@ -1,6 +1,6 @@
 """Logical axes, layouts and shares of the batch.
 
-Names are imported at first use, so a layout is read and checked without TensorFlow.
+Names are imported at first use: reading a layout needs no TensorFlow.
 """
 
 import importlib

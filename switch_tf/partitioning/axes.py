@@ -1,18 +1,15 @@
-"""The two annotations of layers: `add_weight` and `constrain` take logical axes.
+"""Annotations of layers by logical axes: `add_weight` and `constrain`.
 
 Without an active layout they are plain Keras and the identity. A back end that cuts a program over devices traces it
 within `context.within(annotator=...)`. An annotator has
 
-    layout            Layout with its mesh complete
-    is_for_compiler   whether XLA's partitioner cuts the program
-    constrain(x, axes)         lays out an activation by its logical axes
-    gather(value, axes)        converts a weight's value from its stored layout to the layout of its use
-    scatter(gradient, axes)    lays out a weight's gradient as the weight is stored
-    replicate(x)               computes a tensor on every device
+    layout                       Layout with a complete mesh
+    is_for_compiler              whether XLA's partitioner cuts the program
+    constrain, gather, scatter   as the functions here
+    replicate(x)                 computes a tensor on every device
 
-The functions at the end describe the visible part of the global batch: a microbatch, a replica's rows, or both. Token
-groups and random numbers belong to the global batch, so its parts make the same routing decisions and dropout masks as
-one pass over it.
+The last functions describe the visible part of the global batch: a microbatch, a replica's rows, or both. Token groups
+and random numbers belong to the global batch, so parts route tokens and draw dropout masks as one pass would.
 """
 
 from collections.abc import Callable
@@ -27,12 +24,12 @@ from switch_tf.partitioning.layout import LOGICAL_AXES
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-# Logical axis of each dimension; None for an unsplit dimension.
+# One logical axis per dimension; None for an unsplit one.
 Axes = tuple[str | None, ...]
 
 
 def is_partitioned() -> bool:
-    """Returns whether a partitioner cuts the running or traced code over many devices."""
+    """Returns whether a partitioner cuts the running or traced code."""
     return context.current().annotator is not None
 
 
@@ -43,20 +40,15 @@ def is_for_compiler() -> bool:
 
 
 def is_split(axis: str) -> bool:
-    """Returns whether an active layout cuts activations along a logical axis."""
+    """Returns whether the active layout cuts activations along a logical axis."""
     annotator = context.current().annotator
     return annotator is not None and annotator.layout.num_pieces(axis) > 1
 
 
 def with_axes(axes: Axes, create: Callable[..., keras.Variable], *args: Any, **kwargs: Any) -> keras.Variable:
-    """Creates a Keras variable stored by logical axes, with `create(*args, **kwargs)`.
+    """Creates a Keras variable with `create(*args, **kwargs)`, stored by logical axes.
 
-    Args:
-        axes: Logical axes of the variable.
-        create: Function that creates the variable.
-
-    Returns:
-        The variable with `logical_axes`, for placement, optimizer slots, Adafactor's factoring and checkpoints.
+    Its `logical_axes` decide placement, slots, Adafactor's factoring and checkpoints.
     """
     # The storing back end receives only value and name.
     with context.within(variable_axes=tuple(axes)):
@@ -66,18 +58,18 @@ def with_axes(axes: Axes, create: Callable[..., keras.Variable], *args: Any, **k
 
 
 def axes_of(variable: keras.Variable) -> Axes:
-    """Returns the logical axes of a Keras variable; all None if it has none."""
+    """Returns a variable's logical axes; all None if it has none."""
     return getattr(variable, "logical_axes", (None,) * len(variable.shape))
 
 
 def axes_of_new_variable(rank: int) -> Axes:
-    """Returns the logical axes of the variable of this rank in creation."""
+    """Returns the logical axes of the variable in creation."""
     axes = context.current().variable_axes
     return (None,) * rank if axes is None else axes
 
 
 def check_axes(axes: Axes, rank: int, what: str) -> None:
-    """Raises Refusal unless `axes` has a known logical axis or None for each of `rank` dimensions."""
+    """Raises Refusal unless `axes` has a known logical axis or None for each dimension."""
     unknown = [axis for axis in axes if axis is not None and axis not in LOGICAL_AXES]
     if unknown:
         raise Refusal(f"{what} has the unknown logical axis {unknown[0]!r}; the axes are {sorted(LOGICAL_AXES)}.")
@@ -90,31 +82,21 @@ def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...], axe
     """Creates a weight with logical axes. Read it with `use` or `product`.
 
     Args:
-        layer: Layer that owns the weight.
         name: Last part of the weight's path.
-        shape: Shape of the weight.
-        axes: Logical axes of the weight.
         initializer: Keras initializer or its name. It is cloned, so weights may share it. Kernels need an explicit
-            standard deviation: Keras' VarianceScaling takes a stacked kernel's expert dimension for a receptive
-            field.
-        dtype: Dtype of the variable. Defaults to the layer's variable dtype.
-        trainable: Whether gradients train it. Otherwise it is state, equal in every replica.
-
-    Returns:
-        keras.Variable with `logical_axes`.
+            standard deviation: Keras' VarianceScaling takes an expert dimension for a receptive field.
+        dtype: Defaults to the layer's variable dtype.
+        trainable: False for state, equal in every replica.
     """
     check_axes(axes, len(shape), f"Weight {name!r} of layer {layer.name!r}")
-    # An initializer without a seed draws one at creation, then repeats its values.
+    # Without a seed, an initializer draws one at creation, then repeats its values.
     initializer = keras.initializers.get(initializer).clone()
     return with_axes(axes, layer.add_weight, shape=shape, initializer=initializer, dtype=dtype, autocast=False,
                      name=name, trainable=trainable, aggregation="none" if trainable else "only_first_replica")
 
 
 def use(variable: keras.Variable, dtype: str) -> Tensor:
-    """Returns a weight's value in `dtype`, gathered if stored in pieces.
-
-    Casts first, so that bfloat16 moves half the bytes.
-    """
+    """Returns a weight's value in `dtype`, gathered if in pieces. Casts first: bfloat16 moves half the bytes."""
     return gather(ops.cast(variable, dtype), axes_of(variable))
 
 
@@ -134,7 +116,7 @@ def arange(size: Any, dtype: str = "int32") -> Tensor:
     """Returns 0, 1, .. size - 1 as <dtype>[size]. `size` is an int or an int32 scalar tensor.
 
     A program cut over devices computes it: TensorFlow would fold positions and masks of up to 10 MB each into
-    constants, all of them on every device.
+    constants on every device.
     """
     # TensorFlow has no unsigned range on CPU.
     values = ops.cast(ops.arange(size, dtype="int32"), dtype)
@@ -143,19 +125,14 @@ def arange(size: Any, dtype: str = "int32") -> Tensor:
 
 
 def constrain(x: Tensor, axes: Axes) -> Tensor:
-    """Lays out an activation by its logical axes.
-
-    Args:
-        x: Tensor.
-        axes: Logical axes of `x`.
-    """
+    """Lays out an activation by its logical axes."""
     check_axes(axes, len(x.shape), "An activation")
     annotator = context.current().annotator
     return x if annotator is None else annotator.constrain(x, axes)
 
 
 def part_of_batch(count: int, index: Any) -> AbstractContextManager:
-    """Returns a scope for part `index` (int or int32 scalar tensor) of `count` parts of the batch."""
+    """Returns a scope for part `index` (int or int32 scalar tensor) of `count`."""
     return context.within(part=context.Part(count, index))
 
 

@@ -2,9 +2,8 @@
 
     TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-`switch-tf train --processes` sets it on one machine. For several machines the program that starts the processes sets
-it. Without it, the hosts of a TPU slice come from GKE's variables, TPU_WORKER_HOSTNAMES=host0,host1 and
-TPU_WORKER_ID=0, or from the metadata server of a TPU VM.
+`switch-tf train --processes` sets it on one machine. Without it, the hosts of a TPU slice come from GKE's variables,
+TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0, or from a TPU VM's metadata server.
 """
 
 import errno
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal, first_line
 
-# Port at which the processes of a TPU slice meet. libtpu uses 8471 and further ports.
+# Processes of a TPU slice meet here. libtpu uses 8471 and further ports.
 TPU_PORT = 19011
 
 
@@ -26,8 +25,8 @@ class Cluster(NamedTuple):
     """The processes of a run.
 
     Attributes:
-        addresses: "host:port" of each process, in order.
-        index: Index of this process.
+        addresses: "host:port" of each process.
+        index: This process.
     """
 
     addresses: tuple[str, ...]
@@ -40,7 +39,7 @@ class Cluster(NamedTuple):
 
 
 def members() -> Cluster:
-    """Returns the processes of this run: from TF_CONFIG, one per host of a TPU slice, or only this process."""
+    """Returns this run's processes: from TF_CONFIG, a TPU slice, or only this one."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return _hosts_of_slice()
@@ -65,8 +64,7 @@ def _hosts_of_slice():
         names = [name.strip() for name in hosts.split(",") if name.strip()]
         index = os.environ.get("TPU_WORKER_ID", "")
     elif host.has_tpu() and (index := host.vm_attribute("agent-worker-number")):
-        # A TPU VM of Google Cloud, by the same attributes as in JAX and libtpu. A host is "address" or, formerly,
-        # "name:number:address".
+        # Attributes of a TPU VM as JAX and libtpu read them. A host is "address" or, formerly, "name:number:address".
         names = [entry.rpartition(":")[2].strip()
                  for entry in host.vm_attribute("worker-network-endpoints").split(",")]
         found = re.search(r"^ *MEGASCALE_NUM_SLICES *: *'?(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
@@ -84,12 +82,10 @@ def _hosts_of_slice():
 
 
 def listening_address(address: str) -> str:
-    """Returns the address at which the first process listens: its own, or all if this machine does not have it.
+    """Returns the address at which the first process listens: its own, or all if no interface has it.
 
-    Any host that reaches it can read and write the processes' messages.
-
-    Args:
-        address: "host:port" for the other processes. Behind address translation no interface has it.
+    Any host that reaches it can read and write the processes' messages. `address` is "host:port" for the other
+    processes.
     """
     name, _, port = address.rpartition(":")
     if not port.isdecimal():
@@ -97,7 +93,7 @@ def listening_address(address: str) -> str:
     try:
         found = [(family, ip) for family, *_, (ip, *_) in socket.getaddrinfo(
             name.strip("[]"), None, type=socket.SOCK_STREAM)]
-    except OSError:  # a name that only other machines can resolve
+    except OSError:  # other machines may resolve the name
         found = []
     for family, ip in [*found, (socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, "")]:
         try:
@@ -114,6 +110,6 @@ def listening_address(address: str) -> str:
 
 
 def put(environ: dict, addresses: Sequence[str], index: int) -> None:
-    """Sets TF_CONFIG for one process in a dictionary of environment variables."""
+    """Sets one process's TF_CONFIG in environment variables."""
     environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)},
                                        "task": {"type": "worker", "index": index}})

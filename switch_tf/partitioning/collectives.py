@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# Pass of DTensor after which a program contains its collectives.
+# DTensor's pass that adds the collectives.
 DTENSOR_STAGE = "DTensorSPMDExpansion"
 
 _KINDS = {"DTensorAllToAll": "all-to-all", "DTensorAllReduce": "all-reduce", "DTensorAllGather": "all-gather",
@@ -24,7 +24,7 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: XLA's name, such as "all-to-all".
-        bytes: Bytes of the results on one device, over all arrays of the collective.
+        bytes: Bytes of all results on one device.
         is_unsafe: Whether TensorFlow permutes the data, in an all-to-all between two dimensions other than the first.
             XLA never does.
     """
@@ -35,18 +35,13 @@ class Collective(NamedTuple):
 
 
 def dump_partitioned_programs(folder: str | pathlib.Path) -> None:
-    """Makes TensorFlow write each program of DTensor into a folder. Call it before importing TensorFlow."""
+    """Makes TensorFlow write DTensor's programs into a folder. Call it before importing TensorFlow."""
     os.environ.update(TF_CPP_VMODULE="dtensor_mlir_passes=1", TF_DUMP_GRAPH_PREFIX=str(folder),
                       MLIR_BRIDGE_LOG_PASS_FILTER=DTENSOR_STAGE)
 
 
 def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
-    """Returns the collectives of the newest program of a traced function, before TensorFlow combines them.
-
-    Args:
-        folder: Folder of the dumped programs.
-        function: Name of the traced function.
-    """
+    """Returns the collectives of a traced function's newest dumped program, before TensorFlow combines them."""
     files = pathlib.Path(folder).glob(f"*{DTENSOR_STAGE}*__inference_{function}_*")
     newest = max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
     collectives = []
@@ -56,14 +51,14 @@ def read(folder: str | pathlib.Path, function: str) -> list[Collective]:
             if kind == "all-to-all":
                 before, after = (specs.split(",") for specs in _LAYOUT.findall(line))
                 is_unsafe = len(before) >= 4 and before[0] == after[0]
-            # Fails on unknown text rather than omit a collective.
+            # Unknown text fails rather than omits a collective.
             lengths, dtype = _RESULT.search(line).groups()
             collectives.append(Collective(kind, _bytes(dtype, lengths.split("x")), is_unsafe))
     return collectives
 
 
 def read_xla(text: str) -> list[Collective]:
-    """Returns the collectives of a program compiled by XLA. Collectives inside loops count once."""
+    """Returns the collectives of XLA's text. Those in loops count once."""
     return [Collective(kind, sum(_bytes(dtype, lengths.split(",")) for dtype, lengths in _XLA_ARRAY.findall(shape)))
             for shape, kind in _XLA.findall(text)]
 
@@ -73,7 +68,7 @@ def _bytes(dtype, lengths):
 
 
 def summarize(collectives: Iterable) -> dict[str, dict[str, int]]:
-    """Returns kind -> {"count", "bytes" on one device} for objects with a `kind` and `bytes`."""
+    """Returns kind -> {"count", "bytes" on one device}."""
     summary = {}
     for collective in collectives:
         entry = summary.setdefault(collective.kind, {"count": 0, "bytes": 0})

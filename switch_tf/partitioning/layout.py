@@ -1,4 +1,4 @@
-"""A layout: the shape of the device mesh, and the mesh axes that split each logical axis."""
+"""A layout: a mesh of devices, and the mesh axes that split each logical axis."""
 
 import dataclasses
 import math
@@ -8,10 +8,9 @@ from switch_tf.checks import shown
 from switch_tf.configs.choices import check_choice
 from switch_tf.refusals import Refusal
 
-# `Layout.backend` -> module. Its `create` takes a Layout and a cluster.Cluster and returns a Partitioner. It raises
-# Refusal if the layout does not fit the devices, before anything starts.
+# Its `create(Layout, Cluster)` returns a Partitioner, or refuses a misfit before anything starts.
 BACKENDS = {
-    "auto": "switch_tf.partitioning.backends.dtensor",  # with accelerators of JAX, "pjrt"
+    "auto": "switch_tf.partitioning.backends.dtensor",  # "pjrt" with accelerators of JAX
     "dtensor": "switch_tf.partitioning.backends.dtensor",
     "one_device": "switch_tf.partitioning.backends.strategies",
     "mirrored": "switch_tf.partitioning.backends.strategies",
@@ -19,13 +18,13 @@ BACKENDS = {
     "tpu": "switch_tf.partitioning.backends.strategies",
 }
 
-# T5X's names. `router_expert` names the columns of a router. They are never split, unlike the experts. `expert_embed`
-# is the width of tokens on their way to and from the experts.
+# T5X's names. `router_expert`, the columns of a router, is never split. `expert_embed` is the width of tokens on their
+# way to and from the experts.
 LOGICAL_AXES = frozenset((
     "batch", "length", "vocab", "embed", "heads", "kv", "mlp", "relpos_buckets",
     "group", "expert", "expert_embed", "expert_mlp", "router_expert", "capacity"))
 
-# Fields of SwitchConfig that set the sizes of logical axes.
+# Logical axis -> field of SwitchConfig.
 _SOURCES = {"vocab": "vocab_size", "embed": "d_model", "heads": "num_heads", "kv": "d_kv", "mlp": "d_ff",
             "expert": "num_experts", "expert_embed": "d_model", "expert_mlp": "d_ff"}
 
@@ -35,17 +34,16 @@ class Layout:
     """The division of a run over devices, bound by the files of `gin/layouts/`. The default is one device.
 
     Args:
-        mesh_shape: Mesh axes and their sizes in devices, such as "data=4,model=2". One axis of the rules may be
-            missing: it takes the remaining devices.
-        rules: Pairs of a logical axis and one or several mesh axes, outermost first. Logical axes without a rule
-            are not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with experts
-            over "expert" and groups over ("data", "expert"), expert buffers have groups over "data".
-        at_rest_rules: Further rules for stored weights and optimizer slots, for dimensions that `rules` leave whole.
-            Weights are gathered before use.
-        backend: Name of a back end. "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere
-            one device, or "dtensor" for several. TensorFlow cuts programs of "dtensor". XLA cuts programs of "pjrt",
-            for JAX's client. "one_device", "mirrored" and "tpu" are strategies of tf.distribute, with copies of every
-            variable on every device.
+        mesh_shape: Devices along each mesh axis, such as "data=4,model=2". One axis of the rules may be missing: it
+            takes the remaining devices.
+        rules: Pairs of a logical axis and one or several mesh axes, outermost first. In each tensor a mesh axis splits
+            the first dimension that has a rule for it: with experts over "expert" and groups over ("data", "expert"),
+            expert buffers have groups over "data".
+        at_rest_rules: Further rules for stored weights and slots, for dimensions that `rules` leave whole. Weights are
+            gathered before use.
+        backend: "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere one device, or
+            "dtensor" for several. TensorFlow cuts programs of "dtensor", XLA programs of "pjrt". "one_device",
+            "mirrored" and "tpu" are strategies of tf.distribute, with every variable whole on every device.
     """
 
     mesh_shape: str = "data=1"
@@ -71,7 +69,7 @@ class Layout:
             if rule[0] not in LOGICAL_AXES:
                 raise Refusal(f"The layout splits the unknown logical axis {rule[0]!r}; the axes are "
                               f"{sorted(LOGICAL_AXES)}.")
-        # Devices along a mesh axis without a rule would repeat the same work.
+        # Along other mesh axes devices would repeat the same work.
         named = sorted({axis for _, axes in self._splits for axis in axes})
         for axis, size in self.mesh.items():
             if named and size > 1:
@@ -84,12 +82,11 @@ class Layout:
 
     @property
     def _splits(self):
-        """Logical axis and mesh axes of each rule."""
         return [(axis, _as_tuple(mesh_axes)) for axis, mesh_axes in (*self.rules, *self.at_rest_rules)]
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Devices along each mesh axis of `mesh_shape`, without the open axis."""
+        """Devices along each mesh axis, without the open axis."""
         mesh = {}
         if not isinstance(self.mesh_shape, str):
             raise Refusal(f"MESH_SHAPE must be text like \"data=4,model=2\", not {self.mesh_shape!r}.")
@@ -103,12 +100,12 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh, without its open axis."""
+        """Devices of the mesh, without the open axis."""
         return math.prod(self.mesh.values())
 
     @property
     def open_axes(self) -> list[str]:
-        """Mesh axes of the rules that `mesh_shape` leaves out. At most one; it takes the remaining devices."""
+        """Mesh axes of the rules that `mesh_shape` leaves out, at most one."""
         return sorted({axis for _, axes in self._splits for axis in axes} - set(self.mesh))
 
     @property
@@ -118,11 +115,11 @@ class Layout:
 
     @property
     def stores_pieces(self) -> bool:
-        """Whether devices store pieces of the variables, not copies as in tf.distribute."""
+        """Whether devices store pieces of the variables, not copies."""
         return self.backend in ("auto", "dtensor", "pjrt")
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
-        """Returns the layout for a number of devices, with its open axis filled in. A mesh of one uses the first."""
+        """Returns the layout with its open axis filled in."""
         open_axes, size = self.open_axes, self.num_devices
         if open_axes and num_devices % size == 0:
             return dataclasses.replace(self, mesh_shape=mesh_shape({open_axes[0]: num_devices // size, **self.mesh}))
@@ -135,14 +132,14 @@ class Layout:
                              if device_type == "CPU" else "."))
 
     def check_processes(self, count: int) -> None:
-        """Raises Refusal if several processes would share the layout's single device."""
+        """Raises Refusal if several processes would share one device."""
         if count > 1 and self.num_devices == 1 and not self.open_axes:
             raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves some of the {count} processes without a device; use "
                           "a layout of several devices, such as gin/layouts/data.gin, or one process.")
 
     @property
     def axes_over_several(self) -> list[str]:
-        """Logical axes that `rules` split over several mesh axes of more than one device."""
+        """Logical axes that `rules` split over several mesh axes."""
         return [logical for logical in dict(self.rules)
                 if sum(self.mesh.get(axis, 1) > 1 for axis in self.mesh_axes(logical)) > 1]
 
@@ -150,8 +147,7 @@ class Layout:
         """Returns the mesh axes that split each dimension, outermost first; () for an unsplit dimension.
 
         Args:
-            axes: Logical axes of the tensor.
-            at_rest: Whether to return the stored layout of a weight or slot, not the layout of its use.
+            at_rest: Whether the tensor is stored, not in use.
         """
         spec: list[tuple[str, ...]] = [()] * len(axes)
         for rules in (self.rules, self.at_rest_rules)[:1 + at_rest]:
@@ -164,41 +160,29 @@ class Layout:
         return tuple(spec)
 
     def piece(self, shape: Sequence[int], spec: Sequence[Sequence[str]]) -> tuple[int, ...]:
-        """Returns the shape of a device's piece of a tensor: the longest if a dimension does not divide.
-
-        Args:
-            shape: Shape of the whole tensor.
-            spec: Mesh axes of each dimension, from `spec`.
-        """
+        """Returns the shape of a device's piece, the longest if a dimension does not divide."""
         return tuple(math.ceil(size / self._count(axes)) for size, axes in zip(shape, spec, strict=True))
 
     def stored_bytes(self, weights: Iterable) -> int:
-        """Returns each device's bytes of stored float32 weights and gradients, without slots and activations.
-
-        Args:
-            weights: Weights of the model (`SwitchConfig.weights`).
+        """Returns each device's bytes of stored float32 weights (`SwitchConfig.weights`) and gradients, without
+        slots.
         """
         return 8 * sum(weight.count * math.prod(self.piece(weight.shape, self.spec(weight.axes, at_rest=True)))
                        for weight in weights)
 
     def mesh_axes(self, axis: str) -> tuple[str, ...]:
-        """Returns the mesh axes that can split tensors along a logical axis, outermost first."""
+        """Returns the mesh axes that can split a logical axis."""
         return _as_tuple(dict(self.rules).get(axis, ()))
 
     def num_pieces(self, axis: str) -> int:
-        """Returns the number of pieces of activations along a logical axis."""
+        """Returns the number of pieces along a logical axis of activations."""
         return self._count(self.mesh_axes(axis))
 
     def _count(self, mesh_axes):
-        """Counts the devices along mesh axes."""
         return math.prod(self.mesh.get(axis, 1) for axis in mesh_axes)
 
     def check_sizes(self, sizes: dict[str, int]) -> None:
-        """Raises Refusal unless the pieces of every logical axis are equal.
-
-        Args:
-            sizes: Lengths of the model's logical axes (`SwitchConfig.axis_sizes`).
-        """
+        """Raises Refusal unless the pieces of every logical axis (`SwitchConfig.axis_sizes`) are equal."""
         for axis, mesh_axes in self._splits:
             size = sizes.get(axis)
             pieces = self._count(mesh_axes)
@@ -212,7 +196,6 @@ class Layout:
 
 
 def _as_tuple(axes):
-    """Returns the mesh axes of a rule as a tuple."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 

@@ -1,7 +1,7 @@
-"""Lowers a TensorFlow function to a program that XLA cuts over a mesh: annotations, StableHLO, and a `jax.jit`.
+"""Lowers a TensorFlow function to StableHLO, and compiles it as a `jax.jit` that XLA cuts over a mesh.
 
-The StableHLO is for one device, with the variables as arguments. `XlaAnnotator` annotates tensors with mesh axes for
-Shardy, JAX's partitioner. Shardy infers all other shardings.
+The StableHLO is for one device. `XlaAnnotator` annotates some tensors for Shardy, JAX's partitioner, and Shardy infers
+all other shardings.
 """
 
 import dataclasses
@@ -32,20 +32,15 @@ from switch_tf.refusals import Refusal
 
 _ANNOTATION = "switch_tf.sharding"  # custom call that `lower` replaces
 _MAP_NORESERVE = 0x4000  # Linux; named in Python since 3.13
-# Platform names of `jax.export` where they differ.
+# Platforms that `jax.export` names otherwise.
 _EXPORTED = {"gpu": "cuda"}
-# Compiler options of a platform, for one device. YNNPACK gets only products: with its default, sums and elementwise
-# operations too, a step takes 1.15 times as long on one CPU device (on eight, 0.86 times; docs/notebook/pjrt.md).
+# Compiler options for one device. YNNPACK gets only products: with its default, sums and elementwise operations too, a
+# step takes 1.15 times as long on one CPU device (on eight, 0.86 times; docs/notebook/pjrt.md).
 _OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}}
 
 
 def device_mesh(layout: Layout, devices: Sequence[jax.Device]) -> Mesh:
-    """Returns a layout's mesh. Its neighbours are neighbours on the chips' network.
-
-    Args:
-        layout: Layout with a complete mesh.
-        devices: One device for each place of the mesh.
-    """
+    """Returns a layout's mesh that follows the chips' network."""
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1:
         raise Refusal(f"These {len(devices)} devices are of {len(slices)} TPU slices, and the mesh of a layout covers "
@@ -61,11 +56,7 @@ def named_sharding(mesh: Mesh, spec: Sequence[Sequence[str]]) -> NamedSharding:
 
 
 class XlaAnnotator:
-    """Annotator (`axes`) of a program that XLA cuts over a mesh.
-
-    Args:
-        layout: Layout with a complete mesh.
-    """
+    """Annotator (`axes`) of a program that XLA cuts over a complete mesh."""
 
     is_for_compiler = True
 
@@ -78,14 +69,14 @@ class XlaAnnotator:
     def gather(self, value: Tensor, axes: Axes) -> Tensor:
         stored = self.layout.spec(axes, at_rest=True)
         if any(len(mesh_axes) > 1 for mesh_axes in stored):
-            # Several mesh axes: first lay out the cast value as it is stored (docs/notebook/dtensor.md).
+            # Over several mesh axes the cast value is first laid out as stored (docs/notebook/dtensor.md).
             value = self._split(value, stored)
         return self.constrain(value, axes)
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
         used, stored = self.layout.spec(axes), self.layout.spec(axes, at_rest=True)
         # With one expert a device a gradient is [1, d_ff, d_model], and TPUs scatter it along its last dimension only:
-        # along d_ff every device would sum the whole gradient (docs/notebook/tpu.md).
+        # along d_ff every device would sum it whole (docs/notebook/tpu.md).
         first = next((place for place, size in enumerate(self.layout.piece(gradient.shape, used)) if size > 1), None)
         if not first or first == len(used) - 1 or used[first] == stored[first]:
             return self._split(gradient, stored)
@@ -121,11 +112,10 @@ class Program(NamedTuple):
 
     Attributes:
         module: StableHLO as MLIR bytecode.
-        captured: tf.Variables and eager tensors that the function reads. They are the module's last arguments, after
-            the function's own.
-        results: Shape and dtype of each result of the function.
+        captured: tf.Variables and eager tensors that the function reads, the module's last arguments.
+        results: Shape and dtype of each result.
         updated: Indices in `captured` of the assigned variables. Their new values follow the results.
-        structure: The nest of the function's results: True for a tensor, False for None.
+        structure: Nest of the results: True for a tensor, False for None.
     """
 
     module: bytes
@@ -139,12 +129,11 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
     """Traces a function and lowers it for this process's kind of device.
 
     Args:
-        function: Function of tensors. It returns a nest of tensors or None, and may assign variables.
-        specs: Shape and dtype of each argument.
+        function: Returns a nest of tensors or None, and may assign variables.
         variables: All variables that the function may read.
 
     Raises:
-        ValueError: The function reads a variable that is not in `variables`.
+        ValueError: The function reads another variable.
     """
     structure = []
 
@@ -170,7 +159,7 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
         operations = list(_operations(parsed.operation))
         for operation in operations:
             value = None
-            if operation.name == "mhlo.copy":  # TensorFlow's copies of results, which TPUs reject
+            if operation.name == "mhlo.copy":  # TensorFlow's copies; TPUs reject them
                 value = operation.operands[0]
             elif operation.name == "stablehlo.custom_call" and operation.attributes[
                     "call_target_name"].value == _ANNOTATION:
@@ -184,7 +173,7 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
         if devices.device_type() == "GPU":
             for operation in list(_operations(parsed.operation)):
                 _narrow(operation)
-        # Numbers of the arguments that results replace, in the order of these results.
+        # Parameter numbers that results replace, in the results' order.
         aliases = parsed.operation.attributes
         aliased = re.findall(r"parameter_number = (\d+)", str(aliases["mhlo.input_output_alias"])
                              if "mhlo.input_output_alias" in aliases else "")
@@ -196,13 +185,10 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
 
 def lower_call(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec], variables: Sequence[tf.Variable],
                layout: Layout) -> Program:
-    """Lowers a function of features for the mesh of a layout.
+    """Lowers a function of features, from `Partitioner.step` or `Partitioner.results`, for a layout's complete mesh.
 
     Args:
-        function: Function of features, from `Partitioner.step` or `Partitioner.results`.
         specs: Feature name -> shape and dtype, in the order of the program's arguments.
-        variables: All variables that the function may read.
-        layout: Layout with a complete mesh.
     """
     @context.within(annotator=XlaAnnotator(layout) if layout.num_devices > 1 else None, is_lowered=True)
     def traced(*tensors):
@@ -212,7 +198,7 @@ def lower_call(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec],
 
 
 def _operations(operation):
-    """Yields all operations inside one, an operation's regions before the operation itself."""
+    """Yields all operations inside one, inner ones first."""
     for region in operation.regions:
         for block in region:
             for inner in block.operations:
@@ -220,16 +206,16 @@ def _operations(operation):
                 yield inner.operation
 
 
-# Operations that only move numbers, so a cast commutes with them.
+# They only move numbers, so a cast commutes with them.
 _MOVES = ("stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "sdy.sharding_constraint")
 
 
 def _narrow(operation):
     """Gives a float32 matrix product the bfloat16 operands that were cast to float32 for it.
 
-    TensorFlow has no product of bfloat16 numbers with a float32 result, so layers widen both operands. This is exact.
-    A TPU's compiler removes the casts. A GPU's keeps them: it would multiply at half the rate, with twice the memory.
-    A one-hot mask, cast from booleans, is cast to bfloat16. The compiler removes casts without another use.
+    TensorFlow has no product of bfloat16 numbers with a float32 result, so layers widen both operands. A TPU's compiler
+    removes the casts. A GPU's would multiply at half the rate, with twice the memory. A one-hot mask, cast from
+    booleans, is cast to bfloat16.
     """
     if operation.name not in ("stablehlo.dot", "stablehlo.dot_general") or not _is_of(operation.results[0], ir.F32Type):
         return
@@ -245,7 +231,7 @@ def _narrow(operation):
 
 
 def _source(value):
-    """Returns the exact cast that a value comes from and the moves since, in order; None without such a cast."""
+    """Returns a value's exact cast and the moves since, in order; None without such a cast."""
     moves = []
     while isinstance(value, ir.OpResult):
         operation = value.owner
@@ -261,7 +247,6 @@ def _source(value):
 
 
 def _like(operation, value, attributes):
-    """Returns the result of the same operation on another value, in bfloat16."""
     shape = ir.RankedTensorType.get(operation.results[0].type.shape, ir.BF16Type.get())
     return ir.Operation.create(operation.name, [shape], [value], attributes, ip=ir.InsertionPoint(operation),
                                loc=operation.location).result
@@ -272,7 +257,7 @@ def _is_of(value, element_type):
 
 
 def text(module: bytes) -> str:
-    """Returns a lowered module as MLIR text, with operation names as locations."""
+    """Returns a module as MLIR text, with operation names as locations."""
     with mlir.make_ir_context(), ir.Location.unknown():
         return ir.Module.parse(module).operation.get_asm(enable_debug_info=True)
 
@@ -280,19 +265,18 @@ def text(module: bytes) -> str:
 def jit(program: Program, arguments: Sequence[Any]) -> jax.stages.Wrapped:
     """Compiles a program to a function of jax.Arrays. It returns the results and the updated variables.
 
-    Every device holds whole results. The devices of the arguments are local, or places in a topology. The memory of
-    updated variables is donated.
+    Every device holds whole results. The memory of updated variables is donated.
 
     Args:
-        program: Lowered function.
-        arguments: Shape, dtype and sharding of each argument. jax.Arrays have them.
+        arguments: Shape, dtype and sharding of each argument, as jax.Arrays have them, on local devices or places in a
+            topology.
     """
     mesh = arguments[0].sharding.mesh
     platform = mesh.devices.flat[0].platform
     donated = [len(arguments) - len(program.captured) + index for index in program.updated]
     shapes = [*program.results, *((arguments[index].shape, arguments[index].dtype) for index in donated)]
-    # Exports a function of the same signature, and replaces its module: `jax.export.Exported` is public, and one for a
-    # single device may be called in a program for any number of them.
+    # Exports any function of the same signature and replaces its module: `jax.export.Exported` is public, and one for a
+    # single device serves any number.
     exported = jax.export.export(jax.jit(lambda *_: [jax.numpy.zeros(*shape) for shape in shapes]),
                                  platforms=[_EXPORTED.get(platform, platform)])(
         *(jax.ShapeDtypeStruct(value.shape, value.dtype) for value in arguments))
@@ -310,7 +294,7 @@ def jit(program: Program, arguments: Sequence[Any]) -> jax.stages.Wrapped:
 
 
 def reserved(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    """Returns zeros in untouched pages. They cost only address space if the kernel overcommits memory."""
+    """Returns zeros in untouched pages: only address space, if the kernel overcommits memory."""
     size = math.prod(shape) * dtype.size
     pages = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     # numpy's DLPack does not support bfloat16 or float8.

@@ -1,8 +1,8 @@
-"""The interface between a training step and its devices, with its implementation for one device.
+"""The interface between a training step and its devices, and its implementation for one device.
 
 A step is two functions. `compute(features)` returns `(gradients, totals, metrics, is_finite)`, and
 `apply(gradients, totals)` updates the variables. `totals` is a nest of tensors. A partitioner creates the variables,
-brings batches to the devices, and compiles both functions as one step. It updates no variable if `is_finite` is False.
+brings batches to the devices, and compiles both as one step, without update if `is_finite` is False.
 """
 
 import contextlib
@@ -24,25 +24,24 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.variables import Piece, in_host_memory, stored
 from switch_tf.refusals import Refusal
 
-# Feature name -> <int32>[batch, length], or [steps, batch, length] for `Partitioner.place`.
+# Feature name -> <int32>[batch, length], or with steps first for `Partitioner.place`.
 Features = dict[str, Any]
 _exchanges = itertools.count()
-# Phrases of a lost process in error classes with other causes: from a collective, a waiting barrier, and a barrier
-# after the loss is known.
+# Phrases of a lost process in error classes with other causes: a collective, a waiting barrier, a later barrier.
 _LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
                  "Agent must be in CONNECTED state")
-# Phrases of TensorFlow's client for buckets in the same error classes.
+# Phrases of failed buckets in the same classes.
 _BUCKET = ("retry attempts failed", "Error executing an HTTP request", "HTTP response code", "libcurl", "gs://")
 
 
 class Partitioner:
     """One device, the first of its kind. Subclasses cut the step over several.
 
+    All processes call `pieces`, `are_finite`, `any_process`, `gather_texts` and `barrier` together.
+
     Attributes:
         layout: Layout with a complete mesh.
-        num_processes: Number of processes that train together.
-        process_index: Index of this process.
-        num_parts: Number of parts of the batch with separate programs: the replicas of tf.distribute.
+        num_parts: Parts of the batch with separate programs: the replicas of tf.distribute.
         has_fixed_shapes: Whether a compiled function has a program for each shape of its features, is ready after
             `trace`, and reads variables that TensorFlow's own functions cannot read.
     """
@@ -64,20 +63,20 @@ class Partitioner:
 
     @property
     def num_processors(self) -> int:
-        """Number of devices, or of machines on CPUs, that utilisation refers to."""
+        """Number of devices, or of hosts on CPUs, for utilisation."""
         kind = devices.device_type()
         return cluster.members().num_hosts if kind == "CPU" else self.layout.num_devices
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes the files shared by all processes."""
+        """Whether this process writes the shared files."""
         return self.process_index == 0
 
     def check(self, config: Any, steps_per_call: int, use_xla: bool) -> None:
-        """Raises Refusal if these devices cannot run the step or the model of a SwitchConfig."""
+        """Raises Refusal if these devices cannot run the step or the model."""
 
     def creates_variables(self) -> AbstractContextManager:
-        """Returns the scope in which model and optimizer create their variables."""
+        """Returns the scope in which model and optimizer create variables."""
         return tf.variable_creator_scope(self._create) if self._create else contextlib.nullcontext()
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
@@ -85,18 +84,18 @@ class Partitioner:
         """Creates every variable of model and optimizer in its layout. Slots have the layout of their weights.
 
         Args:
-            model: Model, unbuilt or built within `creates_variables`.
-            optimizer: Unbuilt optimizer, or None.
-            select: Function that freezes weights of the model before the optimizer builds its slots.
+            model: Unbuilt, or built within `creates_variables`.
+            optimizer: Unbuilt.
+            select: Freezes weights before the optimizer builds its slots.
         """
         with self.creates_variables():
-            if not model.built:  # Keras builds a functional model at creation, in `creates_variables`
+            if not model.built:  # Keras builds functional models at creation
                 model.build()
             select(model)
             if optimizer is not None:
                 self._adopt(optimizer)
                 create = optimizer.add_variable_from_reference
-                object.__setattr__(  # Slots get the logical axes of their weights.
+                object.__setattr__(  # slots get the logical axes of their weights
                     optimizer, "add_variable_from_reference", lambda reference_variable, *args, **kwargs: with_axes(
                         axes_of(reference_variable), create, reference_variable, *args, **kwargs))
                 try:
@@ -109,41 +108,37 @@ class Partitioner:
                               "alike; create it in `build`, or use a layout of one TensorFlow device.")
 
     def _is_laid_out(self, variable) -> bool:
-        """Returns whether a variable is stored as in `creates_variables`."""
         return True
 
     def _adopt(self, optimizer) -> None:
-        """Lays out the variables from an optimizer's constructor: its step and learning rate."""
+        """Lays out the optimizer's step and learning rate, from its constructor."""
 
     def place(self, features: Features) -> Any:
-        """Brings a whole batch, <int32>[steps, batch, length] in every process, to the devices."""
+        """Brings a whole batch, <int32>[steps, batch, length], to the devices."""
         return features
 
     def rows(self, batch_size: int) -> tuple[int, int]:
-        """Returns the range of rows, first and last + 1, of a batch that `place` reads in this process."""
+        """Returns the range of rows, first and last + 1, that `place` reads in this process."""
         return 0, batch_size
 
     def sum_over_parts(self, tensors: Any) -> Any:
-        """Sums a nest of tensors over the parts of the batch, inside `compute`."""
+        """Sums tensors over the parts of the batch, in `compute`."""
         return tensors
 
     def gather_rows(self, rows: Any) -> Any:
-        """Concatenates the rows of all parts of the batch, inside a function of `results`."""
+        """Concatenates the rows of all parts, in a function of `results`."""
         return rows
 
     def current_part(self) -> tuple[int, Any]:
-        """Returns `(count, index)` of the part of the batch that `compute` sees."""
+        """Returns `(count, index)` of the part that `compute` sees."""
         return 1, 0
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
-        """Returns one training step for `compile`.
+        """Returns one training step for `compile`: placed features, index of a step in them -> `(metrics, is_finite)`.
 
         Args:
             compute, apply: The two functions of a step.
-            use_xla: Whether XLA compiles the update on a CPU, although `compile` does not use it there.
-
-        Returns:
-            A function of placed features and a step's index in them. It returns `(metrics, is_finite)`.
+            use_xla: Whether XLA compiles the update on a CPU, unlike the rest.
         """
         if use_xla and devices.device_type() == "CPU":
             apply = tf.function(apply, jit_compile=True, autograph=False)
@@ -164,72 +159,64 @@ class Partitioner:
         """Returns a function of one placed batch, [1, batch, length], for `compile`.
 
         Args:
-            call: Function of features, [batch, length]. It returns a nest of tensors, equal on every device.
+            call: Features, [batch, length] -> a nest of tensors, equal on every device.
         """
         return lambda features: call(at_step(features, 0))
 
     def compile(self, function: Callable, use_xla: bool = False) -> Callable:
-        """Compiles a function of `step` or `results`. On CPUs without XLA: its products are slower there."""
+        """Compiles a function of `step` or `results`. On CPUs without XLA: its products are slower."""
         return tf.function(function, jit_compile=use_xla and devices.device_type() != "CPU", autograph=False)
 
     def trace(self, function: Any, specs: dict[str, tf.TensorSpec]) -> None:
-        """Traces a compiled function before its first call."""
+        """Traces a compiled function ahead of its first call."""
         function.get_concrete_function(specs)
 
     @contextlib.contextmanager
     def profile(self, folder: pathlib.Path) -> Iterator[Callable[[int], AbstractContextManager]]:
-        """Profiles the devices in this scope, into a folder for TensorBoard.
-
-        Args:
-            folder: Folder to create.
-
-        Yields:
-            A function from the number of a step to its scope.
-        """
+        """Profiles the devices in this scope for TensorBoard. Yields number of a step -> its scope."""
         with tf.profiler.experimental.Profile(str(folder)):
             yield lambda number: tf.profiler.experimental.Trace("train", step_num=number, _r=1)
 
     def program_text(self, function: Any) -> str:
-        """Returns XLA's text of a compiled function after it was cut over the devices; "" if XLA did not cut it."""
+        """Returns XLA's text of a compiled function; "" if XLA did not cut it."""
         return ""
 
     def on_host(self, tensor: Any) -> tf.Tensor:
-        """Returns a result held by every device as an eager tensor of this process."""
+        """Returns a result held by every device as an eager tensor."""
         return tensor
 
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
-        """Returns copies of this process's pieces of variables for a checkpoint. All processes call it together.
+        """Returns copies of this process's pieces of variables for a checkpoint.
 
         Each number is in one piece of one process. No process holds more of a variable than it stores.
 
         Args:
-            state: Path of a variable -> the variable as it is `stored`.
+            state: Path of a variable -> the `stored` variable.
         """
         if not self.is_chief:
             return []
         return [Piece(path, "", in_host_memory(variable.numpy())) for path, variable in state.items()]
 
     def are_finite(self, variables: Sequence[keras.Variable]) -> list[bool]:
-        """Returns whether each Keras variable is finite. All processes call it together."""
+        """Returns whether each variable is finite."""
         values = [stored(variable) for variable in variables]
         floating = [value for value in values if value.dtype.is_floating]
         flags = iter(np.asarray(self.on_host(self._finite_flags(floating))).tolist() if floating else ())
         return [next(flags) if value.dtype.is_floating else True for value in values]
 
     def _finite_flags(self, values):
-        """Returns whether each stored variable is finite, <bool>[variable]."""
+        """Returns <bool>[variable]."""
         # Eager: tracing takes longer than checking many checkpoints.
         return tf.stack([tf.reduce_all(tf.math.is_finite(value.read_value())) for value in values])
 
     def any_process(self, flag: bool) -> bool:
-        """Returns whether `flag` is True in any process. All processes call it together."""
+        """Returns whether `flag` is True in any process."""
         return flag
 
     def gather_texts(self, text: str) -> list[str]:
-        """Returns the texts of all processes, in order. All processes call it together."""
+        """Returns the texts of all processes, in order."""
         if self.num_processes == 1:
             return [text]
-        # TensorFlow's coordination service.
         service, name = eager_context.context(), f"switch_tf/{next(_exchanges)}"
         service.set_config_key_value(f"{name}/{self.process_index}", text)
         return [service.get_config_key_value(f"{name}/{other}") for other in range(self.num_processes)]
@@ -238,7 +225,7 @@ class Partitioner:
         """Waits for all processes."""
 
     def is_lost_process(self, error: BaseException) -> bool:
-        """Returns whether an error means a lost process of the run, not a failed bucket."""
+        """Returns whether an error means a lost process, not a failed bucket."""
         text, lost = str(error), (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
         return self.num_processes > 1 and isinstance(error, tf.errors.OpError) and (
             any(words in text for words in _LOST_PROCESS)
@@ -246,11 +233,11 @@ class Partitioner:
 
 
 def initial_value(settings: dict[str, Any]) -> tf.Tensor:
-    """Returns a variable's initial value from the settings that TensorFlow gives a variable creator."""
+    """Returns a variable's initial value from its creator's settings."""
     value = settings["initial_value"]
     return tf.convert_to_tensor(value() if callable(value) else value, dtype=settings.get("dtype"))
 
 
 def at_step(features: Features, index: Any) -> Features:
-    """Returns step `index` of a placed batch: [steps, batch, length] -> [batch, length]."""
+    """Returns one step of a placed batch: [steps, batch, length] -> [batch, length]."""
     return {name: value[index] for name, value in features.items()}

@@ -1,11 +1,8 @@
-"""Types of tensors and shapes in signatures.
-
-Layers take tensors of any back end: TensorFlow's, JAX's, and Keras' symbolic ones.
-"""
+"""Types of tensors and shapes in signatures: of TensorFlow, JAX, or symbolic in Keras."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 Tensor: TypeAlias = Any
-Mask: TypeAlias = Tensor | None  # booleans; None means no mask
+Mask: TypeAlias = Tensor | None  # booleans
 Shape: TypeAlias = Sequence[int | None]

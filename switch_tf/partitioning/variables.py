@@ -1,9 +1,8 @@
 """The variables of back ends, whole or in pieces, and their pieces in host memory.
 
 DTensor splits a dimension over one mesh axis only, so a weight with a dimension over several is stored unfolded. A
-kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024], with its first
-and last dimension over one axis each. New dimensions come first: a TPU lays out the last two in tiles, and a dimension
-of one between them would fill an eighth of a tile.
+kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024]. New dimensions
+come first: a TPU lays out the last two in tiles, and a dimension of one would fill an eighth of a tile.
 """
 
 import threading
@@ -22,11 +21,10 @@ from switch_tf.refusals import Refusal
 
 
 class Piece(NamedTuple):
-    """A piece of a variable, or a whole variable, that one process writes into a checkpoint.
+    """A variable, or a piece of it, that one process writes into a checkpoint.
 
     Attributes:
-        path: Path of the variable.
-        slice_text: Place of the piece in the stored variable (`slice_text`).
+        slice_text: Place in the stored variable (`slice_text`).
         value: Its numbers in host memory, not shared.
     """
 
@@ -36,21 +34,19 @@ class Piece(NamedTuple):
 
 
 def in_host_memory(array: np.ndarray) -> tf.Tensor:
-    """Returns an array as a tensor of the host. They may share memory, so the array must not change."""
+    """Returns an array as a tensor of the host. They may share memory."""
     with tf.device("CPU:0"):
         return tf.convert_to_tensor(array)
 
 
 def slice_text(shape: Sequence[int], index: Sequence[slice]) -> str:
-    """Returns TensorFlow's text for a slice, "4 8 0,2:-" for the first half of [4, 8]; "" for the whole tensor."""
+    """Returns TensorFlow's text for a slice, "4 8 0,2:-" for the first half of [4, 8]; "" for all."""
     parts = ["-" if end - start == size else f"{start},{end - start}"
              for (start, end, _), size in zip(map(slice.indices, index, shape), shape, strict=True)]
     return f"{' '.join(map(str, shape))} {':'.join(parts)}" if {*parts} - {"-"} else ""
 
 
 class _Array:
-    """A variable that NumPy reads as an array through its `numpy`."""
-
     def __array__(self, dtype=None, copy=None):
         return np.asarray(self.numpy(), dtype)
 
@@ -58,9 +54,8 @@ class _Array:
 class DTensorVariable(_Array, dtensor.DVariable):
     """A weight or slot in the pieces of its `layout`.
 
-    Functions of the partitioner read and assign the pieces. Eager code and Keras' `save`, `save_weights` and
-    `load_weights` read and assign the whole value, as a tensor or array of the host. With several processes, all of
-    them do this together.
+    The partitioner's functions use the pieces. Eager code and Keras' `save`, `save_weights` and `load_weights` use the
+    whole value on the host, in all processes together.
     """
 
     def numpy(self) -> np.ndarray:
@@ -74,7 +69,7 @@ class DTensorVariable(_Array, dtensor.DVariable):
         return tf.convert_to_tensor(_on_host(self.read_value()), dtype)
 
     def check_function(self) -> None:
-        """Raises Refusal for a traced function that no partitioner cuts: it cannot read the pieces."""
+        """Raises Refusal in a traced function that no partitioner cuts."""
         current = context.current()
         if current.annotator is None and not current.is_lowered:
             raise Refusal(f"{self.name} lies in pieces on DTensor's devices, and only functions that the partitioner "
@@ -92,7 +87,6 @@ class DTensorVariable(_Array, dtensor.DVariable):
         return super().assign_sub(self._in_pieces(delta), **options)
 
     def _in_pieces(self, value):
-        """Cuts a value of the host, in eager code."""
         if tf.inside_function():
             return value
         if isinstance(value, DTensorVariable):
@@ -107,14 +101,14 @@ class DTensorVariable(_Array, dtensor.DVariable):
 
 
 def pack(value: np.ndarray, sharding: dtensor.Layout) -> tf.Tensor:
-    """Cuts a whole host array into the pieces of this process's devices."""
-    with tf.device("CPU:0"):  # otherwise the first GPU would hold all pieces at once
+    """Cuts a host array into the pieces of this process's devices."""
+    with tf.device("CPU:0"):  # the first GPU would hold all pieces at once
         pieces = [tf.constant(value[index]) for index in slices(value.shape, sharding)]
     return dtensor.pack(pieces, sharding)
 
 
 def whole(tensor: tf.Tensor) -> np.ndarray:
-    """Joins the pieces of an eager DTensor on the host. All processes call it together."""
+    """Joins an eager DTensor's pieces on the host, in all processes together."""
     sharding = dtensor.fetch_layout(tensor)
     if dtensor.num_clients() > 1:  # this process lacks some pieces
         sharding = dtensor.Layout.replicated(sharding.mesh, tensor.shape.rank)
@@ -127,7 +121,7 @@ def whole(tensor: tf.Tensor) -> np.ndarray:
 
 @tf.custom_gradient
 def _on_host(tensor):
-    """Returns an eager DTensor as a tensor of the host. Its gradient gets the DTensor's layout."""
+    """Copies an eager DTensor to the host, and its gradient back into the layout."""
     sharding = dtensor.fetch_layout(tensor)
     return tf.constant(whole(tensor)), lambda gradient: pack(gradient.numpy(), sharding)
 
@@ -147,9 +141,8 @@ class Unfolding(NamedTuple):
     """The stored form of a weight. Of the mesh axes that split a dimension, all but the last become new dimensions.
 
     Attributes:
-        shape: Shape of the weight.
-        first: New dimensions, stored first: pairs of a dimension of the weight and a size, the outermost of each
-            dimension first. Empty if there are no new dimensions.
+        first: The new dimensions, stored first: pairs of a dimension of the weight and a size, the outermost of each
+            dimension first.
     """
 
     shape: tuple[int, ...]
@@ -176,7 +169,7 @@ class Unfolding(NamedTuple):
         return library.reshape(library.transpose(stored, self._order), self.shape)
 
     def unfold(self, whole: Any, library: Any = tf) -> Any:
-        """Converts a tensor of the weight's shape to the stored shape. `library` is tf or np."""
+        """Converts a tensor of the weight's shape to the stored shape."""
         order, shape = self._order, self.stored_shape
         between = library.reshape(whole, [shape[place] for place in order])
         return library.transpose(between, np.argsort(order).tolist())
@@ -184,12 +177,11 @@ class Unfolding(NamedTuple):
 
 def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[str, int],
               ) -> tuple[Unfolding, tuple[str | None, ...]]:
-    """Returns the stored form of a weight, and the mesh axis or None that splits each stored dimension.
+    """Returns a weight's stored form, and the mesh axis or None that splits each stored dimension.
 
     Args:
-        shape: Shape of the weight.
-        spec: Mesh axes that split each dimension, outermost first. Axes of one device are ignored.
-        mesh: Number of devices along each mesh axis.
+        spec: Mesh axes that split each dimension, outermost first.
+        mesh: Devices along each mesh axis.
     """
     first, last = [], []
     for dim, axes in enumerate(spec):
@@ -201,12 +193,11 @@ def unfolding(shape: Sequence[int], spec: Sequence[Sequence[str]], mesh: dict[st
 
 
 class UnfoldedVariable(_Array):
-    """A weight stored unfolded. Keras reads and assigns it like a tf.Variable.
+    """A weight stored unfolded, for Keras like a tf.Variable.
 
     Args:
-        stored: DTensorVariable. Gradients have its shape.
-        unfolding: Unfolding of the weight.
-        used: dtensor.Layout in which DTensor folds and unfolds the weight.
+        stored: Gradients have its shape.
+        used: Layout in which DTensor folds and unfolds the weight.
     """
 
     _should_act_as_resource_variable = True
@@ -215,7 +206,7 @@ class UnfoldedVariable(_Array):
         self.stored, self.unfolding = stored, unfolding
         self.shape = tf.TensorShape(unfolding.shape)
         self.dtype, self.name, self.handle = stored.dtype, stored.name, stored.handle
-        self._unique_id = stored._unique_id  # Keras' optimizers identify it by this
+        self._unique_id = stored._unique_id  # identifies it for Keras' optimizers
         self._used = used
 
     def __tf_tensor__(self, dtype=None, name=None):
@@ -225,7 +216,7 @@ class UnfoldedVariable(_Array):
         return tf.convert_to_tensor(self.fold(self.stored.read_value()), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host (`DTensorVariable`)."""
+        """Returns the whole value on the host."""
         return self.unfolding.fold(self.stored.numpy(), np)
 
     def assign(self, value: Tensor) -> Any:
@@ -238,14 +229,12 @@ class UnfoldedVariable(_Array):
         return self.stored.assign_sub(self._as_stored(value))
 
     def _as_stored(self, value):
-        """Returns a tensor, or an eager host value, in the stored shape."""
         if tf.inside_function() or dtensor.is_dtensor(value):
             return self.unfold(value)
         return self.unfolding.unfold(np.asarray(value), np)
 
     def fold(self, tensor: tf.Tensor) -> tf.Tensor:
         """Converts a stored tensor to the weight's shape."""
-        # New dimensions are not split.
         specs = [dtensor.UNSHARDED] * len(self.unfolding.first) + self._used.sharding_specs
         return self.unfolding.fold(dtensor.relayout(tensor, dtensor.Layout(specs, self._used.mesh)))
 
@@ -256,13 +245,13 @@ class UnfoldedVariable(_Array):
 
 
 def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Converts gradients from the stored shapes to the shapes of their weights."""
+    """Converts gradients from the stored shapes to the weights' shapes."""
     return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
             for gradient, variable in zip(gradients, variables, strict=True)]
 
 
 def stored(variable: keras.Variable) -> tf.Variable:
-    """Returns the TensorFlow variable behind a Keras variable, in the stored shape."""
+    """Returns the TensorFlow variable behind a Keras variable."""
     value = variable.value
     return value.stored if isinstance(value, UnfoldedVariable) else value
 
@@ -274,20 +263,20 @@ def unfolding_of(variable: keras.Variable) -> Unfolding:
 
 
 def assign(variable: keras.Variable, value: Any) -> None:
-    """Assigns a whole host array to a Keras variable in any stored form."""
+    """Assigns a whole host array to a Keras variable in any form."""
     target = variable.value
     target.assign(np.asarray(value, target.dtype.as_numpy_dtype))
 
 
 class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
-    """A weight or slot in pieces on the devices. Keras reads and assigns it like a tf.Variable.
+    """A weight or slot in pieces on the devices, for Keras like a tf.Variable.
 
-    Functions traced by TensorFlow read and assign `symbol`, an argument of the lowered program without numbers of its
-    own. Elsewhere the variable has the numbers of `array`. Eager reads copy them to `symbol`, for gradient tapes.
+    Functions traced by TensorFlow use `symbol`, an argument of the lowered program without numbers of its own.
+    Elsewhere the variable has the numbers of `array`. Eager reads copy them to `symbol`, for gradient tapes.
 
     Args:
         symbol: tf.Variable in reserved memory.
-        array: jax.Array with the numbers, laid out as it is stored.
+        array: The numbers, laid out as stored.
     """
 
     _should_act_as_resource_variable = True
@@ -296,7 +285,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         self.symbol, self.array = symbol, array
         self.shape, self.dtype, self.name = symbol.shape, symbol.dtype, symbol.name
         self.handle, self.trainable = symbol.handle, symbol.trainable
-        # Keras' optimizers identify it by the first; TensorFlow's checkpoints use the second.
+        # Keras' optimizers identify it by the first, TensorFlow's checkpoints by the second.
         self._unique_id, self._shared_name = symbol._unique_id, symbol._shared_name
         self._copied = None  # the array copied to `symbol`
         self._copying = threading.Lock()
@@ -313,7 +302,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
             return tf.convert_to_tensor(self.symbol.read_value(), dtype)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value on the host. All processes call it together."""
+        """Returns the whole value on the host, in all processes together."""
         return self._whole(self.array)
 
     def _whole(self, array):
@@ -326,7 +315,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         return multihost_utils.process_allgather(array, tiled=True)
 
     def assign(self, value: Tensor) -> Any:
-        """Assigns a tensor in a traced function, or a whole host array, the same in all processes."""
+        """Assigns a tensor in a traced function, or a host array that is equal in all processes."""
         return self._assign("assign", value)
 
     def assign_add(self, value: Tensor) -> Any:
@@ -354,24 +343,20 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         return int(self.numpy())
 
     def _check_lowered(self):
-        """Refuses functions that TensorFlow will run: `symbol` has no numbers there."""
+        """Refuses functions that TensorFlow runs."""
         if not context.current().is_lowered:
             raise Refusal("A function that TensorFlow runs cannot read or assign variables of the pjrt back end, which "
                           "JAX has; compile it with the partitioner, call the model eagerly, or build the model "
                           "without this partitioner for `fit` and `predict`.")
 
     def slices(self) -> list[str]:
-        """Returns the distinct slices on the devices of this process, as `slice_text` writes them."""
+        """Returns the distinct slices on this process's devices (`slice_text`)."""
         shape = self.array.shape
         indices = self.array.sharding.addressable_devices_indices_map(shape).values()
         return list(dict.fromkeys(slice_text(shape, index) for index in indices))
 
     def load(self, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-        """Loads the numbers of this process's devices. Reads each piece once.
-
-        Args:
-            read: Function that returns the numbers of a slice, given as one slice a dimension.
-        """
+        """Loads this process's numbers, each piece once, by `read(one slice per dimension)`."""
         shape, pieces = self.array.shape, {}
 
         def piece(index):
@@ -383,16 +368,16 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         self.array = jax.make_array_from_callback(shape, self.array.sharding, piece)
 
     def pieces(self) -> dict[str, tf.Tensor]:
-        """Returns slice text -> copied numbers: each piece once, from the first process that has it."""
+        """Returns slice text -> copied numbers, each piece from one process."""
         return {slice_text(self.array.shape, shard.index): in_host_memory(np.array(shard.data))
                 for shard in self.array.addressable_shards if shard.replica_id == 0}
 
     def _serialize_to_tensors(self):
-        """Returns the pieces for `tf.train.Checkpoint`. Its format supports slices of a tensor."""
+        """Returns the pieces in the form of `tf.train.Checkpoint`."""
         pieces = self.pieces()
         return {"VARIABLE_VALUE": pieces.get("", pieces)}
 
 
 def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Brings a whole host array to the devices. Each process brings its own devices' pieces."""
+    """Brings a host array to the devices, each process its own pieces."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

@@ -19,12 +19,9 @@ if typing.TYPE_CHECKING:
 
 
 def create_partitioner(layout: Layout) -> "Partitioner":
-    """Creates the partitioner of a layout for the devices of all processes that train together.
+    """Creates the partitioner of a layout for all processes that train together, and starts the devices.
 
-    Starts the devices. With several processes, call it before any TensorFlow operation.
-
-    Raises:
-        Refusal: The mesh does not fit the devices, or this machine cannot run the back end.
+    With several processes, call it before any TensorFlow operation.
     """
     backend, is_tpu = layout.backend, devices.device_type() == "TPU"
     if backend == "auto" and (is_tpu or host.has_gpu_of_jax()):

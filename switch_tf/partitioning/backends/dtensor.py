@@ -1,10 +1,10 @@
 """DTensor: one program that TensorFlow cuts over a mesh of CPUs or GPUs, in one process or several.
 
-Every variable is a `DTensorVariable`, stored in the pieces of its logical axes. Two rules prevent silent errors:
+Two rules prevent silent errors:
 
 * TensorFlow combines all-reduces, and may move a variable's read past its update. So one function computes gradients
   and another applies them.
-* A plain tf.Variable would be updated once per device. So all variables are converted and checked.
+* A plain tf.Variable would be updated once per device. So all variables are converted to `DTensorVariable` and checked.
 """
 
 import os
@@ -40,7 +40,7 @@ from switch_tf.refusals import Refusal
 
 
 def create(layout: Layout, members: Cluster) -> Partitioner:
-    """Creates the partitioner of one program over the devices of all processes, and starts the devices of this one.
+    """Creates the partitioner of one program over all processes' devices, and starts this process's.
 
     With backend="auto", one device trains without DTensor.
     """
@@ -53,7 +53,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     if num_processes > 1:
         os.environ.update(DTENSOR_JOB_NAME="worker", DTENSOR_JOBS=",".join(members.addresses),
                           DTENSOR_CLIENT_ID=str(members.index), DTENSOR_NUM_CLIENTS=str(num_processes))
-    # Counts virtual devices too, without starting them: several processes must not list TensorFlow's devices yet.
+    # Counts virtual devices too, without starting them: several processes must not list devices yet.
     count = num_processes * dtensor.num_local_devices(kind)
     layout = layout.resolve(count, kind)
     if split := layout.axes_over_several:
@@ -66,10 +66,10 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
     dimensions = list(layout.mesh.items())
     if kind == "GPU":
         os.environ.setdefault("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "1")
-        # Makes a CPU device for each GPU, needed to write checkpoints.
+        # Makes a CPU device for each GPU, to write checkpoints.
         dtensor.initialize_accelerator_system(kind)
     elif num_processes > 1:
-        # TensorFlow recreates the virtual CPU devices here, and needs their number.
+        # TensorFlow recreates the virtual CPU devices here.
         dtensor.initialize_accelerator_system(kind, num_logical_cpu_devices=count // num_processes)
     if num_processes > 1:
         return DTensorPartitioner(layout, dtensor.create_distributed_mesh(dimensions, device_type=kind))
@@ -80,10 +80,8 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
 class DTensorPartitioner(Partitioner):
     """A mesh of devices. The layout's rules split weights, slots and activations over it.
 
-    DTensor splits a dimension over one mesh axis. Weights with a dimension over several are stored unfolded.
-
     Args:
-        layout: Layout with a complete mesh. It splits each axis of activations over one mesh axis.
+        layout: Has a complete mesh, and splits each axis of activations over one mesh axis.
         mesh: DTensor's mesh with the same axes.
     """
 
@@ -105,7 +103,7 @@ class DTensorPartitioner(Partitioner):
                           "use_xla at False under a layout of several devices.")
 
     def sharding(self, axes: Axes) -> dtensor.Layout:
-        """Returns DTensor's layout for logical axes, each split over its outermost mesh axis."""
+        """Returns DTensor's layout for logical axes, over the outermost mesh axes."""
         return self._layout([next((axis for axis in mesh_axes if self.mesh.dim_size(axis) > 1), None)
                              for mesh_axes in self.layout.spec(axes)])
 
@@ -121,11 +119,11 @@ class DTensorPartitioner(Partitioner):
         return self.constrain(value, axes)
 
     def scatter(self, gradient: Tensor, axes: Axes) -> Tensor:
-        # In the layout of its use; `step` scatters it. Scattered pieces here would decide the layouts of activations.
+        # As used; `step` scatters it. Scattered pieces here would decide the layouts of activations.
         return self.constrain(gradient, axes)
 
     def replicate(self, x: Tensor) -> Tensor:
-        return x  # already replicated, and DTensor cannot move unsigned integers
+        return x  # already replicated; DTensor cannot move unsigned integers
 
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
@@ -140,7 +138,7 @@ class DTensorPartitioner(Partitioner):
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
-            # Keras identifies the variable by its wrapper.
+            # Keras' identity is the wrapper.
             variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
                                            name=variable.name, trainable=False)
 
@@ -158,7 +156,7 @@ class DTensorPartitioner(Partitioner):
         return min(rows.start for rows in ranges), max(rows.stop for rows in ranges)
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        # One step a call, without an axis of steps: indexing it would move the batch between devices.
+        # One step a call: indexing an axis of steps would move the batch between devices.
         sharding = self.sharding(("batch", "length"))
         return {name: pack(np.asarray(value[0]), sharding) for name, value in features.items()}
 
@@ -166,7 +164,6 @@ class DTensorPartitioner(Partitioner):
         def computed(features):
             gradients, totals, measured, is_finite = compute(features)
             others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
-            # As the variables are stored.
             return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
                     dtensor.relayout(gradient, variable.value.layout)
                     for gradient, variable in zip(gradients, self._trained, strict=True)], others

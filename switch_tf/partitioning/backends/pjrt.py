@@ -1,7 +1,7 @@
 """PJRT, XLA's client in JAX for CPUs, GPUs and TPUs: TensorFlow writes the step, and JAX runs it.
 
-Every weight and slot is a `jax.Array` in the pieces of its logical axes, over any number of mesh axes. XLA's
-partitioner cuts a step, gradients and update together, over the mesh.
+Every weight and slot is a `jax.Array` in the pieces of its logical axes. XLA cuts a step, gradients and update
+together, over the mesh.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
 
 _FEATURES = (None, "batch", "length")  # axes of placed features
-# Phrases in errors of a lost process, from collectives on CPUs and GPUs, and from the coordination service.
+# Phrases of a lost process, from collectives on CPUs and GPUs and the coordination service.
 _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "GetKeyValue")
 
 
 def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
-    """Creates the partitioner of one program over the devices of all processes.
+    """Creates the partitioner of one program over all processes' devices.
 
     With backend="auto" and no layout, it splits the batch over the TPU.
     """
@@ -53,9 +53,6 @@ def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
 
 class PjrtPartitioner(Partitioner):
     """A mesh of JAX's devices. The layout's rules split weights, slots and activations over it.
-
-    Args:
-        layout: Layout with a complete mesh.
 
     Attributes:
         variables: The live variables.
@@ -78,7 +75,7 @@ class PjrtPartitioner(Partitioner):
         if config.dispatch == "ragged":
             raise Refusal("dispatch='ragged' needs shapes that depend on values, which XLA has not; use "
                           "dispatch='auto' with the pjrt back end.")
-        # Has no limit for the host's memory.
+        # The host's memory has no limit here.
         room = (self.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
         chips.check_memory(self.layout.stored_bytes(config.weights()), room)
 
@@ -163,25 +160,24 @@ class PjrtPartitioner(Partitioner):
 class PjrtProgram:
     """A function of placed features as one program on all devices. It updates the variables that it assigns.
 
-    `build` compiles it, or the first call with new shapes of features.
+    `build` compiles it, or the first call with new shapes.
 
     Args:
-        function: Function of feature tensors. It returns a nest of tensors, equal on every device.
-        partitioner: Partitioner of the variables.
+        function: Returns a nest of tensors, equal on every device.
     """
 
     def __init__(self, function: Callable, partitioner: PjrtPartitioner):
         self._function, self._partitioner = function, partitioner
-        # Shapes of features -> executable, feature names in order, captured state, updated variables, results.
+        # Shapes -> executable, feature names in order, captured state, updated variables, structure of results.
         self._compiled: dict[tuple, tuple] = {}
 
     @property
     def text(self) -> str:
-        """XLA's text of the first compiled program, for one device; "" before `build`."""
+        """XLA's text of the first program, for one device; "" before `build`."""
         return next(iter(self._compiled.values()))[0].as_text() if self._compiled else ""
 
     def build(self, specs: Mapping[str, tf.TensorSpec]) -> None:
-        """Compiles the program for features of these shapes."""
+        """Compiles the program for these shapes."""
         by_symbol = {id(variable.symbol): variable for variable in self._partitioner.variables}
         lowered = lowering.lower_call(
             self._function, specs, [variable.symbol for variable in by_symbol.values()], self._partitioner.layout)
@@ -195,15 +191,12 @@ class PjrtProgram:
                                           lowered.structure)
 
     def __call__(self, features: dict[str, jax.Array]) -> Any:
-        """Runs the program.
+        """Runs the program, and returns its nest of results as jax.Arrays on every device.
 
         A failure while it runs, e.g. for lack of memory, leaves the variables that it assigns without values.
 
         Args:
-            features: Feature name -> <int32>[steps, batch, length], laid out by the partitioner's `place`.
-
-        Returns:
-            The nest of the function's results, as jax.Arrays on every device.
+            features: Feature name -> <int32>[steps, batch, length], from `place`.
         """
         if _shapes(features) not in self._compiled:
             self.build({name: tf.TensorSpec(value.shape, value.dtype) for name, value in features.items()})
@@ -220,6 +213,5 @@ def _arrays(state):
 
 
 def _shapes(features):
-    """Returns a key for the names, shapes and dtypes of features or specs."""
     return tuple((name, tuple(feature.shape), np.dtype(tf.as_dtype(feature.dtype).as_numpy_dtype))
                  for name, feature in features.items())

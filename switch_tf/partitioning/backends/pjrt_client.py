@@ -1,7 +1,6 @@
 """Starts JAX's client of this machine's devices, and watches for lost processes.
 
-Otherwise a process would wait in a collective for a lost neighbour, or JAX's client would abort it. A thread asks the
-coordination service for the live processes, and ends this process with a message if one is missing.
+Otherwise a process would wait in a collective for a lost neighbour, or JAX's client would abort it.
 """
 
 import atexit
@@ -28,15 +27,15 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import OUTAGE
 from switch_tf.storage import outputs
 
-# JAX's names of the client and of its devices.
+# JAX's names of clients and devices.
 _PLATFORMS = {"CPU": "cpu", "GPU": "cuda", "TPU": "tpu"}
 _NAMES = {"CPU": "cpu", "GPU": "gpu", "TPU": "tpu"}
-# Seconds to wait for all processes to start, for a heartbeat, and for all processes to end.
+# To start, for a heartbeat, and to end.
 _START_SECONDS = 300
 _HEARTBEAT_SECONDS = 30
 _END_SECONDS = 10
-_PERIOD = 1.0  # seconds between queries for live processes
-_LONGEST_WAIT = 24 * 3600  # seconds to wait for all processes to finish
+_PERIOD = 1.0  # seconds between queries
+_LONGEST_WAIT = 24 * 3600  # seconds until all have finished
 
 
 def start(members: Cluster) -> None:
@@ -72,7 +71,6 @@ def start(members: Cluster) -> None:
 
 
 def _first_device(kind):
-    """Starts JAX's client for a kind of device and returns the first device."""
     try:
         first = jax.local_devices()[0]
     except RuntimeError as error:
@@ -80,7 +78,7 @@ def _first_device(kind):
     else:
         if first.platform == _NAMES[kind]:
             return first
-        found, cause = f"has devices of {first.platform} alone", None  # its client is missing, or it started earlier
+        found, cause = f"has devices of {first.platform} alone", None  # no client, or it started earlier
     extra = "cuda12" if kind == "GPU" else "tpu"
     raise Refusal(f"This machine has a {kind}, but JAX {found}; let `switch-tf doctor` look for the cause, install "
                   f"jax[{extra}]=={jax.__version__}, or use another back end, and in Python create the partitioner "
@@ -88,14 +86,13 @@ def _first_device(kind):
 
 
 def _meet(members):
-    """Connects this process to the rest of the run."""
     first, count = members.addresses[0], len(members.addresses)
     bind = listening_address(first) if members.index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, the run's signal to save
     jax.config.update("jax_enable_recoverability", True)  # `_Watch` reports a lost process; JAX would abort
-    # C++ code that aborts this process first sleeps for 6 s, so that a thread can report the cause: `sleep` takes the
-    # number of SIGABRT as seconds. A Python handler would wait for Python's lock inside the signal.
+    # C++ code that aborts this process first sleeps for 6 s, so that a thread can report the cause: `sleep` takes
+    # SIGABRT's number as seconds. A Python handler would wait for Python's lock.
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
@@ -103,8 +100,7 @@ def _meet(members):
                f"{_START_SECONDS} s ({{}}); start the same command on every host of a TPU slice, and elsewhere each "
                "with the same list of addresses and an index of its own in TF_CONFIG.")
     with outputs.held_back() as written, _ending_on_status(written, message):
-        # Cluster detection would choose devices on Slurm and query the cloud's metadata for minutes. `members` knows
-        # the hosts of a TPU slice.
+        # Cluster detection would choose devices on Slurm and query the cloud's metadata for minutes.
         jax.distributed.initialize(
             first, count, members.index, cluster_detection_method="deactivate", coordinator_bind_address=bind,
             initialization_timeout=_START_SECONDS, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
@@ -113,8 +109,8 @@ def _meet(members):
 
 
 def _leave():
-    """Waits at exit for the other processes. A process that left early would count as lost."""
-    # A command has disconnected already. After an uncaught error they should report it.
+    """Waits at exit for the other processes: one that left early would count as lost."""
+    # A command has disconnected already. Other processes should report an uncaught error.
     if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
         with outputs.held_back():
             _all_came("ended", _END_SECONDS)
@@ -123,7 +119,7 @@ def _leave():
 
 @contextlib.contextmanager
 def _ending_on_status(written: IO[bytes], message: str) -> Iterator[None]:
-    """Ends this process when JAX's client logs why it aborts. `message` has a placeholder for the cause."""
+    """Ends this process with `message`, formatted with the cause, when JAX's client logs why it aborts."""
     is_over = threading.Event()
 
     def look():
@@ -142,12 +138,9 @@ def _ending_on_status(written: IO[bytes], message: str) -> Iterator[None]:
 class _Watch:
     """Two threads that end this process with `message()` when another process is lost.
 
-    One queries the service, and the second watches the first: if the service itself is gone, JAX's client aborts while
-    it holds the lock that the query waits for. The query needs all processes, so the threads run until their process
-    ends in order (`is_over`).
-
-    Args:
-        count: Number of processes.
+    One queries the coordination service for live processes, and the second watches the first: if the service is gone,
+    JAX's client aborts while it holds the lock that the query waits for. The query needs all processes, so the threads
+    run until their process ends in order (`is_over`).
     """
 
     of_this_process: "_Watch | None" = None  # None with one process
@@ -164,7 +157,7 @@ class _Watch:
         while not self.is_over:
             try:
                 is_lost = len(distributed.global_state.client.get_live_nodes(self._everyone)) < len(self._everyone)
-            except (jax.errors.JaxRuntimeError, AttributeError):  # the first process is gone, or this one disconnected
+            except (jax.errors.JaxRuntimeError, AttributeError):  # first process gone, or this one disconnected
                 is_lost = True
             if is_lost:
                 self._end()
@@ -185,7 +178,7 @@ class _Watch:
 
 
 def _is_aborting():
-    """Returns whether a thread of this process is in the handler of SIGABRT, with the signal blocked."""
+    """Returns whether a thread is in the handler of SIGABRT, with the signal blocked."""
     abort, segv = (1 << (number - 1) for number in (signal.SIGABRT, signal.SIGSEGV))
     for task in pathlib.Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
@@ -197,7 +190,7 @@ def _is_aborting():
 
 @contextlib.contextmanager
 def watching(message: Callable[[], str]) -> Iterator[None]:
-    """Ends this process with this message if another JAX process is lost in this scope without an error."""
+    """Ends this process with `message()` if another JAX process is lost in this scope."""
     watch = _Watch.of_this_process
     if watch is None:
         yield
@@ -210,7 +203,7 @@ def watching(message: Callable[[], str]) -> Iterator[None]:
 
 
 def end_together(message: str) -> None:
-    """Makes this process wait at exit for all processes, and end with `message` as an outage if one is lost."""
+    """Makes this process wait at exit for all processes, and end with `message` if one is lost."""
     if _Watch.of_this_process is None:
         return
 
@@ -224,7 +217,7 @@ def end_together(message: str) -> None:
 
 
 def end_soon(status: int) -> None:
-    """Makes this failed process exit with a status. It waits for the other processes for _END_SECONDS at most."""
+    """Makes this failed process exit with a status, soon after the other processes."""
     if _Watch.of_this_process is None:
         return
 
@@ -238,7 +231,7 @@ def end_soon(status: int) -> None:
 
 
 def _all_came(place, seconds):
-    """Waits for all processes at a named barrier. Returns whether they came."""
+    """Returns whether all processes came to a named barrier."""
     try:
         distributed.global_state.client.wait_at_barrier(f"switch_tf: {place}", 1000 * seconds)
     except jax.errors.JaxRuntimeError:
@@ -249,5 +242,5 @@ def _all_came(place, seconds):
 def _disconnect():
     _Watch.of_this_process.is_over = True
     if jax.process_index() == 0:
-        time.sleep(1)  # this process hosts the service; still connected clients would abort without it
+        time.sleep(1)  # it hosts the service; connected clients would abort
     jax.distributed.shutdown()

@@ -1,10 +1,8 @@
-"""Strategies of tf.distribute: MirroredStrategy, OneDeviceStrategy and TPUStrategy.
+"""Strategies of tf.distribute: MirroredStrategy, OneDeviceStrategy and TPUStrategy. The last has never run on a TPU.
 
-Every device runs the whole step on its part of the batch, and stores every variable whole. Replicas divide losses by
-the tokens of the whole batch and sum gradients. Token groups and random numbers belong to the whole batch
-(`axes.part_of_batch`). So replicas take the same step as one device.
-
-TPUStrategy, with a replica on each core, needs a TPU and has never run on one.
+Every device stores every variable whole, and runs the whole step on its part of the batch. Replicas divide losses by
+the tokens of the whole batch and sum gradients. With its groups and random numbers (`axes.part_of_batch`), they take
+the same step as one device.
 """
 
 import os
@@ -28,8 +26,8 @@ from switch_tf.refusals import Refusal
 def create(layout: Layout, members: Cluster) -> Partitioner:
     """Creates the partitioner of "mirrored", "one_device" or "tpu".
 
-    "one_device" is the first device, or one core of a TPU; several processes train with DTensor on CPUs and GPUs. "tpu"
-    is the TPU of this machine, or the TPU named by TPU_NAME.
+    "one_device" is the first device, or one core of a TPU; several processes train with DTensor. "tpu" is this
+    machine's TPU, or the TPU named by TPU_NAME.
     """
     kind, count, backend = devices.device_type(), len(members.addresses), layout.backend
     if backend == "one_device":
@@ -39,7 +37,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
             return _on_tpu(layout.resolve(1, kind))
         layout = layout.resolve(tf.experimental.dtensor.num_local_devices(kind), kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
-    # A TPU VM has local chips, so TPU_NAME, exported there as Google's pages advise, is ignored.
+    # TPU VMs export TPU_NAME, as Google's pages advise, and have local chips.
     name = None if host.has_tpu() else os.environ.get("TPU_NAME")
     if backend == "tpu" and not name and not host.has_tpu():
         raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
@@ -60,7 +58,6 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
 
 
 def _on_tpu(layout, name=None):
-    """Starts a named TPU or this machine's, and creates the partitioner of all of its cores or of one."""
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
     if name:
         tf.config.experimental_connect_to_cluster(resolver)
@@ -72,18 +69,13 @@ def _on_tpu(layout, name=None):
 
 
 class StrategyPartitioner(Partitioner):
-    """Replicas of a strategy. MirroredStrategy traces them one after another.
-
-    Args:
-        layout: Layout with a complete mesh.
-        strategy: Strategy of tf.distribute for the devices of this process.
-    """
+    """Replicas of a strategy. MirroredStrategy traces them one after another."""
 
     def __init__(self, layout: Layout, strategy: tf.distribute.Strategy):
         super().__init__(layout)
         self.strategy = strategy
         self.num_parts = strategy.num_replicas_in_sync
-        self._applies_sums = False  # whether `apply` is being traced, with gradients summed over the replicas
+        self._applies_sums = False  # whether `apply` is traced with summed gradients
 
     def check(self, config: SwitchConfig, steps_per_call: int, use_xla: bool) -> None:
         if use_xla:
@@ -119,17 +111,16 @@ class StrategyPartitioner(Partitioner):
         return self.num_parts, tf.distribute.get_replica_context().replica_id_in_sync_group
 
     def _share(self, features):
-        """Returns this replica's rows of the batch."""
         count, index = self.current_part()
         return {name: tf.reshape(value, (count, -1, *value.shape[1:]))[index] for name, value in features.items()}
 
     def _first(self, per_replica):
-        """Returns the first replica's copy of tensors that are equal in all replicas."""
+        """Returns the first replica's copy of tensors that are equal in all."""
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], per_replica)
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
-            # A replica is traced in its own thread, without this thread's context.
+            # Replicas are traced in own threads, without this context.
             gradients, totals, *others = self.strategy.run(
                 context.carried(lambda features: compute(self._share(features))), args=(features,))
             return gradients, totals, *self._first(others)
