@@ -1,6 +1,6 @@
 """Requirements of the Python environment, and versions known to work together.
 
-`import switch_tf` runs only the urgent check, `switch-tf doctor` all. Imports only the standard library.
+`import switch_tf` runs only the urgent check. Imports only the standard library.
 """
 
 import json
@@ -11,27 +11,26 @@ import shutil
 import sys
 from importlib import metadata
 
-# Distribution -> (version to reinstall, nightly build that writes the same files). t5 requires the nightlies.
+# Distribution -> (version to reinstall, nightly build that overwrites it). t5 requires the nightlies.
 NIGHTLIES = {
     "seqio": ("0.0.20", "seqio-nightly"),
     "tensorflow-datasets": ("4.9.10", "tfds-nightly"),
 }
 
-# Downstream tasks use its preprocessors and metrics. switch_tf cannot require it: its requirements would overwrite
-# seqio and tensorflow-datasets.
+# Downstream tasks use it. switch_tf cannot require it: its requirements would overwrite seqio and tensorflow-datasets.
 T5 = "t5==0.9.4"
 
-# Distribution of TensorFlow -> versions of TensorFlow and TensorBoard (equal), of tensorflow-text and of libtpu.
-# tensorflow-tpu brings its own client of TPUs.
+# Distribution -> versions of TensorFlow and TensorBoard (equal), tensorflow-text, libtpu. tensorflow-tpu has its own
+# client of TPUs.
 _TENSORFLOW = {"tensorflow": ("2.21.0", "2.21.1", "0.0.42.1"), "tensorflow-tpu": ("2.20.0", "2.20.1", "0.0.21")}
-# TensorFlow without NVIDIA's part, for use with JAX's client of a GPU.
+# Without NVIDIA's part, for JAX's client.
 _TENSORFLOW["tensorflow-cpu"] = _TENSORFLOW["tensorflow"]
-# Tested versions by distribution of TensorFlow.
+# Tested versions.
 KNOWN_GOOD = {name: {name: version, "tensorflow-text": text, "keras": "3.15.1", "jax": "0.10.2", "jaxlib": "0.10.2",
                      "tensorboard": version, "libtpu": libtpu}
               for name, (version, text, libtpu) in _TENSORFLOW.items()}
 
-# Prefixes of the variables that change a run's computation.
+# Of variables that change a run's computation.
 _PREFIXES = ("KERAS_", "TF_", "XLA_", "JAX_", "NVIDIA_TF32_OVERRIDE")
 _OF_USER = dict(os.environ)  # before any change
 
@@ -40,7 +39,7 @@ _CUDA_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version of an installed distribution, or None."""
+    """Returns an installed distribution's version, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -48,27 +47,24 @@ def installed_version(distribution: str) -> str | None:
 
 
 def cuda_plugin() -> str | None:
-    """Returns the installed distribution of JAX's client of NVIDIA's GPUs, or None."""
+    """Returns the installed distribution of JAX's client of NVIDIA's GPUs."""
     return next(filter(installed_version, _CUDA_PLUGINS), None)
 
 
 def goes_with(libtpu: str, known_good: str) -> bool:
-    """Returns whether two versions of libtpu differ at most in their last number, the build: 0.0.42.1."""
+    """Returns whether two versions of libtpu differ at most in their build: 0.0.42.1."""
     return libtpu.split(".")[:3] == known_good.split(".")[:3]
 
 
 def compute_with_tensorflow() -> None:
-    """Sets Keras' back end to TensorFlow, overriding KERAS_BACKEND and ~/.keras/keras.json.
-
-    Call it before Keras is imported.
-    """
+    """Sets Keras' back end to TensorFlow. Call it before Keras is imported."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
 def changed_by_variables() -> dict[str, str]:
     """Returns the user's environment variables that change what Keras, TensorFlow, XLA or JAX compute.
 
-    Leaves out variables of logs. Keras' settings have the name of their file, `~/.keras/keras.json`.
+    Keras' settings have the name of their file, `~/.keras/keras.json`.
     """
     found = {name: value for name, value in _OF_USER.items()
              if name.startswith(_PREFIXES) and not name.startswith(("TF_CPP_", "KERAS_HOME")) and value
@@ -88,7 +84,7 @@ def check_single_distributions() -> None:
     """Refuses an environment in which a nightly build overwrote seqio or tensorflow-datasets.
 
     Raises:
-        ImportError: One sentence that ends with the command to repair the environment.
+        ImportError: Ends with the command to repair it.
     """
     overwritten = {name: nightly for name, (_, nightly) in NIGHTLIES.items() if installed_version(nightly)}
     if overwritten:
@@ -102,7 +98,7 @@ def check_single_distributions() -> None:
 
 
 def pip() -> str:
-    """Returns the command for this interpreter's pip: `pip` if it is on the path."""
+    """Returns the command for this interpreter's pip."""
     on_path = shutil.which("pip")
     if on_path and pathlib.Path(on_path).parent == pathlib.Path(sys.executable).parent:
         return "pip"
@@ -110,20 +106,17 @@ def pip() -> str:
 
 
 def install_t5() -> str:
-    """Returns the command that installs t5, for tasks that use it."""
+    """Returns the command that installs t5."""
     return f"{pip()} install --no-deps {T5}"
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns the folder of files that switch_tf can recreate: prepared corpora, tokenised tasks."""
+    """Returns the folder of files that switch_tf can recreate."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "switch_tf"
 
 
 def visible_processes() -> str:
-    """Returns a text that identifies the processes visible to this one, by the machine's boot and the container.
-
-    Host names do not: containers and fresh machines often share them.
-    """
+    """Identifies the processes visible to this one by boot and container. Fresh machines often share host names."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
 

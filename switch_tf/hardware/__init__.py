@@ -1,1 +1,1 @@
-"""Facts about this machine's devices and memory, and about chips and networks of pods."""
+"""Facts about this machine, and about chips and networks of pods."""

@@ -1,6 +1,6 @@
 """Memory and nominal rates of TPU and GPU chips, from their makers' documents, and their topologies.
 
-A topology is a TPU pod or servers of GPUs, named such as "v5e:4x4" or "h100:2x8".
+A topology is a TPU pod, "v5e:4x4", or servers of GPUs, "h100:2x8".
 """
 
 import os
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 
-# Bytes that the TPU runtime reserves, by the v5e compiler's messages.
+# The TPU runtime's, by the v5e compiler's messages.
 RESERVED = 2**28
 
-# FLOPs per cycle of a matrix unit of 128 x 128.
+# Per cycle of a matrix unit of 128 x 128.
 _UNIT = 2 * 128 * 128
 
-# Share of a GPU's memory that JAX takes, unless one of these variables sets it.
+# JAX's share of a GPU's memory, unless a variable sets it.
 _SHARE = 0.75
 SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
@@ -27,10 +27,10 @@ class Chip(NamedTuple):
     Attributes:
         memory: Bytes that a program can use.
         flops: FLOP/s of bfloat16 products.
-        memory_bandwidth: Bytes/s between its memory and its core.
-        link_bandwidth: Bytes/s of each of its links, in one direction.
-        clock: Cycles/s of its core, None for a GPU.
-        float32_flops: FLOP/s of float32 products. None for `flops`, as a TPU multiplies in bfloat16 by default.
+        memory_bandwidth: Bytes/s.
+        link_bandwidth: Bytes/s of each link, in one direction.
+        clock: Cycles/s, None for a GPU.
+        float32_flops: None for `flops`, as a TPU multiplies float32 in bfloat16.
     """
 
     memory: float
@@ -46,9 +46,9 @@ def _chip(gib, flops, memory_bandwidth=None, link_bandwidth=None, units=None):
     return Chip(gib * 2**30 - RESERVED, flops, memory_bandwidth, link_bandwidth, clock)
 
 
-# From Google Cloud's TPU pages, which add up the bandwidth of all links in both directions (v5e: 400 GB/s of four; 1.6
-# TB/s cross the middle of a pod, on 32). v3 and v4 are from Jouppi et al. 2023, "TPU v4". Clocks follow from the peak
-# of the matrix units: v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
+# From Google Cloud's TPU pages, where bandwidths sum all links in both directions (v5e: 400 GB/s of four; 1.6 TB/s
+# cross the middle of a pod, on 32). v3 and v4: Jouppi et al. 2023, "TPU v4". Clocks follow from the matrix units' peak:
+# v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
 CHIPS = {
     "v2": _chip(8, 22.5e12),
     "v3": _chip(16, 61.5e12, 450e9, 70e9, units=2),
@@ -58,11 +58,11 @@ CHIPS = {
     "v6e": _chip(32, 918e12, 1640e9, 100e9, units=16),
 }
 
-# Accelerator type, such as v5litepod-8 -> name in topologies, such as v5e:2x4.
+# Accelerator type, as in v5litepod-8 -> name in topologies.
 _NAMES = {"v5litepod": "v5e"}
 
-# Dense FLOP/s of one GPU in bfloat16 and in TF32, TensorFlow's float32: half the numbers "with sparsity" in NVIDIA's
-# data sheets of A100, H100 and H200. The first row with all words in TensorFlow's name counts.
+# Dense FLOP/s in bfloat16 and TF32, TensorFlow's float32: half of "with sparsity" in NVIDIA's data sheets. The first
+# row with all words in the name counts.
 _GPU_FLOPS = (
     (("H200", "NVL"), 835.5e12, 417.5e12),
     (("H200",), 989.5e12, 494.5e12),
@@ -74,20 +74,19 @@ _GPU_FLOPS = (
 
 
 class Gpu(NamedTuple):
-    """A GPU in a server with NVLink.
+    """A GPU in a server with NVLink. Sizes are in bytes, bandwidths in bytes/s of one direction.
 
     Attributes:
         name: Name by CUDA.
         capability: Compute capability.
         cores: Number of multiprocessors.
         units: float32 units of a multiprocessor.
-        shared_memory: Bytes per multiprocessor. A block can have 1,024 less.
-        cache: Bytes of the L2 cache.
+        shared_memory: Per multiprocessor. A block can have 1,024 less.
+        cache: Size of L2.
         clock: Cycles/s.
-        memory: Bytes, as CUDA reports them.
-        memory_bandwidth: Bytes/s.
-        link_bandwidth: Bytes/s to the GPUs of its server, in one direction.
-        network_bandwidth: Bytes/s to other servers, in one direction.
+        memory: As CUDA reports it.
+        link_bandwidth: To its server's GPUs.
+        network_bandwidth: To other servers.
     """
 
     name: str
@@ -103,7 +102,7 @@ class Gpu(NamedTuple):
     network_bandwidth: float
 
     def target(self) -> str:
-        """Returns XLA's description of the GPU, a `GpuTargetConfigProto` as text."""
+        """Returns the GPU as text of XLA's `GpuTargetConfigProto`."""
         return f"""
             platform_name: "CUDA"
             device_description_str: "{self.name}"
@@ -144,7 +143,7 @@ _OF_GPUS = re.compile(rf"({'|'.join(GPUS)}):(?:([1-9]\d*)x)?([1-8])")
 
 
 def kind(topology: str) -> str:
-    """Returns the kind of a topology's devices, "GPU" or "TPU". Needs no compiler."""
+    """Returns the kind of a topology's devices, "GPU" or "TPU"."""
     if _OF_GPUS.fullmatch(topology):
         return "GPU"
     if not _OF_TPUS.fullmatch(topology):
@@ -154,13 +153,13 @@ def kind(topology: str) -> str:
 
 
 def servers(topology: str) -> tuple[Gpu, int, int]:
-    """Returns the GPU of a topology, the number of servers, and the number of GPUs per server."""
+    """Returns a topology's GPU, servers, and GPUs per server."""
     name, count, size = _OF_GPUS.fullmatch(topology).groups()
     return GPUS[name], int(count or 1), int(size)
 
 
 def of_topology(topology: str) -> Chip:
-    """Returns the chip of a topology. A GPU has the memory that JAX takes."""
+    """Returns a topology's chip. A GPU has the memory that JAX takes."""
     name = topology.partition(":")[0]
     if gpu := GPUS.get(name):
         flops, float32_flops = gpu_flops(gpu.name)
@@ -173,7 +172,6 @@ def of_topology(topology: str) -> Chip:
 
 
 def _share():
-    """Returns the share of a GPU's memory that JAX takes."""
     for variable in filter(os.environ.get, SHARE_VARIABLES):
         text = os.environ[variable]
         if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
@@ -184,7 +182,7 @@ def _share():
 
 
 def find_tpu_chip() -> Chip | None:
-    """Returns the chip of this machine's TPU, or None if its type is unknown."""
+    """Returns this machine's TPU chip, if known."""
     name = host.accelerator_type().partition("-")[0]
     return CHIPS.get(_NAMES.get(name, name))
 
@@ -193,8 +191,7 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
     """Raises Refusal if a device has no room for its weights and gradients.
 
     Args:
-        num_bytes: Bytes of weights and gradients on one device.
-        room: Bytes of a device. Defaults to this machine's TPU, unlimited if unknown.
+        room: Bytes. Defaults to this machine's TPU, unlimited if unknown.
     """
     if room is None and (chip := find_tpu_chip()):
         room = chip.memory + RESERVED
@@ -205,6 +202,6 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
 
 
 def gpu_flops(name: str) -> list[float]:
-    """Returns a GPU's FLOP/s in bfloat16 and TensorFloat-32 by its name, or [] if unknown."""
+    """Returns a GPU's FLOP/s in bfloat16 and TensorFloat-32, or [] if unknown."""
     words = {word.split("-")[0] for word in name.split()}  # "A100-SXM4-80GB" is an A100
     return next((flops for wanted, *flops in _GPU_FLOPS if words.issuperset(wanted)), [])

@@ -1,6 +1,6 @@
 """The devices of this machine and their nominal rate.
 
-Counting does not start them, because started devices cannot be divided or joined.
+Counting does not start them: then they could not be divided.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ import keras
 from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
 
-# With Keras's JAX back end, this module needs no TensorFlow.
+# Keras's JAX back end needs no TensorFlow here.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-# Kind of this process's devices, unless TensorFlow chooses, and their name if they are JAX's.
+# Kind of this process's devices, unless TensorFlow chooses, and name if JAX's.
 _chosen: tuple[str, str | None] | None = None
 
 
 def device_type() -> str:
-    """Returns the kind of device that a run trains on: "TPU" or "GPU" if this machine has any, or "CPU"."""
+    """Returns what a run trains on: "TPU" or "GPU" if this machine has any, or "CPU"."""
     if keras.backend.backend() != "tensorflow":
         return keras.distribution.list_devices()[0].partition(":")[0].upper()
     if _chosen is not None:
@@ -36,11 +36,9 @@ def device_type() -> str:
 def use_host(command: str, alternative: str = "") -> None:
     """On a machine with a TPU, makes the rest of this process run on the CPU, and prints so.
 
-    For commands on one device, because a program on a TPU runs on all chips.
-
     Args:
-        command: str, name of the command, such as "infer".
-        alternative: str, a clause about what runs on the chips.
+        command: Name of a command on one device, such as "infer". A program on a TPU runs on all chips.
+        alternative: A clause about what runs on the chips.
     """
     global _chosen
     if device_type() != "TPU":
@@ -54,11 +52,11 @@ def use_host(command: str, alternative: str = "") -> None:
 
 
 def use_jax(kind: str, name: str) -> None:
-    """Makes the rest of this process train on JAX's devices. TensorFlow then uses the CPU only.
+    """Makes this process train on JAX's devices, and TensorFlow use only the CPU.
 
     Args:
         kind: "CPU", "GPU" or "TPU".
-        name: Name of the first device, such as "NVIDIA H100 80GB HBM3".
+        name: Name of the first, such as "NVIDIA H100 80GB HBM3".
     """
     global _chosen
     _chosen = kind, name
@@ -68,12 +66,7 @@ def use_jax(kind: str, name: str) -> None:
 
 @contextlib.contextmanager
 def supposed(kind: str, name: str) -> Iterator[None]:
-    """Makes this process trace, in this scope, as if it trained on JAX's devices of another machine.
-
-    Args:
-        kind: "GPU" or "TPU".
-        name: Name of the first device.
-    """
+    """Makes this process trace as if it trained on another machine's JAX devices (`use_jax`)."""
     global _chosen
     before, _chosen = _chosen, (kind, name)
     try:
@@ -88,7 +81,7 @@ def are_jax() -> bool:
 
 
 def device_name() -> str:
-    """Returns the name of the device that a run trains on, such as "NVIDIA H200", or its kind if unknown."""
+    """Returns a name such as "NVIDIA H200", or the kind if unknown."""
     kind = device_type()
     if are_jax() and kind != "CPU":
         return _chosen[1] or kind
@@ -99,14 +92,14 @@ def device_name() -> str:
 
 
 def nominal_flops(dtype: str) -> float | None:
-    """Returns the FLOP/s of one device in `dtype`, or None for a CPU, a part of a GPU or an unknown device."""
+    """Returns one device's FLOP/s in `dtype`. None for a CPU, part of a GPU or unknown device."""
     kind = device_type()
     if kind == "TPU" and dtype in ("bfloat16", "float32"):
         chip = chips.find_tpu_chip()
         return chip and chip.flops
     if kind != "GPU":
         return None
-    # JAX multiplies float32 in TensorFloat-32 by default.
+    # JAX's default for float32 is TensorFloat-32.
     is_tensor_float = are_jax() or tf.config.experimental.tensor_float_32_execution_enabled()
     if "MIG" in (name := device_name()).split() or dtype == "float32" and not is_tensor_float:
         return None
@@ -114,7 +107,7 @@ def nominal_flops(dtype: str) -> float | None:
 
 
 def split_cpu(count: int) -> None:
-    """Splits this machine's CPU into `count` devices.
+    """Splits this machine's CPU into devices.
 
     Raises:
         Refusal: TensorFlow has started its devices, or `count` is below 1.

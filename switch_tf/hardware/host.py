@@ -8,26 +8,26 @@ import pathlib
 
 from switch_tf import environment
 
-# Files of TPU chips, from Google's driver or VFIO. The latter also serves other devices.
+# From Google's driver or VFIO. The latter also serves other devices.
 _ACCELERATORS, _VFIO = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"
 _PCI_DEVICES = "/sys/bus/pci/devices/*"
 _GOOGLE = "0x1ae0"
-_DISK, _NETWORK = "0x01", "0x02"  # classes of Google's other devices
+_DISK, _NETWORK = "0x01", "0x02"  # classes of other devices
 
-# Address of metadata.google.internal, because looking up an unknown name may take long.
+# metadata.google.internal: looking up an unknown name may take long.
 _SERVER = "169.254.169.254"
-_TIMEOUT = 1  # seconds; the server is on the same host
+_TIMEOUT = 1  # seconds; the server is near
 _TRIES = 3
 
 
 def memory(entry: str) -> int:
-    """Returns an entry of Linux's memory statistics in bytes, such as "MemTotal" or "MemAvailable"."""
+    """Returns an entry of /proc/meminfo in bytes."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{entry}:"))
 
 
 def tpu_files() -> list[str]:
-    """Returns the device files of the TPU chips attached to this machine."""
+    """Returns the device files of this machine's TPU chips."""
     if files := sorted(glob.glob(_ACCELERATORS)):
         return files
     files = sorted(glob.glob(_VFIO))
@@ -38,12 +38,12 @@ def tpu_files() -> list[str]:
 
 
 def has_tpu() -> bool:
-    """Returns whether a TPU chip is attached to this machine."""
+    """Returns whether this machine has a TPU chip."""
     return bool(tpu_files())
 
 
 def gpus() -> list[str]:
-    """Returns the names in CUDA_VISIBLE_DEVICES, or the number of each GPU if it is unset."""
+    """Returns the names in CUDA_VISIBLE_DEVICES, or all GPUs' numbers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -53,31 +53,31 @@ def gpus() -> list[str]:
 
 
 def has_gpu_of_jax() -> bool:
-    """Returns whether this machine has GPUs and JAX's client for them, the default back end of a run."""
+    """Returns whether this machine has GPUs and JAX's client for them."""
     return bool(gpus()) and environment.cuda_plugin() is not None
 
 
 def skip_tpu_metadata_query() -> None:
-    """Keeps libtpu from querying the cloud's metadata server for minutes on a machine without a TPU."""
+    """Keeps libtpu from querying the metadata server for minutes without a TPU."""
     if not has_tpu():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 def accelerator_type() -> str:
-    """Returns the type of this machine's TPU as gcloud spells it, such as "v5litepod-8", or "" if unknown."""
-    # GKE sets the variable. A TPU VM has it only on the metadata server.
+    """Returns the TPU's type as gcloud spells it, "v5litepod-8", or ""."""
+    # GKE sets the variable. TPU VMs have it only on the metadata server.
     return os.environ.get("TPU_ACCELERATOR_TYPE") or (vm_attribute("accelerator-type") if has_tpu() else "")
 
 
 @functools.cache
 def vm_attribute(name: str) -> str:
-    """Returns an attribute of this VM, or "" if there is none."""
+    """Returns an attribute of this VM, or ""."""
     return vm_entry(f"attributes/{name}")
 
 
 def vm_entry(name: str) -> str:
-    """Returns the present value of an entry of this VM's metadata, such as "preempted", or "" as `vm_attribute`."""
-    import http.client  # lazy, because they take 37 ms
+    """Returns an entry of this VM's metadata, such as "preempted", or ""."""
+    import http.client  # lazy: 37 ms
     import urllib.error
     import urllib.request
 
@@ -90,7 +90,7 @@ def vm_entry(name: str) -> str:
             with opener.open(request, timeout=_TIMEOUT) as answer:
                 return answer.read().decode().strip()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # Tries again only if the server is busy. Otherwise the entry or the server is missing.
+            # Not busy: the entry or the server is missing.
             is_busy = (error.code >= 500 if isinstance(error, urllib.error.HTTPError) else
                        isinstance(getattr(error, "reason", error), TimeoutError))
             if not is_busy:

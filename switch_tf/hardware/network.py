@@ -1,6 +1,6 @@
 """The networks between chips, a pod's torus or servers of GPUs, and the links that groups of a collective share.
 
-Both have the same methods, with the mesh `axes` along which members of a group differ.
+A group's members differ along the mesh `axes`.
 """
 
 import functools
@@ -13,13 +13,13 @@ from switch_tf.hardware.chips import Gpu
 
 
 class _Mesh:
-    """Places of devices, <int>[device, dimension], in row-major order of a mesh."""
+    """Places of devices, <int>[device, dimension], in a mesh's row-major order."""
 
     def __init__(self, mesh, places):
         self._mesh, self._places = mesh, np.array(places)
 
     def groups(self, axes: tuple[str, ...]) -> np.ndarray:
-        """Returns the places of all groups' members: <int>[group, member, dimension]."""
+        """Returns all groups' places: <int>[group, member, dimension]."""
         inner = [place for place, axis in enumerate(self._mesh) if axis in axes]
         places = self._places.reshape(*self._mesh.values(), -1)
         members = math.prod(self._mesh[axis] for axis in axes)
@@ -34,8 +34,7 @@ class Network(_Mesh):
 
     Args:
         topology: Name such as "v5e:4x4".
-        mesh: Size of each mesh axis.
-        coordinates: x, y, z of each device, in row-major order of the mesh.
+        coordinates: x, y, z of each device, in the mesh's row-major order.
     """
 
     def __init__(self, topology: str, mesh: dict[str, int], coordinates: Sequence[Sequence[int]]):
@@ -45,10 +44,10 @@ class Network(_Mesh):
         super().__init__(mesh, [place[:len(self._sizes)] for place in coordinates])
 
     def links_of_rings(self, axes: tuple[str, ...]) -> float:
-        """Returns the links, in one direction, that a chip has to itself while groups gather or sum around rings.
+        """Returns a chip's own links, in one direction, while groups gather or sum around rings.
 
-        A dimension has two if the group closes a ring, and one on a line, because its ends have no second. Groups whose
-        members are not neighbours share links.
+        A dimension has two if the group closes a ring, and one on a line: its ends have no second. Distant members
+        share links.
         """
         links = 0.0
         for dimension, members in self._along(axes):
@@ -58,22 +57,22 @@ class Network(_Mesh):
         return links or 1.0
 
     def links_to_next(self, axes: tuple[str, ...]) -> float:
-        """Returns the links that a chip has to itself while each member of a group sends to the next."""
+        """Returns a chip's own links while each member sends to the next."""
         return max((1 / (members[1] - members[0]) for _, members in self._along(axes)), default=1.0)
 
-    @functools.cache  # noqa: B019 - a network lives as long as the process that compiles for it
+    @functools.cache  # noqa: B019 - a network lives as long as the process
     def busiest_link(self, axes: tuple[str, ...]) -> float:
         """Returns the bytes over the busiest link, in one direction, per byte that a chip sends in an all-to-all.
 
-        Each chip sends equally to all chips of its group, on shortest paths.
+        Ways are shortest paths.
         """
         groups = self.groups(axes)
         busiest = 0.0
         for dimension, size in enumerate(self._sizes):
             counts = np.stack([np.bincount(group, minlength=size) for group in groups[..., dimension]]).astype(float)
-            # Between two places of a line of chips, averaged over all lines.
+            # Between two places of a line, averaged over all lines.
             sent = counts.T @ counts / (max(1, groups.shape[1] - 1) * len(self._places) / size)
-            loads = np.zeros((2, size))  # of the link from each place up, and down
+            loads = np.zeros((2, size))  # of the link up and down
             for start, end in zip(*np.nonzero(sent), strict=True):
                 hops = np.array([end - start, start - end])
                 hops = np.where(hops < 0, size + hops if self._wraps[dimension] else np.inf, hops)
@@ -85,7 +84,7 @@ class Network(_Mesh):
         return busiest or 1.0
 
     def _along(self, axes):
-        """Yields (dimension, places of a group's members along it) for each dimension that the group spans."""
+        """Yields (dimension, places along it) for each dimension that a group spans."""
         members = self.groups(axes)[0]
         for dimension in range(len(self._sizes)):
             places = np.unique(members[:, dimension])
@@ -99,9 +98,7 @@ class Servers(_Mesh):
     In a server each GPU sends over all of its NVLinks, between servers over its own card.
 
     Args:
-        gpu: Its GPUs.
-        mesh: Size of each mesh axis.
-        servers: <int>[device], the server of each device, in row-major order of the mesh.
+        servers: <int>[device], in the mesh's row-major order.
     """
 
     def __init__(self, gpu: Gpu, mesh: dict[str, int], servers: Sequence[int]):
@@ -109,24 +106,24 @@ class Servers(_Mesh):
         self._slowness = gpu.link_bandwidth / gpu.network_bandwidth
 
     def links_of_rings(self, axes: tuple[str, ...]) -> float:
-        """Returns the share of its NVLinks that a GPU uses while groups gather or sum around rings.
+        """Returns the share of a GPU's NVLinks in use while groups gather or sum around rings.
 
-        Between servers a group has one ring per GPU in a server, each over a different card.
+        Between servers a group has a ring over each card.
         """
         members, together = self._group(axes)
         return 1.0 if together == members else min(1.0, together / self._slowness)
 
     def links_to_next(self, axes: tuple[str, ...]) -> float:
-        """Returns the share of its NVLinks that a GPU uses while each member of a group sends to the next."""
+        """Returns the share of a GPU's NVLinks in use while each member sends to the next."""
         members, together = self._group(axes)
         return 1.0 if together == members else 1 / self._slowness
 
     def busiest_link(self, axes: tuple[str, ...]) -> float:
-        """Returns the bytes over a GPU's NVLinks, or their equivalent over its card, per byte of an all-to-all."""
+        """Returns the bytes over a GPU's NVLinks, or over its card in their equivalent, per byte of an all-to-all."""
         members, together = self._group(axes)
         return max(1.0, self._slowness * (members - together) / max(1, members - 1))
 
     def _group(self, axes):
-        """Returns the size of a group, and the number of its members in one server."""
+        """Returns a group's size, and its members in one server."""
         servers = self.groups(axes)[0]
         return len(servers), int((servers == servers[0]).sum())

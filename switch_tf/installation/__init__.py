@@ -1,1 +1,1 @@
-"""Checks of the installed packages and the machine, and quiet imports of packages."""
+"""Checks of the installation, and quiet imports."""

@@ -1,4 +1,4 @@
-"""Checks for `switch-tf doctor`: Python, packages, accelerators, folders, cores and memory."""
+"""Checks for `switch-tf doctor`."""
 
 import collections
 import glob
@@ -24,18 +24,18 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 IMPORT_TIMEOUT = 300  # seconds
 DATA_TIMEOUT = 60
 
-# Distributions that write the same files. `import switch_tf` refuses seqio's and tfds' nightlies.
+# Each row writes the same files. `import switch_tf` refuses two more nightlies.
 SAME_FILES = (
     ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tf-nightly"),
     ("keras", "keras-nightly"),
     ("tensorboard", "tb-nightly"),
 )
-# Distributions with CUDA's assembler, for CUDA 12 and 13.
+# With CUDA's assembler, for CUDA 12 and 13.
 _ASSEMBLERS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
-# Required by t5, but unused by switch_tf.
+# t5 requires them; switch_tf does not.
 NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
-# libtpu keeps this file while a process has the chips.
+# libtpu keeps it while a process has the chips.
 _LOCK = pathlib.Path("/tmp/libtpu_lockfile")
 
 _DEVICES = """
@@ -64,7 +64,7 @@ print(len(tensorflow.io.gfile.listdir(os.environ["TFDS_DATA_DIR"])))
 """
 
 
-# A bucket has no folders, so a file may have any name.
+# A bucket has no folders.
 _WRITING = """
 import secrets
 from switch_tf.storage import lock, places, whole_file
@@ -89,7 +89,7 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """The status: "ok", "warning" or "problem"."""
+        """"ok", "warning" or "problem"."""
         return WARNING if self.is_warning and self.cure else PROBLEM if self.cure else OK
 
 
@@ -97,7 +97,7 @@ Findings: TypeAlias = Iterator[Finding]
 
 
 def check_all(model_dir: str | None) -> Findings:
-    """Does all checks in order, the last one for `model_dir`, if any."""
+    """Does all checks in order."""
     for check in (check_python, check_versions, check_double_distributions, check_requirements, check_variables,
                   check_tensorboard, check_accelerators, check_pjrt, check_tpu, check_data, check_folders,
                   check_machine):
@@ -107,7 +107,7 @@ def check_all(model_dir: str | None) -> Findings:
 
 
 def check_python() -> Findings:
-    """Checks for Python 3.11 or 3.12. The wheels of editdistance and the pins need one of them."""
+    """Checks for Python 3.11 or 3.12, as editdistance's wheels need."""
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 12):
         yield Finding("Python", f"{version} at {sys.executable}")
@@ -116,7 +116,7 @@ def check_python() -> Findings:
 
 
 def check_versions() -> Findings:
-    """Compares versions of packages that only work together with the versions in the tests."""
+    """Compares versions that only work together with the tests' versions."""
     flavour = tensorflow_distribution()
     for name, wanted in (*environment.KNOWN_GOOD[flavour].items(), environment.T5.split("==")):
         version = environment.installed_version(name)
@@ -162,9 +162,9 @@ def check_double_distributions() -> Findings:
 
 
 def check_requirements() -> Findings:
-    """Checks that each requirement of switch-tf, direct or indirect, is installed in an accepted version."""
+    """Checks that each direct or indirect requirement has an accepted version."""
     try:
-        from packaging.requirements import Requirement  # not at the top, because it may be missing
+        from packaging.requirements import Requirement  # may be missing
     except ImportError:
         yield Finding("requirements", "packaging is not installed", f"{environment.pip()} install packaging")
         return
@@ -194,7 +194,7 @@ def check_requirements() -> Findings:
 
 
 def check_variables() -> Findings:
-    """Lists environment variables that change what a run computes."""
+    """Lists environment variables that change a run."""
     found = environment.changed_by_variables()
     if not found:
         yield Finding("variables", "none of KERAS_*, TF_*, XLA_* and JAX_* changes a run")
@@ -209,7 +209,7 @@ def check_variables() -> Findings:
 
 
 def check_tensorboard() -> Findings:
-    """Checks that TensorBoard starts. Version 2.20 needs a setuptools that still has pkg_resources."""
+    """Checks that TensorBoard starts. Version 2.20 needs a setuptools with pkg_resources."""
     output, error = run_python("import tensorboard.main")
     if output is not None:
         yield Finding("tensorboard starts", "look at a run with: tensorboard --logdir RUN/events")
@@ -219,7 +219,7 @@ def check_tensorboard() -> Findings:
 
 
 def check_accelerators() -> Findings:
-    """Checks that TensorFlow sees the accelerators, in a new process because a wrong libtpu aborts it."""
+    """Checks that TensorFlow sees the accelerators, in a new process: a wrong libtpu aborts it."""
     host.skip_tpu_metadata_query()
     output, error = run_python(_DEVICES)
     counts = collections.Counter(json.loads(output or "[]"))
@@ -243,7 +243,7 @@ def check_accelerators() -> Findings:
 
 
 def check_pjrt() -> Findings:
-    """Checks that jaxlib reads a program that TensorFlow writes, and that JAX has a client for the accelerators."""
+    """Checks that jaxlib reads TensorFlow's programs, and JAX has the accelerators' client."""
     version, flavour = environment.installed_version("jax"), tensorflow_distribution()
     pair = f"{flavour} {environment.installed_version(flavour)} and jaxlib {environment.installed_version('jaxlib')}"
     output, error = run_python(_LOWERING)
@@ -265,17 +265,17 @@ def check_pjrt() -> Findings:
 
 
 def check_tpu() -> Findings:
-    """Checks that the chips are free, that the hosts of a slice know each other, and that JAX starts the chips."""
+    """Checks that the chips are free, a slice's hosts know each other, and JAX starts."""
     files = host.tpu_files()
     if not files or tensorflow_distribution() == "tensorflow-tpu":
         return
-    # Only one process of a host can open the chips. Other users' processes cannot be inspected.
+    # One process of a host can open the chips. Other users' processes cannot be inspected.
     holders = {}
     for process in map(pathlib.Path, glob.glob("/proc/[0-9]*")):
         try:
             if process.name != str(os.getpid()) and any(os.readlink(file) in files for file in process.glob("fd/*")):
                 holders[process.name] = (process / "comm").read_text().strip()
-        except OSError:  # the process has ended, or is another user's
+        except OSError:  # it has ended, or is another user's
             continue
     if closed := [file for file in files if not os.access(file, os.R_OK | os.W_OK)]:
         chips = Finding("TPU chips", f"this user cannot read and write {', '.join(closed)}",
@@ -301,7 +301,7 @@ def check_tpu() -> Findings:
                   f"{members.index} of {len(members.addresses)}, which meet at {members.addresses[0]}")
     if chips.cure:
         return
-    if not is_alone:  # the chips of a slice start on all hosts at once
+    if not is_alone:  # a slice's chips start on all hosts at once
         yield Finding("TPU starts", "not tried on one of several hosts; train a few steps on all of them")
         return
     output, error = run_python(_CHIPS)
@@ -317,7 +317,7 @@ def check_tpu() -> Findings:
 
 
 def check_data() -> Findings:
-    """Checks that TensorFlow reads TFDS_DATA_DIR, such as gs://BUCKET/FOLDER, if it is set."""
+    """Checks that TensorFlow reads TFDS_DATA_DIR."""
     folder = os.environ.get("TFDS_DATA_DIR")
     if not folder:
         return
@@ -330,7 +330,7 @@ def check_data() -> Findings:
 
 
 def check_model_dir(folder: str) -> Findings:
-    """Checks that files can be written, read and removed in a run's folder, such as gs://BUCKET/FOLDER."""
+    """Checks that a run's folder or bucket can be written."""
     output, error = run_python(_WRITING.format(folder), DATA_TIMEOUT)
     if output is None:
         yield Finding("MODEL_DIR", f"{folder} cannot be written and read: {error}",
@@ -340,7 +340,7 @@ def check_model_dir(folder: str) -> Findings:
 
 
 def check_folders() -> Findings:
-    """Checks that the current folder, for runs, and the cache folder are writable and have room."""
+    """Checks that the current folder and the cache folder are writable and have room."""
     for check, folder in (("current folder", pathlib.Path.cwd()), ("cache folder", environment.cache_folder())):
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         try:
@@ -355,7 +355,7 @@ def check_folders() -> Findings:
 
 
 def check_machine() -> Findings:
-    """Counts the cores that this process may use, and checks the memory."""
+    """Counts this process's cores, and checks the memory."""
     yield Finding("cores", str(len(os.sched_getaffinity(0))))
     memory = host.memory("MemTotal") / 1e9
     yield Finding("memory", f"{memory:.1f} GB",
@@ -363,7 +363,7 @@ def check_machine() -> Findings:
 
 
 def run_python(code: str, timeout: float = IMPORT_TIMEOUT) -> tuple[str | None, str]:
-    """Runs code in a new process. Returns (standard output, "") or (None, last line of the error)."""
+    """Runs code in a new process. Returns (standard output, "") or (None, the error's last line)."""
     try:
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
                                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
@@ -375,19 +375,19 @@ def run_python(code: str, timeout: float = IMPORT_TIMEOUT) -> tuple[str | None, 
 
 
 def tensorflow_distribution() -> str:
-    """Returns the name of TensorFlow's installed distribution."""
+    """Returns TensorFlow's distribution."""
     return next(filter(environment.installed_version, ("tensorflow-tpu", "tensorflow", "tensorflow-cpu")), "tensorflow")
 
 
 def requirements_file() -> str:
-    """Returns the name of this machine's pinned list."""
+    """Returns this machine's pinned list."""
     if tensorflow_distribution() == "tensorflow-tpu":
         return "requirements-tensorflow-tpu.txt"
     return "requirements-tpu.txt" if host.has_tpu() else "requirements.txt"
 
 
 def check_gpu_compiler() -> None:
-    """Refuses a machine without CUDA's assembler, or without JAX's CUDA plugin in jaxlib's version."""
+    """Refuses a machine without CUDA's assembler or a CUDA plugin in jaxlib's version."""
     wanted, plugin = environment.installed_version("jaxlib"), environment.cuda_plugin()
     version = plugin and environment.installed_version(plugin)
     if version != wanted:

@@ -1,8 +1,7 @@
 """Registers this package's classes with Keras without importing their modules.
 
-`keras.models.load_model` looks classes up by registered name. Importing a module registers its classes, but
-`import switch_tf` imports no layers, to stay fast. The placeholders here import a class's module when a saved model
-contains the class.
+`keras.models.load_model` looks classes up by registered name. Placeholders import a class's module when a saved model
+contains it.
 """
 
 import importlib
@@ -36,8 +35,8 @@ class ImportHook:
     """Import hook that lets a function execute a module.
 
     Args:
-        name: Name of the module, not imported yet.
-        execute: Function of the module and of its usual execution function.
+        name: Name of a module, not imported yet.
+        execute: Gets the module and its usual execution function.
     """
 
     def __init__(self, name: str, execute: Callable[[ModuleType, Callable], None]):
@@ -52,7 +51,7 @@ class ImportHook:
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            sys.meta_path.insert(0, self)  # a caller may only check that the module exists
+            sys.meta_path.insert(0, self)  # a caller may only check that it exists
         if spec is not None:
             execute = spec.loader.exec_module
 

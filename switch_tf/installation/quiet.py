@@ -1,4 +1,4 @@
-"""Imports TensorFlow without its libraries' lines on standard error, which no setting silences."""
+"""Imports TensorFlow without its libraries' lines on standard error."""
 
 import os
 import sys
@@ -17,10 +17,10 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
     """Imports TensorFlow. Its output is shown only if the import fails.
 
     Args:
-        num_cpu_devices: Number of devices to make of the CPU. None leaves it as it is.
+        num_cpu_devices: Number of devices to make of the CPU, unless None.
     """
     expect_tensorflow(num_cpu_devices)
-    import tensorflow  # outside of the scope below, which would withhold the line "Importing TensorFlow"
+    import tensorflow  # not below: it would withhold "Importing TensorFlow"
     with held_back():
         _prepare(tensorflow, num_cpu_devices)
 
@@ -29,8 +29,7 @@ def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool
     """Makes the next import of TensorFlow, by any module, do what `import_tensorflow` does.
 
     Args:
-        num_cpu_devices: See `import_tensorflow`.
-        prepares_devices: Whether the import also looks for devices. This can take a TPU's devices.
+        prepares_devices: Whether it also looks for devices. This can take a TPU's.
     """
     def execute_quietly(module, execute):
         print("Importing TensorFlow ...", file=sys.stderr, flush=True)
@@ -40,7 +39,7 @@ def expect_tensorflow(num_cpu_devices: int | None = None, prepares_devices: bool
                 _prepare(module, num_cpu_devices)
 
     def format_once(message, category, filename, lineno, line=None):
-        """Formats a warning as one sentence, without source line, and only once."""
+        """Formats a warning as one sentence, and only once."""
         text = f"Warning: {' '.join(str(message).split())}\n"
         is_new = text not in shown
         shown.add(text)
