@@ -30,7 +30,7 @@ KNOWN_GOOD = {name: {name: version, "tensorflow-text": text, "keras": "3.15.1", 
                      "tensorboard": version, "libtpu": libtpu}
               for name, (version, text, libtpu) in _TENSORFLOW.items()}
 
-# Of variables that change a run's computation.
+# Variables that change a run's computation.
 _PREFIXES = ("KERAS_", "TF_", "XLA_", "JAX_", "NVIDIA_TF32_OVERRIDE")
 _OF_USER = dict(os.environ)  # before any change
 

@@ -1,11 +1,11 @@
 """Opens the tensor files of a Hugging Face folder, and writes safetensors files in parts.
 
-A safetensors file is eight bytes with the length of the header, a JSON header, and the values. The package safetensors
-cannot read dtypes that numpy lacks, such as float8, and its `save_file` needs all tensors in memory.
+The package safetensors cannot read dtypes that numpy lacks, such as float8, and its `save_file` needs all tensors in
+memory.
 
 A file of PyTorch is a zip archive of `data.pkl`, a pickle that describes the tensors, and `data/<key>`, their values. A
-pickle may call any function, so it is interpreted here. The few instructions that `torch.save` writes for a dictionary
-of tensors work on plain values. Any other instruction or name is refused.
+pickle may call any function, so the few instructions of `torch.save` are interpreted here on plain values. Any other
+instruction or name is refused.
 """
 
 import bisect
@@ -43,7 +43,7 @@ MAX_SHARD_BYTES = 5 * 10**9
 _CODES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_HEADER_BYTES = 32 * 2**20
 _MAX_DIMENSIONS, _MAX_LENGTH = 8, 2**31 - 1
-_MAX_NAME = 300  # characters; T5's names have about 60
+_MAX_NAME = 300  # T5's names have about 60 characters
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
@@ -68,9 +68,9 @@ def open_folder(folder: pathlib.Path) -> dict[str, Tensor]:
 
 
 def find_file(folder: Any) -> Any | None:
-    """Returns the path of a folder's tensors or of the index of their shards, or None."""
+    """Returns the path of a folder's tensors or their index, if any."""
     names = (name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))
-    # A broken link counts, and is then refused.
+    # A broken link counts, and is refused later.
     return next((path for path in map(folder.joinpath, names) if path.exists() or path.is_symlink()), None)
 
 
@@ -127,7 +127,6 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
         ranges.append((begin, end, name))
         load = functools.partial(values_at, path, known, start + begin, shape)
         tensors[name] = Tensor(shape, load, dtype=_CODES.get(dtype, dtype))
-    # Gaps and overlaps are damage.
     last = 0
     for begin, end, name in sorted(ranges):
         if begin != last:
@@ -140,11 +139,10 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
 
 
 def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bytes:
-    """Returns the beginning of a safetensors file, up to the values.
+    """Returns a safetensors file up to the values.
 
     Args:
-        shapes: Name -> shape of the file's tensors, in order.
-        dtype: "float32", "float16" or "bfloat16".
+        shapes: Name -> shape, in order.
     """
     (code,) = (code for code, known in _CODES.items() if known == dtype)
     entries: dict[str, dict] = {"__metadata__": {"format": "pt"}}
@@ -161,13 +159,10 @@ class Shards:
     """Writes tensors in order as model.safetensors, or as shards of at most MAX_SHARD_BYTES or a single tensor.
 
     Args:
-        folder: Path of an existing folder.
-        shapes: Name -> shape of each tensor, in order.
-        dtype: Name of the dtype on disk, of WRITTEN_DTYPES.
-        num_bytes: Bytes of values already written. Anything after them is removed.
-
-    Attributes:
-        num_bytes: Bytes of values written.
+        folder: Existing folder.
+        shapes: Name -> shape, in order.
+        dtype: Of WRITTEN_DTYPES.
+        num_bytes: Bytes of values already written. Further ones are removed.
     """
 
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
@@ -193,7 +188,7 @@ class Shards:
                 (folder / name).unlink(missing_ok=True)
 
     def append(self, values: np.ndarray) -> None:
-        """Writes the next tensor, or its next rows, rounded to the dtype on disk."""
+        """Writes the next tensor, or its next rows, rounded to the dtype."""
         values = np.ascontiguousarray(values, DTYPES[self._dtype]).view(np.uint8)
         index = bisect.bisect_right(self._starts, self.num_bytes) - 1
         name, shard = self._shards[index]
@@ -220,14 +215,12 @@ class Shards:
 
 
 def write_object(path: pathlib.Path, content: dict) -> None:
-    """Writes `content` as JSON with sorted keys, and waits until it is on disk."""
+    """Writes JSON with sorted keys, and waits until it is on disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
-
-# Files of PyTorch.
 
 _STORAGES = {
     "torch DoubleStorage": np.float64, "torch FloatStorage": np.float32, "torch HalfStorage": np.float16,
@@ -241,16 +234,16 @@ _FUNCTIONS = {
     "torch._utils _rebuild_parameter": lambda tensor, *_: tensor}
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _ZIP_HEADER_BYTES = 30
-# Limits for 100,000 tensors of about 20 instructions and 200 bytes each.
+# For 100,000 tensors of about 20 instructions and 200 bytes each.
 _MAX_PROGRAM_BYTES, _MAX_INSTRUCTIONS = 32 * 2**20, 2 * 10**6
 _MAX_NESTING = 16
 
 
 def open_pytorch(path: pathlib.Path) -> dict[str, Tensor]:
-    """Opens a file written by `torch.save` of PyTorch 1.6 or later. Returns name -> tensor."""
+    """Opens a file of `torch.save` since PyTorch 1.6. Returns name -> tensor."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            # torch.save chooses the folder's name: "archive/data.pkl", "archive/data/0".
+            # torch.save chooses the folder: "archive/data.pkl".
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
             if "data.pkl" not in members or any(member.compress_type for member in members.values()):
                 raise Refusal(f"{path} is a zip archive, but not one that torch.save wrote: that has an uncompressed "
@@ -278,20 +271,18 @@ def _content(archive, member):
 
 
 def _locate(name, description, path, members):
-    """Locates a tensor's values, and checks that they are complete."""
     try:
         (_, storage, key, _, _), offset, shape, strides = description
         dtype, member = np.dtype(_STORAGES[_text(storage)]), members[f"data/{_text(key)}"]
         shape, strides = tuple(shape), tuple(strides)
         is_valid = (all(type(number) is int for number in (offset, *shape, *strides))
                     and min(offset, 0, *shape, *strides) >= 0 and 0 not in shape and len(shape) <= _MAX_DIMENSIONS)
-        # Elements from the beginning of the storage to the end of the tensor.
         extent = offset + 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
         num_elements = max(extent, math.prod(shape))  # a stride of 0 would expand one number to any size
     except (KeyError, TypeError, ValueError):
         raise Refusal(f"{path} holds something under {checks.shown(name)} that is not a tensor; only dictionaries "
                       "of tensors (model.state_dict()) are read.") from None
-    # Values follow the member's local header. Only the file has its length.
+    # Only the file has the length of the local header before the values.
     start = max(member.header_offset, 0) + _ZIP_HEADER_BYTES
     header = bytes_at(path, start - _ZIP_HEADER_BYTES, _ZIP_HEADER_BYTES)
     if len(header) == _ZIP_HEADER_BYTES:
@@ -310,7 +301,7 @@ def _locate(name, description, path, members):
 
 
 def _text(value):
-    """Checks a name in the pickle, because a lookup would hash tuples of tuples without a depth limit."""
+    """Checks a name in the pickle: a lookup would hash nested tuples without a depth limit."""
     if not isinstance(value, str):
         raise TypeError("A name must be text.")
     return value
@@ -328,7 +319,7 @@ class _Tuple(tuple):
 def _interpret(program, path):
     """Returns the dictionary of tensors in a pickle.
 
-    Names stay text. Storages stay PyTorch's tuples ("storage", type, key, device, number of elements).
+    Storages stay PyTorch's tuples ("storage", type, key, device, number of elements).
     """
     stack, marks, memo, refused = [], [], {}, None
 
@@ -365,7 +356,7 @@ def _interpret(program, path):
                     stack.append({})
                 case "SETITEM" | "SETITEMS" as name:
                     items = pop(2 if name == "SETITEM" else len(stack) - marks.pop())
-                    # AttributeError if it is no dictionary.
+                    # AttributeError without a dictionary.
                     stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
                 case "GLOBAL":
                     if argument not in _STORAGES and argument not in _FUNCTIONS:
@@ -378,8 +369,8 @@ def _interpret(program, path):
                 case "BUILD":
                     if not isinstance(stack[-2], dict):
                         raise TypeError("State for something that is no dictionary.")
-                    pop(1)  # the version numbers that a state_dict carries as an attribute
-                # Only a storage's description is needed, so BINPERSID leaves it.
+                    pop(1)  # version numbers of a state_dict
+                # A storage's description suffices, so BINPERSID leaves it.
                 case "PROTO" | "BINPERSID" | "STOP":
                     pass
                 case name:

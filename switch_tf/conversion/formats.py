@@ -31,24 +31,22 @@ from switch_tf.storage import places
 with epy.lazy_imports():  # imports Keras
     from switch_tf.conversion import huggingface, mesh_tensorflow, own, t5x, weight_source
 
-_BYTES_PER_PARAMETER = 12  # of a model that is read and run
+_BYTES_PER_PARAMETER = 12  # to read and run a model
 _TOLERANCE = 1e-4  # of logits, relative to their standard deviation or 1, the larger one
 _BATCH, _LENGTHS = 2, (16, 8)  # sequences, and tokens of encoder and decoder
 
 
 class Format(NamedTuple):
-    """A format of weights.
+    """A format of weights. Its functions of a folder also take one in a bucket.
 
     Args:
-        description: str. Its folders, for messages.
-        recognises: function(folder) -> bool. This and the functions below also take a folder in a bucket.
-        module: Its functions. `open_weights(folder, SwitchConfig or None)` returns a WeightSource.
-            `write_weights(WeightSource, new or empty folder, vocabulary, identity)` writes a WRITABLE format.
-            `read_optimizer(folder, SwitchTransformer with its weights)` returns the Adafactor, except for
-            HUGGING_FACE.
-        config_of: function(folder, or a checkpoint in our own format) -> SwitchConfig or None, without reading weights.
-        describes_model: bool. Whether a folder holds the model's configuration. Otherwise `open_weights` needs one.
-        resolve: function(folder) -> the folder within it that is read.
+        description: Its folders, for messages.
+        module: `open_weights(folder, SwitchConfig or None)` returns a WeightSource. `write_weights(WeightSource, new or
+            empty folder, vocabulary, identity)` writes a WRITABLE format. `read_optimizer(folder, SwitchTransformer
+            with its weights)` returns the Adafactor, except for HUGGING_FACE.
+        config_of: Returns the SwitchConfig of a folder, or of our own checkpoint, or None, without reading weights.
+        describes_model: Whether a folder holds the configuration. Otherwise `open_weights` needs one.
+        resolve: Returns the folder within it that is read.
     """
 
     name: str
@@ -74,7 +72,6 @@ SWITCH_TF = Format(
     lambda folder: (folder / folders.DESCRIPTION).is_file() or (folder / "checkpoints").is_dir(), own,
     config_of=model_gin.recorded, resolve=folders.resolve)
 
-# In the order of recognition.
 FORMATS = (HUGGING_FACE, T5X, MESH_TENSORFLOW, SWITCH_TF)
 WRITABLE = {one.name: one for one in (HUGGING_FACE, SWITCH_TF)}
 
@@ -86,9 +83,9 @@ def find(folder: str | pathlib.Path) -> Format | None:
 
 
 def locate(folder: str | pathlib.Path, argument: str | None = None) -> tuple[Any, Format | None]:
-    """Returns the path and the format of weights, for a T5X run folder the path of its newest checkpoint.
+    """Returns the path and the format of weights, for a T5X run folder its newest checkpoint.
 
-    Refuses an unknown format if the folder was given as an `argument` of this name.
+    Refuses an unknown format if an `argument` is named.
     """
     folder, found = places.at(folder), find(folder)
     if found is None and (newest := t5x_file.newest_in(folder)) is not None:
@@ -101,7 +98,7 @@ def locate(folder: str | pathlib.Path, argument: str | None = None) -> tuple[Any
 
 
 def default_target(source_format: Format) -> Format:
-    """Returns the default output format: Hugging Face's for our own weights, else ours."""
+    """Returns Hugging Face's format for our own weights, else ours."""
     return HUGGING_FACE if source_format is SWITCH_TF else SWITCH_TF
 
 
@@ -111,15 +108,13 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     """Converts weights a portion at a time. After a kill, the same call continues.
 
     Args:
-        source: Folder of weights.
         output: New or empty folder.
-        to: Format of the output.
         expert_capacity: Slots of each expert for each sequence, in Hugging Face's configuration.
-        config: Configuration of the model, for a format that does not describe it.
+        config: For a format that does not describe the model.
         dtype: "float32", or "bfloat16" in Hugging Face's format.
         is_verified: Whether to compare the output with the source.
-        with_optimizer: Whether to convert the optimizer's slots and step too. This takes the memory of the model, and
-            starts anew after a kill.
+        with_optimizer: Whether to convert slots and step too. This takes the model's memory, and starts anew after a
+            kill.
 
     Returns:
         (JSON object, text for people).
@@ -182,8 +177,6 @@ def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
     """Returns the VOCABULARY of written weights or None, and lines on how to train them.
 
     Args:
-        output: Folder of the weights.
-        vocabulary: Vocabulary. Its content was written with the weights.
         step: Step of the written optimizer, or None.
     """
     name, lines = vocabulary.name, []
@@ -202,16 +195,10 @@ def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
 def identity_of(source: pathlib.Path, source_format: Format, to: Format, output: pathlib.Path, config: SwitchConfig,
                 vocabulary: bytes | None, expert_capacity: int | None = None, dtype: str = "float32"
                 ) -> dict[str, Any]:
-    """Returns everything that determines the files of a conversion, name -> value, to recognise a killed one.
+    """Returns all that determines the files of a conversion, to recognise a killed one.
 
     Args:
-        source: Folder of the weights.
-        source_format: Its format.
-        to: Format of the output.
-        output: Folder of the output. Its hidden neighbours are not part of the source.
-        config: Configuration of the model.
-        vocabulary: SentencePiece model to write, or None.
-        expert_capacity, dtype: See `convert`.
+        output: Its hidden neighbours are no part of the source.
     """
     place, output = places.at(source_format.resolve(source)).resolve(), output.resolve()
     files = [file for file in state(place) if not file[0].startswith(str(output.parent / f".{output.name}."))]
@@ -226,7 +213,7 @@ def _sum(values):
 
 
 def state(place: Any) -> Iterator[tuple[str, int, float]]:
-    """Yields path, size and time of each file of a folder, or of a checkpoint such as model.ckpt-7."""
+    """Yields path, size and time of a folder's files, or of a checkpoint's such as model.ckpt-7."""
     entries = untrusted_files.files_in(place) if place.is_dir() else (
         entry for entry in sorted(place.parent.iterdir()) if entry.name.startswith(f"{place.name}."))
     for entry in entries:
@@ -237,13 +224,7 @@ def state(place: Any) -> Iterator[tuple[str, int, float]]:
 def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, Any], str]:
     """Compares a written folder with its source, rounded to `dtype`, and refuses a difference.
 
-    Also compares logits of a fixed batch, if both models route tokens alike and this machine has the memory.
-
-    Args:
-        source: WeightSource of the input.
-        output: Folder that was written.
-        to: Its format.
-        dtype: Name of its dtype.
+    Also compares logits of a fixed batch, if both models route alike and fit into memory.
 
     Returns:
         (JSON object, sentence for people).
@@ -288,12 +269,8 @@ def _logits(source):
 class Opened:
     """Opened weights of any format. `tensors.start` reads them into any layout, each process its own pieces.
 
-    Args:
-        source: WeightSource.
-        path: Path, for messages.
-
     Attributes:
-        description: Step, configuration and variables as in `folders.describe`.
+        description: As in `folders.describe`.
     """
 
     def __init__(self, source: "weight_source.WeightSource", path: Any):
@@ -302,18 +279,13 @@ class Opened:
             f"{folders.MODEL}{name}": {"shape": list(weight.shape)} for name, weight in source.weights.items()}}
 
     def fill(self, variables: dict[str, Any]) -> None:
-        """Reads Keras variables by their paths, see `weight_source.fill`."""
+        """Reads Keras variables by their paths."""
         weight_source.fill(self.source, {
             path.removeprefix(folders.MODEL): variable for path, variable in variables.items()})
 
 
 def opened(run: Run, config: SwitchConfig) -> Opened | None:
-    """Returns the weights of a new run if INITIAL_CHECKPOINT is of another format, else None.
-
-    Args:
-        run: Run.
-        config: Configuration of its model, see `convert`.
-    """
+    """Returns the weights of a new run if INITIAL_CHECKPOINT is of another format, else None."""
     folder, found = run.initial_checkpoint, None
     if folder is not None and not folders.steps(folders.checkpoints_of(run.model_dir)):
         folder, found = locate(folder)
@@ -322,6 +294,6 @@ def opened(run: Run, config: SwitchConfig) -> Opened | None:
     if run.initial_variables == "with_optimizer":
         raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
                       f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
-    if run.initial_variables == "matching":  # the checkpoint's model may differ
+    if run.initial_variables == "matching":  # models may differ
         config = found.config_of(folder) or config
     return Opened(found.module.open_weights(folder, config), folder)

@@ -60,7 +60,7 @@ def rules_of(config: SwitchConfig) -> Rules:
             *_stack_rules("decoder", "self_attention", 2, mlp_name, bias),
             *_attention_rules("decoder/layers_<i>/encoder_decoder_attention", f"{cross_attention}.EncDecAttention"),
             Rule("decoder/layers_<i>/pre_cross_attention_layer_norm/scale", f"{cross_attention}.layer_norm.weight"),
-            # Only in old files, and never used by transformers.
+            # In old files, unused by transformers.
             Rule("", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
         ])
 
@@ -69,7 +69,7 @@ def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
     """Reads a model in Hugging Face's format, one tensor at a time.
 
     Args:
-        folder: Path of a folder with config.json and model.safetensors or pytorch_model.bin, in one file or shards.
+        folder: Folder with config.json and model.safetensors or pytorch_model.bin, in one file or shards.
 
     Returns:
         SwitchTransformer with float32 weights. With experts it has semantics="hf": as in transformers, each sequence is
@@ -79,7 +79,7 @@ def from_hugging_face(folder: str | pathlib.Path) -> SwitchTransformer:
 
 
 def open_weights(folder: str | pathlib.Path, config: None = None) -> WeightSource:
-    """Opens the weights of a folder without reading them. Arguments as in `from_hugging_face`."""
+    """Opens weights without reading them, see `from_hugging_face`."""
     folder = checks.path("folder", folder)
     config, tensors = huggingface_config.read_folder(folder)
     if config.num_experts > len(tensors):
@@ -96,12 +96,10 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     Face's classes cannot represent.
 
     Args:
-        model: SwitchTransformer.
-        folder: Path of a new or empty folder.
-        expert_capacity: int or None. Slots of each expert for each sequence. None takes the value of a model with
-            semantics="hf"; other models with experts need a number.
-        vocabulary: bytes or None. A SentencePiece model to write as spiece.model. transformers reads it as a
-            T5Tokenizer with 100 sentinels.
+        folder: New or empty folder.
+        expert_capacity: Slots of each expert for each sequence. None takes the value of a model with semantics="hf";
+            other experts need a number.
+        vocabulary: SentencePiece model to write as spiece.model, for a T5Tokenizer with 100 sentinels.
     """
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
@@ -114,16 +112,14 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     """Writes weights as `to_hugging_face` does, a portion at a time.
 
     Args:
-        source: Weights.
-        folder, vocabulary, expert_capacity: See `to_hugging_face`.
         identity: See `own.write_weights`.
-        dtype: "float32" or "bfloat16". Weights are rounded to it.
+        dtype: "float32" or "bfloat16".
     """
     config, copies, embedding = source.config, [], source.weights[_EMBEDDING]
     values = huggingface_config.to_hugging_face(config, expert_capacity) | {"dtype": dtype}
     links = {link.ours: link for link in rules_of(config).link(source.weights)}
-    # With tie_word_embeddings=False transformers' Switch Transformer ties no weights, so the embedding is also written
-    # under its other names. The flag also means that logits are not scaled.
+    # tie_word_embeddings=False also means unscaled logits. Then transformers' Switch Transformer ties no weights, and
+    # the embedding is written under each name.
     if not config.scales_logits:
         if config.logits_via_embedding and not config.is_encoder_only:
             copies.append(LOGITS)
@@ -133,7 +129,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     every = WeightSource(config, {**source.weights, **dict.fromkeys(copies, embedding)},
                          lambda name, rows: source.read(_EMBEDDING if name in copies else name, rows))
     shapes = {name: link.their_shape for link in links.values() for name in link.theirs}
-    # Rows of a transposed weight are columns of their tensor.
+    # Rows of a transposed weight are columns of theirs.
     undivided = {name for name, link in links.items() if link.rule.transpose and not link.rule.stack}
     groups = weight_source.groups_of(every, undivided)
     num_bytes = DTYPES[dtype].itemsize * sum(map(math.prod, shapes.values()))

@@ -1,8 +1,7 @@
 """Reads the configuration and opens the tensors of a Hugging Face folder, without building the model.
 
-Only the embedding and its copies are read, to compare them. Converts config.json of T5 and Switch Transformers to a
-SwitchConfig and back. If config.json has too few layers, other sparse layers, or no gate in a Switch Transformer, the
-tensors take precedence, with a warning. Keras is not imported, so `switch-tf inspect` takes one second.
+If config.json has too few layers, other sparse layers, or no gate in a Switch Transformer, the tensors take
+precedence, with a warning. Keras is not imported, so `switch-tf inspect` takes a second.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from switch_tf.refusals import Refusal
 T5, MT5, UMT5, SWITCH = "t5", "mt5", "umt5", "switch_transformers"
 EMBEDDING, LOGITS = "shared.weight", "lm_head.weight"
 STACK_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# Logits in checkpoints converted from T5X without a rule for them (switch-xxl-128, switch-c-2048).
+# In checkpoints converted from T5X without a rule for logits (switch-xxl-128, switch-c-2048).
 T5X_LOGITS = "decoder.logits_dense.weight"
 
 # Our name -> theirs.
@@ -37,7 +36,7 @@ _SPARSE = {
     "router_z_loss_weight": "router_z_loss_coef"}
 _NUM_LAYERS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 
-# Their function -> our activation without and with a gate. Of equivalent names the first one is written.
+# Their function -> our activation without and with a gate. The first of equivalent names is written.
 _FUNCTIONS = {
     "relu": ("relu", "reglu"), "gelu": ("gelu", "geglu_exact"), "gelu_python": ("gelu", "geglu_exact"),
     "gelu_new": ("gelu_tanh", "geglu"), "gelu_pytorch_tanh": ("gelu_tanh", "geglu"), "silu": ("silu", "swiglu"),
@@ -73,15 +72,12 @@ _MAX_LAYERS = 512  # of a stack; published T5s have 24
 _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|DenseReluDense)\.(router|experts)?)?")
 
 
-# Folders.
-
-
 def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
-    """Returns a model's configuration and its tensors by name. Copies of the embedding are merged."""
+    """Returns a model's configuration and tensors by name. Copies of the embedding are merged."""
     values = _values(folder)
     kind = _family(values)
     tensors = checkpoint_files.open_folder(folder)
-    # transformers 5 ties every T5, and a Switch Transformer unless tie_word_embeddings is false.
+    # transformers 5 ties every T5, but a Switch Transformer only unless tie_word_embeddings is false.
     _unify_embeddings(tensors, kind != SWITCH or values.get("tie_word_embeddings") is not False)
     config = _config(folder, values, read_structure(tensors))
     if T5X_LOGITS in tensors and LOGITS not in tensors:
@@ -90,7 +86,7 @@ def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
 
 
 def read_config(folder: pathlib.Path) -> SwitchConfig:
-    """Returns a model's configuration. A folder without tensors needs only config.json."""
+    """Returns a model's configuration. Without tensors, config.json suffices."""
     if checkpoint_files.find_file(folder) is not None:
         return read_folder(folder)[0]
     values = _values(folder)
@@ -99,7 +95,7 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     if is_encoder := _says_encoder(stated):
         num_layers["decoder"] = 0
     activation = stated["dense_act_fn" if stated["model_type"] == SWITCH else "feed_forward_proj"]
-    # transformers 5 has a new name for the former meaning of tie_word_embeddings, see `from_hugging_face`.
+    # transformers 5 renamed the former meaning of tie_word_embeddings, see `from_hugging_face`.
     is_tied = stated.get("scale_decoder_outputs", stated.get("tie_word_embeddings", True))
     unknown = dict.fromkeys(num_layers, set())  # `_found_step` takes them from config.json
     return _config(folder, values, Structure(
@@ -126,8 +122,7 @@ def _unify_embeddings(tensors, ties_logits):
     """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
     Versions of transformers store a tied weight as `shared`, as `embed_tokens` of a stack, or as `lm_head`. Files of
-    PyTorch have all of them. The rules report a missing embedding later. `ties_logits` is whether transformers uses
-    `lm_head` as the embedding if no other name stores one.
+    PyTorch have all of them. If `ties_logits`, `lm_head` is the embedding without another.
     """
     names = [name for name in (EMBEDDING, *STACK_EMBEDDINGS) if name in tensors]
     if not names and LOGITS in tensors and ties_logits:
@@ -153,7 +148,6 @@ def _are_equal(first, second):
 class Structure(NamedTuple):
     """Structure of a model, from its tensors' names. Dictionaries have the keys "encoder" and "decoder".
 
-    `num_layers`: highest layer index plus one.
     `sparse_layers`, `dense_layers`: indices of layers with experts, and with a plain feed-forward layer.
     `is_gated`: whether feed-forward layers have wi_0 and wi_1.
     `has_logits`: whether the logits have separate weights.
@@ -169,7 +163,7 @@ class Structure(NamedTuple):
 
 
 def read_structure(names: Iterable[str]) -> Structure:
-    """Returns the structure of a model from the names of its tensors."""
+    """Returns the structure of a model from its tensors' names."""
     names = set(names)
     layers, sparse, dense = ({stack: set() for stack in _NUM_LAYERS} for _ in range(3))
     for match in filter(None, map(_LAYER.match, names)):
@@ -190,7 +184,7 @@ def read_structure(names: Iterable[str]) -> Structure:
 
 
 def sparse_layers(num_layers: int, step: int) -> tuple[int, ...]:
-    """Returns the sparse layers of a stack by Hugging Face's rule."""
+    """Returns a stack's sparse layers by Hugging Face's rule."""
     return SwitchConfig(num_encoder_layers=num_layers, encoder_sparse_step=step, num_experts=1, expert_capacity=1,
                         semantics="hf").encoder_sparse_layers
 
@@ -201,13 +195,10 @@ def step_for(layers: tuple[int, ...], num_layers: int, preferred: int) -> int | 
     return next((step for step in steps if sparse_layers(num_layers, step) == layers), None)
 
 
-# From Hugging Face.
-
-
 def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     """Returns the configuration for a config.json's `values` and the tensors' `structure`.
 
-    Refuses models that switch_tf cannot represent, and values that contradict the tensors.
+    Refuses what switch_tf cannot represent, and values that contradict the tensors.
     """
     kind = _family(values)
     if values.get("tokenizer_class") == "ByT5Tokenizer":
@@ -236,7 +227,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
         _warn(f"The checkpoint's logits are {T5X_LOGITS!r}, a name that transformers does not know: they are read as "
               "in T5X, from a hidden state that is not scaled, whatever config.json says.")
     elif kind != MT5:
-        # transformers 5 writes tie_word_embeddings=True for every T5. This key has the former meaning.
+        # transformers 5 writes tie_word_embeddings=True for every T5. Its former meaning has a new key.
         key = "scale_decoder_outputs" if "scale_decoder_outputs" in values else "tie_word_embeddings"
         fields["scale_decoder_outputs"] = checks.flag(f"{key} in config.json", values.get(key, True))
     if kind != SWITCH:
@@ -245,7 +236,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
         raise Refusal("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
                       "has no bias.")
     fields |= {ours: values[theirs] for ours, theirs in _SPARSE.items()}
-    # transformers has only one dropout rate.
+    # transformers has one dropout rate.
     fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
     for stack, key in _NUM_LAYERS.items():
         num_layers, num_sparse = values[key], _integer(values, f"num_sparse_{stack}_layers")
@@ -287,8 +278,8 @@ def _integer(values, key):
 
 
 def _found_step(stated, num_layers, stack, structure):
-    """Returns a stack's sparse step. Tensors take precedence over config.json."""
-    # For a layer without tensors config.json decides, so that they are reported as missing.
+    """Returns a stack's sparse step."""
+    # A layer without tensors follows config.json, to be reported as missing.
     layers = tuple(sorted(structure.sparse_layers[stack] | (
         {*sparse_layers(num_layers, stated)} - structure.dense_layers[stack])))
     step = step_for(layers, num_layers, stated)
@@ -307,7 +298,7 @@ def _activation(values, is_switch, is_gated):
     if isinstance(stated, str):
         gate, dash, function = stated.rpartition("-")
         says_gated = "gated" in (gate, stated)
-        # In transformers "gated-gelu" is the tanh form, and a Switch Transformer has no other gate.
+        # "gated-gelu" is the tanh form, and a Switch Transformer's only gate.
         if stated == "gated-gelu":
             function = "gelu_new"
         elif dash and (is_switch or not says_gated):
@@ -333,16 +324,11 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
     """Checks the special ids, and returns `SwitchConfig.end_id`.
 
     The end of a sequence may be any id, several, or null for none, from generation_config.json if it exists, else from
-    config.json. Padding and the decoder's first token must be 0 in both, as in T5: models here mask token 0, and data
-    are padded and shifted with it.
-
-    Args:
-        values: dict. Content of config.json.
-        generation: dict or None. Content of generation_config.json, if it exists.
+    config.json. Padding and the decoder's first token must be 0 in both, as in T5: models here mask token 0.
     """
     for file, content in (("config.json", values), ("generation_config.json", generation or {})):
         for key in (_PAD, _START):
-            # null in generation_config.json, or a missing key, leaves the choice to generate's caller.
+            # null in generation_config.json, or a missing key, leaves it to generate's caller.
             if key in content and (content[key] is not None or (file, key) == ("config.json", _PAD)):
                 _check_zero(file, key, content[key])
         for key in _FORCED:
@@ -377,15 +363,11 @@ def _warn(sentence):
     warnings.warn(sentence, stacklevel=2)
 
 
-# To Hugging Face.
-
-
 def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
-    """Returns the content of config.json, or refuses a model that Hugging Face's classes cannot represent.
+    """Returns the content of config.json.
 
     Args:
-        config: SwitchConfig.
-        expert_capacity: int or None. Slots of an expert for each sequence. None takes the value of `config`.
+        expert_capacity: Slots of an expert for each sequence. None takes the value of `config`.
     """
     if config.is_encoder_only and not config.logits_via_embedding:
         raise Refusal("Hugging Face's encoders have no logits, but this one has weights of its own for them "
@@ -403,7 +385,7 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
         "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
         "initializer_factor": 1.0, "dense_act_fn": function, _PAD: 0, _START: 0,
         _END: (list(config.end_id) or None) if isinstance(config.end_id, tuple) else config.end_id,
-        # transformers reads it as "the last hidden state is scaled", and ties every weight without a tensor.
+        # transformers reads it as "the last hidden state is scaled", and ties weights without a tensor.
         "tie_word_embeddings": config.scales_logits}
     if not config.num_experts:
         if expert_capacity is not None:

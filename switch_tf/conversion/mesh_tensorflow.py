@@ -1,11 +1,10 @@
 """Reads Mesh TensorFlow's checkpoints of T5 1.0, T5 1.1, mT5 and their mixtures of experts.
 
-Mesh TensorFlow repeats a block of sublayers. With two layers in a block, variables of the third layer's attention are
-in `encoder/block_001/layer_000/SelfAttention`, and their norm is in `encoder/block_001/layer_000/rms_norm`.
+Mesh TensorFlow repeats a block of sublayers. With two layers in a block, the third layer's attention is in
+`encoder/block_001/layer_000/SelfAttention`, and its norm in `encoder/block_001/layer_000/rms_norm`.
 
-Its Adafactor has for each variable x_slot_vr and x_slot_vc, or x_slot_v. As in `mesh_tensorflow/optimize.py`, the two
-largest dimensions are factored if both are large enough. "vr" is the mean over the largest dimension, the
-first one of equals, and "vc" the mean over the second largest.
+Its Adafactor has x_slot_vr and x_slot_vc, or x_slot_v. As in `mesh_tensorflow/optimize.py`, "vr" is the mean over the
+largest dimension, the first one of equals, and "vc" over the second largest, if both are large enough.
 """
 
 import pathlib
@@ -33,14 +32,14 @@ from switch_tf.optim.adafactor import Adafactor
 from switch_tf.refusals import Refusal
 
 EMBEDDING = "shared/embedding"
-# Name of a router's kernel, after its routing -> routing_policy.
+# Name of a router's kernel -> routing_policy.
 GATINGS = {"switch_gating": "switch", "top_2_gating": "top2", "top_n_gating": "top_n", "ntlb_gating": "ntlb",
            "switch_max_gating": "batch_prioritized", "expert_selection_gating": "expert_choice"}
 _SELF_ATTENTION, _CROSS_ATTENTION, _DENSE, _EXPERTS = "SelfAttention", "EncDecAttention", "DenseReluDense", "MoE1D"
 _ORDER = {"encoder": ((_SELF_ATTENTION,), (_DENSE, _EXPERTS)),
           "decoder": ((_SELF_ATTENTION,), (_CROSS_ATTENTION,), (_DENSE, _EXPERTS))}
-_NORMS = ("rms_norm", "layer_norm")  # the second from the legacy form of LayerStack
-# Stack and kind -> our names of the attention and its norm.
+_NORMS = ("rms_norm", "layer_norm")  # the second from LayerStack's legacy form
+# Stack and kind -> our attention and its norm.
 _NAMES = {("encoder", _SELF_ATTENTION): ("attention", "attention"),
           ("decoder", _SELF_ATTENTION): ("self_attention", "self_attention"),
           ("decoder", _CROSS_ATTENTION): ("encoder_decoder_attention", "cross_attention")}
@@ -49,20 +48,17 @@ _SLOT = re.compile(r".+_slot_(vr|vc|v|m)")
 
 
 def from_mesh_tensorflow(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:
-    """Reads a model from a checkpoint of Mesh TensorFlow, one variable at a time.
+    """Reads a model from a checkpoint of Mesh TensorFlow, one variable at a time, with float32 weights.
 
     Args:
-        folder: Path of a folder with the file `checkpoint`, or of a checkpoint such as `folder/model.ckpt-1000000`.
-        config: SwitchConfig of the model. The checkpoint does not describe it.
-
-    Returns:
-        SwitchTransformer with float32 weights.
+        folder: Folder with the file `checkpoint`, or a checkpoint such as `folder/model.ckpt-1000000`.
+        config: The checkpoint does not describe its model.
     """
     return read_model(open_weights(folder, config))
 
 
 def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
-    """Opens the weights of a checkpoint without reading them. Arguments as in `from_mesh_tensorflow`."""
+    """Opens weights without reading them, see `from_mesh_tensorflow`."""
     path = checks.path("folder", folder)
     prefix, tensors = _open(path)
     require_config(config, "Mesh TensorFlow", path, tensors)
@@ -70,7 +66,6 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
 
 
 def _open(path):
-    """Returns the path of the checkpoint at `path`, and its weights."""
     if not mesh_tensorflow_file.is_tensorflow(path):
         raise Refusal(f"{str(path)!r} must be a folder with a checkpoint of Mesh TensorFlow, such as "
                       "model.ckpt-1000000.index and its .data files, or the path of one, such as "
@@ -85,12 +80,7 @@ def _open(path):
 
 
 def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns the Adafactor of a checkpoint.
-
-    Args:
-        folder: See `from_mesh_tensorflow`.
-        model: SwitchTransformer that was read from it.
-    """
+    """Returns the Adafactor of a checkpoint. `model` was read from it."""
     prefix, weights = _open(folder)
     slots = {}
     for name, tensor in mesh_tensorflow_file.open_variables(prefix, lambda name: bool(_SLOT.fullmatch(name))).items():
@@ -107,7 +97,7 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
 
 
 def _sublayers_of(stack, names):
-    """Returns scope and kind of a stack's sublayers in order, from variables' names."""
+    """Returns scope and kind of a stack's sublayers in order."""
     kinds = {}  # (block, layer) -> names
     for match in filter(None, map(_SUBLAYER.fullmatch, names)):
         if match[1] == stack:
@@ -139,7 +129,6 @@ def _sublayers_of(stack, names):
 
 
 def _rules_of(config, names):
-    """Returns the rules of a checkpoint, and compares its layers with a configuration's."""
     if config.extra_mlp or config.has_attention_experts:
         field = "extra_mlp=True" if config.extra_mlp else f"expert_sublayers={config.expert_sublayers!r}"
         raise Refusal(f"No checkpoint of Mesh TensorFlow is read into a model with {field}; give the configuration of "
@@ -181,7 +170,6 @@ def _rules_of(config, names):
 
 
 def _check_layers(stack, last_kinds, config):
-    """Compares the number of layers and the sparse ones, given the kinds of their last sublayers."""
     count = getattr(config, f"num_{stack}_layers")
     if len(last_kinds) != count:
         raise Refusal(f"The checkpoint's {stack} has {len(last_kinds)} layers, but its configuration asks for {count}; "

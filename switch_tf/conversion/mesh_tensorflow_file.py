@@ -1,7 +1,7 @@
 """Reads the files of a TensorFlow 1 checkpoint, the format of Mesh TensorFlow.
 
-The path of a checkpoint is `model.ckpt-N`. `model.ckpt-N.index` has names and shapes, and the shards
-`model.ckpt-N.data-00000-of-00016` and so on have the values. The file `checkpoint` names the newest one, as text.
+`model.ckpt-N.index` has names and shapes, and shards such as `model.ckpt-N.data-00000-of-00016` the values. The text
+file `checkpoint` names the newest one.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from switch_tf.conversion.untrusted_files import Tensor, bytes_at, check_regular
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 
-with epy.lazy_imports():  # slow, and not needed to recognise a folder
+with epy.lazy_imports():  # slow; recognising a folder does without
     import tensorflow as tf
 
     from switch_tf.checkpoints import bundles
@@ -27,19 +27,19 @@ STATE = "checkpoint"
 STEP = "global_step"
 _INDEX, _VALUES = ".index", ".data-"
 _NEWEST = re.compile(rb'model_checkpoint_path:\s*"([^"\n]*)"')
-_STATE_BYTES = 4096  # the newest checkpoint is in the first line
+_STATE_BYTES = 4096  # the newest is in the first line
 _INDICES = re.compile(r"(.*\.ckpt-\d+)\.index")
 _SHARD = re.compile(r"(\d{5})-of-(\d{5})")
-_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in every checkpoint of TensorFlow 2
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of TensorFlow 2
 
 
 def is_tensorflow(path: Any) -> bool:
-    """Returns whether a path is a checkpoint such as model.ckpt-1000, or a folder of them."""
+    """Returns whether a path is a checkpoint or a folder of them."""
     return _has_index(path) or _newest(path) is not None or bool(_prefixes(path))
 
 
 def prefix_of(path: Any) -> Any:
-    """Returns the path of a checkpoint: `path` itself, or the newest one in the folder `path`."""
+    """Returns `path`, or the newest checkpoint in the folder `path`."""
     if _has_index(path):
         return path
     newest, found = _newest(path), _prefixes(path)
@@ -55,12 +55,7 @@ def prefix_of(path: Any) -> Any:
 
 
 def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Opens the variables of a checkpoint, name -> tensor.
-
-    Args:
-        prefix: Path such as `folder/model.ckpt-1000`.
-        is_read: function(name) -> bool. Whether a variable is wanted.
-    """
+    """Opens the wanted variables of a checkpoint such as `folder/model.ckpt-1000`, name -> tensor."""
     _check_shards(prefix)
     index, literal = prefix.parent / f"{prefix.name}{_INDEX}", places.Literal(prefix)
     check_regular(index)
@@ -72,7 +67,7 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
         raise Refusal(f"{prefix} is a checkpoint of TensorFlow 2, as Keras and tf.train.Checkpoint write them; of "
                       "TensorFlow's only those of Mesh TensorFlow are read.")
 
-    def read(name, literal=literal):  # keeps `literal` open as long as the reader
+    def read(name, literal=literal):  # `literal` stays open as long as the reader
         with _refusing(prefix, repr(name), f"the files {prefix.name}{_VALUES}*"):
             return reader.get_tensor(name)
 
@@ -87,10 +82,10 @@ def open_variables(prefix: Any, is_read: Callable[[str], bool]) -> dict[str, Ten
 
 @contextlib.contextmanager
 def _refusing(prefix, what, files):
-    """Refuses damaged files. TensorFlow's reader raises one of several errors for them."""
+    """Refuses damaged files."""
     try:
         yield
-    # IndexError is OUT_OF_RANGE, ValueError is INVALID_ARGUMENT.
+    # TensorFlow's reader raises IndexError for OUT_OF_RANGE, ValueError for INVALID_ARGUMENT.
     except (tf.errors.OpError, IndexError, ValueError) as error:
         places.raise_failure(error, prefix)  # of the bucket
         raise Refusal(f"{what} cannot be read ({first_line(error)}); download {files} again.") from error
@@ -101,12 +96,12 @@ def _has_index(path):
 
 
 def _newest(folder):
-    """Returns the checkpoint's name in the file `checkpoint`, or None."""
+    """Returns the checkpoint's name in the file `checkpoint`."""
     path = folder / STATE
     if not path.is_file():
         return None
     match = _NEWEST.match(bytes_at(path, 0, _STATE_BYTES))
-    # The path is from the machine that wrote the checkpoint.
+    # The path is of the machine that wrote it.
     return pathlib.PurePosixPath(match[1].decode(errors="replace")).name if match else None
 
 

@@ -1,4 +1,4 @@
-"""Writes the model gin file of converted weights, and reads the configuration in a checkpoint."""
+"""Writes and reads the configuration of converted weights."""
 
 from typing import Any
 

@@ -21,13 +21,10 @@ from switch_tf.storage.whole_file import writing
 
 
 def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
-    """Reads the model of a checkpoint.
+    """Reads the model of a checkpoint, with float32 weights.
 
     Args:
-        source: Path of a checkpoint, or of a run folder for its newest checkpoint.
-
-    Returns:
-        SwitchTransformer with float32 weights.
+        source: A checkpoint, or a run folder for its newest one.
 
     Raises:
         BrokenCheckpoint: Files are missing or damaged.
@@ -36,7 +33,7 @@ def from_switch_tf(source: str | pathlib.Path) -> SwitchTransformer:
 
 
 def open_weights(source: str | pathlib.Path, config: None = None) -> WeightSource:
-    """Opens the weights of a checkpoint without reading them. Arguments as in `from_switch_tf`."""
+    """Opens weights without reading them, see `from_switch_tf`."""
     path = folders.resolve(checks.path("source", source))
     config = model_gin.recorded(path)
     folders.check_size(config, path)
@@ -46,12 +43,7 @@ def open_weights(source: str | pathlib.Path, config: None = None) -> WeightSourc
 
 
 def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns the Adafactor in a checkpoint, with its slots and its step.
-
-    Args:
-        source: Path of a checkpoint, or of a run folder for its newest checkpoint.
-        model: The checkpoint's model, built.
-    """
+    """Returns the Adafactor in a checkpoint of the built `model`."""
     path = folders.resolve(checks.path("source", source))
     description, name = folders.describe(path), Adafactor.__name__
     if not any(variable.startswith("optimizer/") for variable in description["variables"]):
@@ -66,15 +58,14 @@ def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adaf
 
 def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabulary: bytes | None = None,
                  optimizer: Adafactor | None = None) -> None:
-    """Writes the weights of a model as a checkpoint, and `model.gin`. The folder appears complete or not at all.
+    """Writes a model's weights as a checkpoint, and `model.gin`. The folder appears complete or not at all.
 
-    A run starts from them with the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
+    A run starts from the model file `folder/model.gin` and `INITIAL_CHECKPOINT = "folder"`.
 
     Args:
-        model: SwitchTransformer.
-        folder: Path of a new or empty folder.
-        vocabulary: bytes or None. A SentencePiece model to write as spiece.model.
-        optimizer: Adafactor, built for the model, or None. Its slots and step are also written, for a run with
+        folder: New or empty folder.
+        vocabulary: SentencePiece model to write as spiece.model.
+        optimizer: Built for the model. Its slots and step are also written, for a run with
             `Run.initial_variables = "with_optimizer"`.
     """
     if optimizer is not None and not (isinstance(optimizer, Adafactor) and optimizer.built):
@@ -90,10 +81,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
     """Writes weights as `to_switch_tf` does, a portion at a time.
 
     Args:
-        source: Weights.
-        folder, vocabulary, optimizer: See `to_switch_tf`.
-        identity: JSON-able. Everything that determines the files. After a kill a call with the same identity continues.
-            None always starts anew.
+        identity: JSON-able, all that determines the files. After a kill the same identity continues. None starts anew.
     """
     groups = weight_source.groups_of(source)
     slots = {} if optimizer is None else tensors.optimizer_variables(optimizer)
@@ -110,7 +98,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
                 pieces.append(Piece(f"{folders.MODEL}{name}", place, values))
             with writing(folder):
                 work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
-            del pieces, values  # before the next portions take memory
+            del pieces, values  # the next portions need the memory
         with writing(folder):
             step, configuration = 0, continuation.record_of(source.config)
             if optimizer is not None:

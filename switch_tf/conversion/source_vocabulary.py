@@ -1,8 +1,7 @@
 """Finds the vocabulary of a model in the folder of its run or of its weights.
 
-The only vocabulary file that transformers 5 writes for a T5 is tokenizer.json. It becomes a SentencePiece model with
-the same pieces, scores and table of characters. Settings of the normaliser and pre-tokeniser that SentencePiece lacks
-are refused.
+transformers 5 writes only tokenizer.json for a T5. It becomes a SentencePiece model with the same pieces, scores and
+table of characters. Steps that SentencePiece lacks are refused.
 """
 
 import base64
@@ -19,7 +18,7 @@ from switch_tf.conversion import untrusted_files
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
-with epy.lazy_imports():  # unused by most conversions, and the last imports TensorFlow
+with epy.lazy_imports():  # most conversions need none; the last imports TensorFlow
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
@@ -27,13 +26,13 @@ with epy.lazy_imports():  # unused by most conversions, and the last imports Ten
 
 FILE = "spiece.model"  # in the folders of T5 and mT5
 _SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
-_NUM_SENTINELS = 100  # added when a SentencePiece model is loaded; <extra_id_0> is the last
-_MAX_SCORE = 1e9  # absolute score of a piece, a log probability
+_NUM_SENTINELS = 100  # added to a loaded SentencePiece model; <extra_id_0> is the last
+_MAX_SCORE = 1e9  # absolute, of a log probability
 _CONTROL = ("<pad>", "</s>")
 
 
 class Vocabulary(NamedTuple):
-    """A vocabulary: the SentencePiece model `content`, the registered `name`, or the `reason` why there is none."""
+    """The SentencePiece model `content`, the registered `name`, or the `reason` why there is no vocabulary."""
 
     content: bytes | None = None
     name: str | None = None
@@ -41,12 +40,9 @@ class Vocabulary(NamedTuple):
 
 
 def find(source: str | pathlib.Path) -> Vocabulary:
-    """Finds the vocabulary of a run, a checkpoint of a run, or weights in another format.
+    """Finds the vocabulary of a run, its checkpoint, or weights in another format.
 
-    An unreadable vocabulary gives a `reason` instead of an error, because the weights are useful without it.
-
-    Args:
-        source: Path of the folder.
+    Weights are useful without it, so an unreadable one gives a `reason`.
     """
     folder = folders.run_folder_of(source)
     try:
@@ -78,10 +74,7 @@ def find(source: str | pathlib.Path) -> Vocabulary:
 
 
 def sentencepiece_model(path: pathlib.Path) -> bytes:
-    """Returns the serialised SentencePiece model of a tokenizer.json, without the 100 sentinels at its end.
-
-    Refuses models other than Unigram, and steps that SentencePiece lacks.
-    """
+    """Returns the serialised SentencePiece model of a Unigram tokenizer.json, without the 100 sentinels at its end."""
     content = untrusted_files.read_object(path)
     model = content.get("model")
     if not isinstance(model, dict) or model.get("type") != "Unigram":
@@ -112,7 +105,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
 
 
 def _pieces(model, path):
-    """Returns `[(piece, score)]`, checked and without the sentinels."""
+    """Returns `[(piece, score)]` without the sentinels."""
     vocab = model.get("vocab")
     is_valid = isinstance(vocab, list) and all(
         isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and entry[0]
@@ -164,7 +157,7 @@ def _set_normalizer(spec, content, path):
             case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " " | "▁"} | {"type": "WhitespaceSplit"}:
                 spec.remove_extra_whitespaces = True
             case {"type": "Strip"}:
-                pass  # SentencePiece strips where it removes extra whitespace
+                pass  # SentencePiece then strips too
             case {"type": "Metaspace", "replacement": "▁", **rest}:
                 scheme = rest.get("prepend_scheme", "always" if rest.get("add_prefix_space", True) else "never")
                 spec.add_dummy_prefix = scheme != "never"
@@ -174,7 +167,6 @@ def _set_normalizer(spec, content, path):
 
 
 def _steps(described, key):
-    """Returns a normaliser's or pre-tokeniser's steps as a flat list."""
     if described is None:
         return []
     if isinstance(described, dict) and described.get("type") == "Sequence" and isinstance(described.get(key), list):

@@ -1,13 +1,12 @@
 """Reads T5X checkpoints of T5 1.0, T5 1.1, mT5 and Flaxformer's MoE models, scanned or not.
 
-A scanned stack holds the kernels of its n layers in one array, "encoder/encoder/mlp/wi/kernel" of shape [d, n, f], with
-the layers on axis 1. If dense and sparse layers alternate, n blocks are scanned, and "subblock_0", "subblock_1", ...
-are the layers of a block. Each such array is read as n arrays "encoder/layers_<i>/mlp/wi/kernel" of shape [d, f].
+A scanned stack holds the kernels of its n layers in one array, "encoder/encoder/mlp/wi/kernel" of shape [d, n, f]. If
+dense and sparse layers alternate, n blocks are scanned, and "subblock_0", "subblock_1", ... are the layers of a block.
+Each such array is read as n arrays "encoder/layers_<i>/mlp/wi/kernel" of shape [d, f].
 
-T5X's Adafactor has for each weight the arrays v_row and v_col, or v, and m. Unused arrays have shape (1,).
-`MultiOptimizer` has None for weights that it does not train. As in `t5x/adafactor.py`, a matrix with two dimensions of
-at least 128 is factored over them, the smaller one as rows. Arrays with more dimensions, such as experts and scanned
-layers, are factored by logical axes.
+T5X's Adafactor has v_row and v_col, or v, and m for each weight. Unused arrays have shape (1,). `MultiOptimizer` has
+None for weights that it does not train. As in `t5x/adafactor.py`, a matrix with two dimensions of at least 128 is
+factored over them, the smaller one as rows. Arrays with more dimensions are factored by logical axes.
 """
 
 import importlib
@@ -66,21 +65,17 @@ RULES = Rules(
 
 
 def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchTransformer:
-    """Reads a model from a T5X checkpoint, one array at a time.
+    """Reads a model from a T5X checkpoint, one array at a time, with float32 weights.
 
     Args:
-        folder: Path of a folder such as `checkpoint_1000000`, with the msgpack file `checkpoint` and its zarr folders,
-            or written by Orbax.
-        config: SwitchConfig of the model. The checkpoint does not describe it.
-
-    Returns:
-        SwitchTransformer with float32 weights.
+        folder: Folder such as `checkpoint_1000000`, with the msgpack file `checkpoint` and its zarr folders, or Orbax'.
+        config: The checkpoint does not describe its model.
     """
     return read_model(open_weights(folder, config))
 
 
 def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> WeightSource:
-    """Opens the weights of a T5X checkpoint without reading them. Arguments as in `from_t5x`."""
+    """Opens weights without reading them, see `from_t5x`."""
     folder = checks.path("folder", folder)
     try:
         importlib.import_module("msgpack")
@@ -106,7 +101,7 @@ def open_weights(folder: str | pathlib.Path, config: SwitchConfig | None) -> Wei
 
 
 def _merge_heads(name, tensor, config):
-    """Reshapes an attention kernel with an axis for heads (T5X's scalable T5) to a matrix."""
+    """Reshapes an attention kernel with an axis for heads (T5X's scalable T5)."""
     match, heads = _HEADS.fullmatch(name), (config.num_heads, config.d_kv)
     if match is None or len(tensor.shape) != 3 or heads != (tensor.shape[1:] if match[1] else tensor.shape[:2]):
         return tensor
@@ -115,10 +110,10 @@ def _merge_heads(name, tensor, config):
 
 
 def _unscan(tensors, config):
-    """Splits the tensors of scanned layers into single layers.
+    """Splits scanned layers' tensors into single layers.
 
-    A scanned tensor stays in memory until the next one is read. One with more than KEPT_SIZE elements is instead read
-    layer by layer, if it can be read in parts.
+    A scanned tensor stays in memory until the next one is read. Above KEPT_SIZE elements it is read by layer, if
+    possible.
     """
     matches = {name: _SCANNED.fullmatch(name) for name in tensors}
     block_sizes = {}
@@ -163,12 +158,7 @@ def _layer(load, name, tensor, block):
 
 
 def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
-    """Returns the Adafactor of a T5X checkpoint.
-
-    Args:
-        folder: Path of the checkpoint.
-        model: SwitchTransformer that was read from it.
-    """
+    """Returns the Adafactor of a T5X checkpoint. `model` was read from it."""
     weights = t5x_file.open_part(folder, "target")
     state = t5x_file.open_part(folder, "state")
     step = state.pop(STEP, None)

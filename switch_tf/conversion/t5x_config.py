@@ -1,8 +1,7 @@
 """Reads the configuration of a T5X checkpoint from the gin file in its run folder.
 
-T5X's `config.gin` has all values, resolved: of `network.T5Config` for T5X's own T5, of the layers for Flaxformer. It is
-read as data and never executed. Values without effect on weights or numbers are ignored. Any other unknown value is
-refused by name.
+T5X's `config.gin` has all values, resolved: of `network.T5Config` for T5X's own T5, of the layers for Flaxformer. It
+is never executed. Values without effect on weights or numbers are ignored, other unknown ones refused.
 """
 
 from typing import Any
@@ -43,9 +42,9 @@ _EXPERTS = {f"{_MOE}.num_experts": "num_experts", f"{_MOE}.max_group_size": "gro
             f"{_MOE}.train_capacity_factor": "train_capacity_factor",
             f"{_MOE}.eval_capacity_factor": "eval_capacity_factor"}
 _COPIED = {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
-# Values of a bias and of logits that repeat values of attention and vocabulary.
+# They repeat values of attention and vocabulary.
 _REPEATED = {f"{_BIAS}.num_heads", "dense.DenseGeneral.features", f"{_ATTENTION}.dropout_rate"}
-# Parameters of any class that functions here read, or that have only one value in this package's models.
+# Of any class. Functions here read them, or models of this package have one value.
 _READ = {"encoder_factory", "decoder_factory", "num_layers", "num_sparse_layers", "sparse_layout", "router",
          "num_selected_experts", "batch_prioritized_routing", "jitter_noise", "output_logits_factory", "extra_mlp",
          "min_expert_capacity", "shared_relative_position_bias_factory"}
@@ -69,10 +68,10 @@ _MODULES = {"t5_architecture", "moe_architecture", "moe_layers", "routing", "den
 
 
 def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
-    """Finds the configuration of a checkpoint in one of FILES, in its folder or above.
+    """Finds a checkpoint's configuration in one of FILES, in its folder or above.
 
     Args:
-        folder: Path of the checkpoint, perhaps in a bucket, or of `state` within it.
+        folder: The checkpoint, or `state` within it.
 
     Returns:
         `(configuration, path of its file)`, or None.
@@ -88,7 +87,7 @@ def read(path: Any) -> SwitchConfig | None:
     """Returns the configuration in a gin file of T5X, or None."""
     try:
         assigned, includes = gin_syntax.assignments(path)
-        values = {}  # "scope/module.Class.parameter" -> value, without the package of the module
+        values = {}  # "scope/module.Class.parameter" -> value, without the module's package
         for name, value in assigned.items():
             scope, slash, selector = name.rpartition("/")
             values[f"{scope}{slash}{'.'.join(selector.split('.')[-3:])}"] = (
@@ -116,7 +115,7 @@ def read(path: Any) -> SwitchConfig | None:
 def _fields_of_t5x(values):
     fields = dict(_T5X_DEFAULTS)
     for name, value in values.items():
-        kind, _, parameter = name.rpartition(".")  # `kind` includes the scope; scoped values are refused
+        kind, _, parameter = name.rpartition(".")  # with the scope: scoped values are refused
         if kind == "network.T5Config" and parameter in _T5X:
             fields[_T5X[parameter]] = value
         elif kind.rpartition("/")[2].startswith("network.") and name != "network.Transformer.config" and not (
@@ -128,7 +127,7 @@ def _fields_of_t5x(values):
 
 
 def _fields_of_flaxformer(values):
-    """Returns the fields of SwitchConfig, with the names of Flax's functions as "activation"."""
+    """Returns the fields of SwitchConfig, with Flax's names as "activation"."""
     for name, value in values.items():
         scope, _, selector = name.rpartition("/")
         kind, _, parameter = selector.rpartition(".")
@@ -164,7 +163,7 @@ def _fields_of_flaxformer(values):
     activations = _get(values, f"{_MLP}.activations", "expert")
     if activations != fields["activation"]:
         raise _unknown(f"expert/{_MLP}.activations", activations)
-    # T5X averages these losses over sparse layers; this package sums them.
+    # T5X averages losses over sparse layers; here they are summed.
     weights = {field: checks.number(name, values.get(f"models.MoeEncoderDecoderModel.{name}", 0.0), "0 or above") / max(
         1, num_sparse) for name, field in (("aux_loss_factor", "load_balancing_loss_weight"),
                                            ("router_z_loss_factor", "router_z_loss_weight"))}
@@ -177,7 +176,7 @@ def _fields_of_flaxformer(values):
 
 
 def _has(values, kinds, parameter, choice):
-    """Returns whether a parameter names the class `choice` in both stacks."""
+    """Returns whether a parameter names `choice` in both stacks."""
     found = [_class(values.get(f"{kind}.{parameter}")) for kind in kinds]
     if found not in ([None, None], [choice, choice]):
         raise _unknown(f"{parameter} of encoder and decoder", found)
@@ -208,7 +207,7 @@ def _routing_fields(values):
 
 
 def _routing(values, scope):
-    """Returns a stack's policy, its number of experts per token, and its jitter."""
+    """Returns a stack's policy, experts per token, and jitter."""
     router = _get(values, f"{_MOE}.router", scope)
     kind = _class(router)
     if kind not in (_TOKENS_CHOOSE, _EXPERTS_CHOOSE):
@@ -223,7 +222,7 @@ def _routing(values, scope):
 
 
 def _get(values, name, scope=None):
-    """Returns a value of the scope, or else the unscoped value."""
+    """Returns a value of the scope, or else the unscoped one."""
     for key in (f"{scope}/{name}", name):
         if key in values:
             return values[key]
@@ -231,7 +230,7 @@ def _get(values, name, scope=None):
 
 
 def _class(value):
-    """Returns the class that a Reference names as "module.Class", or the value itself."""
+    """Returns "module.Class" of a Reference, or the value itself."""
     return ".".join(value.name.split(".")[-2:]) if isinstance(value, Reference) else value
 
 

@@ -4,15 +4,13 @@ T5X's own format has the msgpack file `checkpoint`, a tree {"version": 3, "optim
 or {"target": ..., "state": ...} if Orbax wrote it. "target" has the weights, "state" the optimizer's slots. A leaf is
 
 * an array within the file, in Flax's extension type 1: a msgpack list of shape, name of the dtype and bytes;
-* the tensorstore specification of a zarr folder beside the file;
+* the tensorstore specification of a zarr folder;
 * the text "PLACEHOLDER://NAME", for a zarr folder of that name;
-* in "state" also None, for a weight that the optimizer does not train, and a number of steps.
+* in "state" also None, for an untrained weight, and a number of steps.
 
-In Orbax' own format the JSON file `_METADATA`, in T5X's `checkpoint_<step>/state`, has the keys of each array under
-`tree_metadata`, such as "target", "encoder", "encoder_norm", "scale". The array is in zarr format under the keys joined
-by dots, in a folder or in the checkpoint's OCDBT database.
-
-Only the requested part is parsed.
+In Orbax' own format the JSON file `_METADATA` has the keys of each array under `tree_metadata`, such as "target",
+"encoder", "encoder_norm", "scale". The zarr array is under the keys joined by dots, in a folder or in the checkpoint's
+OCDBT database.
 """
 
 import concurrent.futures
@@ -43,7 +41,7 @@ from switch_tf.storage.whole_file import reading
 
 with epy.lazy_imports():
     import msgpack  # of the extra "t5x"
-    import tensorstore  # takes a fifth of a second
+    import tensorstore  # 0.2 s
 
 FILE, ORBAX_FILE = "checkpoint", "_METADATA"
 STEP = "state/step"
@@ -58,16 +56,16 @@ _INTEGERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
 
 _PLACEHOLDER = "PLACEHOLDER://"
 _MAPS, _TEXTS = (*range(0x80, 0x90), 0xde, 0xdf), (*range(0xa0, 0xc0), 0xd9, 0xda, 0xdb)
-# First byte -> offset of an extension's type, and of the values of bytes.
+# First byte -> offset of an extension's type, and of bytes.
 _EXTENSIONS, _BYTES = {0xc7: 2, 0xc8: 3, 0xc9: 5, **dict.fromkeys(range(0xd4, 0xd9), 1)}, {0xc4: 2, 0xc5: 3, 0xc6: 5}
-_ARRAYS = (1, 3)  # Flax's extension types of arrays and of NumPy's scalars, encoded alike
+_ARRAYS = (1, 3)  # Flax's extension types of arrays and NumPy's scalars, encoded alike
 _MAX_DEPTH = 32
 _MAX_HEADER = 512  # bytes of an array's shape and dtype
-_MAX_VALUE = 4096  # bytes of any other value, such as the parts of a specification
+_MAX_VALUE = 4096  # bytes of any other value
 
 
 class Reference(str):
-    """The name of an array's zarr folder, or of the array in a database."""
+    """The name of an array's zarr folder, or in a database."""
 
 
 def is_t5x(folder: Any) -> bool:
@@ -76,7 +74,7 @@ def is_t5x(folder: Any) -> bool:
 
 
 def _has_msgpack(folder):
-    """Returns whether the folder's file `checkpoint` is msgpack, and not TensorFlow's text file."""
+    """Returns whether the file `checkpoint` is msgpack, not TensorFlow's text."""
     path = folder / FILE
     if not path.is_file():
         return False
@@ -85,12 +83,12 @@ def _has_msgpack(folder):
 
 
 def _orbax_root(folder):
-    """Returns the folder of Orbax' description, the checkpoint or an item in it, or None."""
+    """Returns the folder of Orbax' description, or None."""
     return next((root for root in (folder, *(folder / item for item in _ITEMS)) if (root / ORBAX_FILE).is_file()), None)
 
 
 def newest_in(folder: Any) -> Any | None:
-    """Returns the newest checkpoint in a run folder of T5X or Orbax, or None."""
+    """Returns the newest checkpoint in a run folder, or None."""
     steps = {int(found[1]): entry for entry in (folder.iterdir() if folder.is_dir() else ())
              if (found := _CHECKPOINT.fullmatch(entry.name))}
     return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
@@ -122,7 +120,7 @@ def open_part(folder: Any, part: str) -> dict[str, Any]:
             _check_dtype(name, leaf.dtype)
         return leaf
 
-    # An array of a bucket takes a dozen requests. Each thread may hold a description of MAX_BYTES.
+    # A bucket's array takes a dozen requests. Each thread may hold a description of MAX_BYTES.
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         return dict(zip(leaves, pool.map(opened, leaves, leaves.values()), strict=True))
 
@@ -160,7 +158,7 @@ def _open_zarr(folder, place, name, driver, is_database):
     if where.is_symlink() and not is_database:
         check_regular(where)
     largest = 0 if is_database else _largest_file(where)  # before tensorstore opens any file
-    # By default tensorstore reads a missing chunk as zeros.
+    # tensorstore would read a missing chunk as zeros.
     array = attempt(lambda: tensorstore.open(
         {"driver": driver, "kvstore": store, "fill_missing_data_reads": False}, open=True, read=True))
     _check_dtype(name, array.dtype.name)
@@ -189,7 +187,7 @@ def _read_orbax(path, part):
     for entry in entries.values() if isinstance(entries, dict) else [entries]:
         match entry:
             case {"value_metadata": {"value_type": "None"}}:
-                continue  # slots of an untrained weight
+                continue  # of an untrained weight
         try:
             keys = [key["key"] for key in entry["key_metadata"]]
             if not keys or not all(isinstance(key, str) for key in keys):
@@ -208,12 +206,7 @@ def _read_orbax(path, part):
 
 
 def read_leaves(folder: Any, part: str) -> dict[str, Tensor | Reference | int]:
-    """Returns the leaves of a part: "target/encoder/encoder_norm/scale" -> array in the file, Reference or int.
-
-    Args:
-        folder: Path of the checkpoint, with the msgpack file.
-        part: "target" or "state".
-    """
+    """Returns the leaves of "target" or "state" by names such as "target/encoder/encoder_norm/scale"."""
     path = folder / FILE
 
     def damaged(reason):
@@ -277,7 +270,7 @@ def _read_node(path, unpacker, data, depth, skipped):
             children[key] = _read_node(path, unpacker, data, depth + 1, skipped)
     if not {"driver", "kvstore"} <= children.keys():
         return children
-    # A tensorstore specification. Before version 0.1.14 the path was outside of "kvstore".
+    # A tensorstore specification. Before 0.1.14 the path was outside of "kvstore".
     driver, store = children["driver"], children["kvstore"]
     if driver != "zarr" or not isinstance(store, dict):
         raise Refusal(f"an array has the tensorstore driver {checks.shown(driver)}, and T5X writes 'zarr'")

@@ -1,4 +1,4 @@
-"""Reads files of unknown origin: only regular files, JSON of bounded size and depth, and tensors on demand."""
+"""Reads files of unknown origin: regular files, JSON of bounded size and depth, and tensors on demand."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
-# The largest published files are tokenizer.json of mT5 (16 MB) and the index of Switch-C's 120,000 tensors (14 MB).
+# The largest published files: mT5's tokenizer.json (16 MB), the index of Switch-C's 120,000 tensors (14 MB).
 MAX_BYTES = 64 * 2**20
 DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _MAX_DEPTH = 32
@@ -24,8 +24,8 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 class Tensor(NamedTuple):
     """A tensor in a file, read on demand.
 
-    `load()` returns all values. Values of a mapped file take memory only in use. If it `has_parts`, `load(index)` reads
-    only a part. `dtype` is the dtype's name in the file. Formats that check it elsewhere keep the default.
+    If it `has_parts`, `load(index)` reads only a part. `dtype` is the name in the file, unless the format checks it
+    elsewhere.
     """
 
     shape: tuple[int, ...]
@@ -47,12 +47,12 @@ class Tensor(NamedTuple):
 
 
 def keeping_last(load: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-    """Returns a function that keeps the last tensor it read, for its next part."""
+    """Returns a function that keeps the last tensor it read."""
     kept = {}
 
     def read(name):
         if name not in kept:
-            kept.clear()  # before the next tensor takes memory
+            kept.clear()  # the next one needs the memory
             kept[name] = load(name)
         return kept[name]
 
@@ -70,14 +70,14 @@ def bytes_at(path: Any, start: int, count: int) -> bytes:
 
 
 def values_at(path: Any, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the values at a byte of a file, memory-mapped if it is local."""
+    """Returns the values at a byte of a file, memory-mapped if local."""
     if places.is_local(path):
         return np.memmap(path, dtype, "r", start, shape)
     return np.frombuffer(bytes_at(path, start, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def files_in(folder: Any) -> Iterator[Any]:
-    """Yields all files and links in a folder and its subfolders."""
+    """Yields all files and links in a folder, recursively."""
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             yield from files_in(entry)
@@ -86,13 +86,13 @@ def files_in(folder: Any) -> Iterator[Any]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Returns whether a name is a single path component, and so cannot lead out of a folder."""
+    """Returns whether a name is a single path component."""
     return (0 < len(name.encode("utf-8", "replace")) <= 255 and not {"/", "\\", "\0"} & set(name)
             and name not in (".", ".."))
 
 
 def check_regular(path: pathlib.Path) -> None:
-    """Checks that a path is a regular file, or a link to one as in the hub's cache, and no pointer of Git LFS.
+    """Refuses pipes, devices and pointers of Git LFS. Links to regular files pass, as in the hub's cache.
 
     Reading a pipe or a device could block or never end.
     """
@@ -131,7 +131,7 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
         raise Refusal(f"{path} is not JSON ({error}); download it again.") from None
     if not isinstance(content, dict):
         raise Refusal(f"{path} must hold a JSON object, not {type(content).__name__}; download it again.")
-    # Python can parse nesting that is too deep to show or compare.
+    # Python parses deeper nesting than it can show or compare.
     level = [content]
     for _ in range(_MAX_DEPTH):
         level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)

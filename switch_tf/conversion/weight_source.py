@@ -1,14 +1,13 @@
 """Weights of a model or of a checkpoint in any format, read a few rows at a time, and slots of its optimizer.
 
-Rules map names and shapes of weights between switch_tf and another format. A rule is a pair of templates,
-`encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`, that match whole names. Exactly one rule must
-match each name on either side, and a tensor that is missing, left over or of another shape is an error, raised before
-any values move.
+Rules map names and shapes between switch_tf and another format. A rule is a pair of templates,
+`encoder/layers_<i>/mlp/wi` and `encoder.block.<i>.layer.1.mlp.wi.weight`. Exactly one rule must match each name on
+either side, and any difference is an error, raised before values move.
 
 A slot of Adafactor is a mean of squared gradients, kept whole ("v") or as its means over columns and over rows
-("v_row", "v_col"). The two sides may choose differently. The means of a whole slot equal the factored slots, because
-every step averages linearly. Rows and columns may be exchanged: the second moment is their product divided by the mean
-of either. A whole slot, or means over other dimensions, cannot be computed from the means.
+("v_row", "v_col"). The means of a whole slot equal the factored slots, because every step averages linearly. Rows and
+columns may be exchanged: the second moment is their product divided by the mean of either. Other slots cannot be
+computed from the means.
 """
 
 import math
@@ -34,7 +33,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 
 LARGEST = 2**28  # bytes of a portion in float32
-MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> dimension of the heads, see Rule
+MERGES = {"query": 1, "key": 1, "value": 1, "out": 0}  # attention kernel -> dimension of the heads
 _FIELD, _INDEX = re.compile(r"<(\w+)>"), r"0|[1-9]\d*"
 _FIELDS = {"i": _INDEX, "e": _INDEX, "kernel": "wi|wi_0|wi_1|wo", "mlp": "mlp|extra_mlp",
            "norm": r"pre_\w+_layer_norm"}
@@ -44,11 +43,11 @@ class Rule(NamedTuple):
     """A kind of weight in both formats. Ours becomes theirs when it is unstacked, merged, then transposed.
 
     Args:
-        ours, theirs: str. Templates in which `<field>`, one of _FIELDS, stands for the same text on both sides. `ours`
-            is "" for their tensors that are not part of the model.
-        merge: int or None. Their tensor merges our dimensions `merge` and `merge + 1`.
-        transpose: bool. Whether their tensor, after merging, is transposed.
-        stack: str or None. Field with values 0, 1, ... that number their tensors along our first dimension.
+        ours, theirs: Templates in which `<field>`, one of _FIELDS, stands for the same text. `ours` is "" for their
+            tensors that are not part of the model.
+        merge: Their tensor merges our dimensions `merge` and `merge + 1`.
+        transpose: Whether their tensor, after merging, is transposed.
+        stack: Field with values 0, 1, ... that number their tensors along our first dimension.
     """
 
     ours: str
@@ -58,7 +57,7 @@ class Rule(NamedTuple):
     stack: str | None = None
 
     def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of each of their tensors for our weight of `shape`."""
+        """Returns the shape of each of their tensors."""
         shape = tuple(shape[1:] if self.stack else shape)
         if self.merge is not None:
             end = self.merge + 2
@@ -66,7 +65,7 @@ class Rule(NamedTuple):
         return shape[::-1] if self.transpose else shape
 
     def their_index(self, shape: tuple[int, ...], rows: slice) -> tuple:
-        """Returns the index of our weight's `rows` in their unstacked tensor, () for all."""
+        """Returns the index of our `rows` in their unstacked tensor, () for all."""
         start, stop, _ = rows.indices(shape[0])
         if stop - start == shape[0]:
             return ()
@@ -88,7 +87,7 @@ class Link(NamedTuple):
         return self.rule.their_shape(self.shape)
 
     def to_ours(self, read: Callable[[str, tuple], np.ndarray], rows: slice = slice(None)) -> np.ndarray:
-        """Returns our weight, or rows of it. `read(name, index)` returns a part of their tensor, () for all."""
+        """Returns our weight or its rows. `read(name, index)` returns a part of their tensor, () for all."""
         def read_one(name, index, shape):
             tensor = read(name, index)
             return (tensor.T if self.rule.transpose else tensor).reshape(shape)
@@ -105,7 +104,7 @@ class Link(NamedTuple):
         return weight
 
     def to_theirs(self, weight: np.ndarray, rows: slice = slice(None)) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields names and values of their tensors from our weight, or from its `rows`, as views where possible."""
+        """Yields names and values of their tensors from our weight or its `rows`, as views where possible."""
         names, parts, whole = (self.theirs[rows], weight, self.shape) if self.rule.stack else (
             self.theirs, [weight], (len(weight), *self.shape[1:]))
         shape = self.rule.their_shape(whole)
@@ -114,11 +113,7 @@ class Link(NamedTuple):
 
 
 class Rules:
-    """The rules of a format.
-
-    Args:
-        rules: Rule objects.
-    """
+    """The rules of a format."""
 
     def __init__(self, rules: Sequence[Rule]):
         def pattern(template):  # `re.escape` leaves "<field>" as it is
@@ -128,10 +123,7 @@ class Rules:
         self._theirs = [(pattern(rule.theirs), rule) for rule in rules]
 
     def link(self, weights: Mapping[str, Any]) -> list[Link]:
-        """Links each of our weights to the names of their tensors, in order.
-
-        Refuses a weight that no rule or several rules match, and two weights that need the same tensor.
-        """
+        """Links each of our weights to the names of their tensors, in order."""
         links, owners = [], {}
         for name, weight in weights.items():
             rule, fields = _only_match(self._ours, name, "the weight")
@@ -150,9 +142,8 @@ class Rules:
         """Refuses the first tensor of a checkpoint that is unknown, left over, missing or of another shape.
 
         Args:
-            links: From `link`.
-            tensors: Name -> tensor, or any object with a shape.
-            way_out: End of the messages: what to do if checkpoint and configuration differ.
+            tensors: Name -> any object with a shape.
+            way_out: End of the messages.
         """
         wanted = {name: link for link in links for name in link.theirs}
         for name in tensors:
@@ -181,7 +172,7 @@ def _only_match(patterns, name, what):
 
 
 class Weight(NamedTuple):
-    """A weight without its values, with the attributes of a variable that a checkpoint describes."""
+    """A weight without values, with the attributes of a variable."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -193,8 +184,7 @@ class WeightSource(NamedTuple):
     """Weights of a model.
 
     Args:
-        config: Configuration of the model.
-        weights: Name of each weight, such as `encoder/layers_0/attention/query`, in the order of reading.
+        weights: By name, such as `encoder/layers_0/attention/query`, in the order of reading.
         read: function(name, slice of the first dimension) -> values.
     """
 
@@ -204,7 +194,7 @@ class WeightSource(NamedTuple):
 
 
 def variables_of(model: SwitchTransformer) -> dict[str, keras.Variable]:
-    """Returns a model's weights by their paths within it, such as `encoder/layers_0/attention/query`."""
+    """Returns a model's weights by their paths within it."""
     return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
 
 
@@ -221,7 +211,7 @@ def of_model(model: SwitchTransformer) -> WeightSource:
 
 
 def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
-    """Returns the weights of a configuration's model, without values."""
+    """Returns the weights of a configuration's model."""
     with keras.StatelessScope(initialize_variables=False):
         return of_model(SwitchTransformer(config)).weights
 
@@ -229,13 +219,10 @@ def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
 def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor], folder: pathlib.Path,
                 way_out: str = "give the --gin_file of its model, or download it again if it is incomplete"
                 ) -> WeightSource:
-    """Links a model to `tensors`, and compares all names and shapes before any weight is read.
+    """Links a model to `tensors`, and compares all names and shapes before reading.
 
     Args:
-        config: SwitchConfig of the model.
-        rules: Rules of the format.
-        tensors: Name -> tensor of the checkpoint, in the order of reading.
-        folder: Path of the checkpoint, for messages.
+        tensors: In the order of reading.
         way_out: See `Rules.check`.
     """
     weights = weights_of(config)
@@ -243,7 +230,7 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
     rules.check(links, tensors, way_out)
     places = {name: place for place, name in enumerate(tensors)}
     load = keeping_last(lambda name: tensors[name].load())
-    # In the files' order, to read an array of scanned layers only once.
+    # In the files' order, to read an array of scanned layers once.
     links = {link.ours: link for link in sorted(links, key=lambda link: places[link.theirs[0]])}
 
     def read_part(name, index):
@@ -262,13 +249,10 @@ def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor
 
 
 def require_config(config: Any, kind: str, folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuses to read a checkpoint without a SwitchConfig, and names the presets of its size.
+    """Refuses a checkpoint without a SwitchConfig, and names the presets of its size.
 
     Args:
-        config: SwitchConfig, or anything else.
         kind: Name of the software that wrote the checkpoint.
-        folder: Path of the checkpoint.
-        tensors: Its weights.
     """
     if isinstance(config, SwitchConfig):
         return
@@ -281,7 +265,7 @@ def require_config(config: Any, kind: str, folder: pathlib.Path, tensors: Mappin
 
 
 def read_model(source: WeightSource) -> SwitchTransformer:
-    """Builds a model and reads its weights, with a progress bar after several seconds."""
+    """Builds a model and reads its weights, with a progress bar."""
     num_bytes, memory = 4 * source.config.num_parameters, host.memory("MemTotal") + host.memory("SwapTotal")
     if num_bytes > memory:
         raise Refusal(f"This model needs {num_bytes / 1e9:,.1f} GB for its float32 weights, and this machine has "
@@ -293,7 +277,7 @@ def read_model(source: WeightSource) -> SwitchTransformer:
 
 
 def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
-    """Reads variables in any layout by the names of their weights, one at a time in the order of reading."""
+    """Reads variables in any layout by their weights' names, one at a time."""
     sizes = {name: 4 * math.prod(variables[name].shape) for name in source.weights if name in variables}
     with progress.bar(sum(sizes.values()), "reading weights") as bar:
         for name, num_bytes in sizes.items():
@@ -309,7 +293,7 @@ def fill(source: WeightSource, variables: Mapping[str, keras.Variable]) -> None:
 def _reading_pieces(source, name, array):
     """Returns a function from a piece's slices to its values. It also reads rows of the process's next pieces.
 
-    Separate reads would read a chunk of a T5X checkpoint again, and all columns for each piece of a row.
+    Separate reads would repeat T5X's chunks, and all columns for each piece of a row.
     """
     num_rows, row_size = array.shape[0], 4 * math.prod(array.shape[1:])
     portions: list[tuple[int, int]] = []
@@ -338,8 +322,7 @@ def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[lis
     A portion has the name of a weight, its rows and their bytes in float32.
 
     Args:
-        source: Weights.
-        undivided: Names of weights to keep whole. A whole weight, or a single row, may exceed LARGEST.
+        undivided: Weights to keep whole. A whole weight, or a single row, may exceed LARGEST.
     """
     groups, num_bytes = [[]], 0
     for name, weight in source.weights.items():
@@ -358,14 +341,7 @@ def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[lis
 
 def read_groups(source: WeightSource, groups: list[list[Portion]], title: str, done: int = 0
                 ) -> Iterator[tuple[int, Iterator[tuple[str, slice, np.ndarray]]]]:
-    """Yields the number of each group after the first `done`, and an iterator of its names, rows and values.
-
-    Args:
-        source: Weights.
-        groups: From `groups_of`.
-        title: Title of the progress bar.
-        done: Number of groups to skip.
-    """
+    """Yields the number of each group after the first `done`, and an iterator of its names, rows and values."""
     sizes = [sum(size for *_, size in group) for group in groups]
     with progress.bar(sum(sizes), title, initial=sum(sizes[:done])) as bar:
         def read(group):
@@ -385,13 +361,11 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
     """Returns an Adafactor with the slots of a checkpoint, read one at a time.
 
     Args:
-        model: SwitchTransformer, built, with the checkpoint's weights.
-        rules: Rules of the format.
+        model: Built, with the checkpoint's weights.
         theirs: Their name of a weight -> {"v": slot} or {"v_row": slot, "v_col": slot}. In factored slots, averaged
             dimensions have size 1.
         step_name: Their name of the step.
-        step: Number of steps, Tensor or int. Any other value is refused.
-        folder: Path of the checkpoint, for messages.
+        step: Tensor or int. Any other value is refused.
     """
     if isinstance(step, Tensor) and step.size == 1:
         step = np.asarray(step.load()).item()
@@ -428,10 +402,8 @@ def used_slots(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mappin
     """Returns the slots of a weight in `read_adafactor`'s form.
 
     Args:
-        name, shape: Name and shape of the weight.
-        slots: Means of its squared gradients, by name. An array of shape (1,) is unused.
+        slots: By name. An array of shape (1,) is unused.
         averaged: "v_row" and "v_col" -> (their name of the slot, dimensions that it averages over).
-        software: Name of their software, for messages.
     """
     if "m" in slots and slots["m"].shape != (1,):
         raise Refusal(f"The checkpoint's optimizer keeps momentum of {name!r}, and this package's Adafactor has none; "

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 
-# The TPU runtime's, by the v5e compiler's messages.
+# Bytes that the TPU runtime reserves, by the v5e compiler's messages.
 RESERVED = 2**28
 
-# Per cycle of a matrix unit of 128 x 128.
+# FLOPs per cycle of a matrix unit of 128 x 128.
 _UNIT = 2 * 128 * 128
 
 # JAX's share of a GPU's memory, unless a variable sets it.
@@ -61,8 +61,8 @@ CHIPS = {
 # Accelerator type, as in v5litepod-8 -> name in topologies.
 _NAMES = {"v5litepod": "v5e"}
 
-# Dense FLOP/s in bfloat16 and TF32, TensorFlow's float32: half of "with sparsity" in NVIDIA's data sheets. The first
-# row with all words in the name counts.
+# Dense FLOP/s in bfloat16 and TF32, TensorFlow's float32: half the numbers "with sparsity" in NVIDIA's data sheets. The
+# first row with all words in the name counts.
 _GPU_FLOPS = (
     (("H200", "NVL"), 835.5e12, 417.5e12),
     (("H200",), 989.5e12, 494.5e12),

@@ -1,6 +1,6 @@
 """The devices of this machine and their nominal rate.
 
-Counting does not start them: then they could not be divided.
+Counting does not start them: started devices cannot be divided or joined.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def are_jax() -> bool:
 
 
 def device_name() -> str:
-    """Returns a name such as "NVIDIA H200", or the kind if unknown."""
+    """Returns a device's name such as "NVIDIA H200", or its kind if unknown."""
     kind = device_type()
     if are_jax() and kind != "CPU":
         return _chosen[1] or kind

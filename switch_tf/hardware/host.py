@@ -16,7 +16,7 @@ _DISK, _NETWORK = "0x01", "0x02"  # classes of other devices
 
 # metadata.google.internal: looking up an unknown name may take long.
 _SERVER = "169.254.169.254"
-_TIMEOUT = 1  # seconds; the server is near
+_TIMEOUT = 1  # seconds; the server is on the same host
 _TRIES = 3
 
 
@@ -38,7 +38,7 @@ def tpu_files() -> list[str]:
 
 
 def has_tpu() -> bool:
-    """Returns whether this machine has a TPU chip."""
+    """Returns whether this machine has a TPU."""
     return bool(tpu_files())
 
 

@@ -64,7 +64,7 @@ class Network(_Mesh):
     def busiest_link(self, axes: tuple[str, ...]) -> float:
         """Returns the bytes over the busiest link, in one direction, per byte that a chip sends in an all-to-all.
 
-        Ways are shortest paths.
+        Each chip sends equally to its group, on shortest paths.
         """
         groups = self.groups(axes)
         busiest = 0.0

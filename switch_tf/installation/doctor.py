@@ -24,7 +24,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 IMPORT_TIMEOUT = 300  # seconds
 DATA_TIMEOUT = 60
 
-# Each row writes the same files. `import switch_tf` refuses two more nightlies.
+# Each row's distributions write the same files. `import switch_tf` refuses two more nightlies.
 SAME_FILES = (
     ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tf-nightly"),
     ("keras", "keras-nightly"),
@@ -89,7 +89,7 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """"ok", "warning" or "problem"."""
+        """The status: "ok", "warning" or "problem"."""
         return WARNING if self.is_warning and self.cure else PROBLEM if self.cure else OK
 
 

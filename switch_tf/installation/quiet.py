@@ -20,7 +20,7 @@ def import_tensorflow(num_cpu_devices: int | None = None) -> None:
         num_cpu_devices: Number of devices to make of the CPU, unless None.
     """
     expect_tensorflow(num_cpu_devices)
-    import tensorflow  # not below: it would withhold "Importing TensorFlow"
+    import tensorflow  # not in the scope below: it would withhold "Importing TensorFlow"
     with held_back():
         _prepare(tensorflow, num_cpu_devices)
 
