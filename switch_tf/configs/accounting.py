@@ -9,7 +9,7 @@ from switch_tf.configs.choices import GATED_ACTIVATIONS
 
 
 class Weight(NamedTuple):
-    """A kind of weight: `count` weights with the same shape, logical axes and part of the model."""
+    """`count` weights of one shape."""
 
     part: str
     count: int  # type: ignore[assignment]  # hides `tuple.count`
@@ -22,7 +22,7 @@ class Weight(NamedTuple):
 
 
 def weights(config: Any) -> Iterator[Weight]:
-    """Yields every weight of the model, one kind at a time."""
+    """Yields the weights of the model by kind."""
     d, heads, kv, f, e = config.d_model, config.num_heads, config.d_kv, config.d_ff, config.num_experts
     expert_f = config.expert_width
     stacks = [(config.num_encoder_layers, len(config.encoder_sparse_layers), 1, config.routing_policy)]
@@ -57,13 +57,12 @@ def weights(config: Any) -> Iterator[Weight]:
 def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
     """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 
-    The first four parts are the weight products of Table 9 in the paper (footnote 7). The rest are `attention_scores`
-    (queries by keys, probabilities by values), `logits`, and `capacity_padding` (empty slots of a training step at
-    `train_capacity_factor`).
+    The first four parts are the weight products of the paper's Table 9 (footnote 7). `attention_scores` are queries by
+    keys and probabilities by values. `capacity_padding` counts empty slots at `train_capacity_factor`.
     """
     d, inner = config.d_model, config.num_heads * config.d_kv
     feed_forward = _feed_forward_products(config, config.d_ff, d)
-    # Output widths of the expert layers in one sparse layer.
+    # Output widths of a sparse layer's expert layers.
     expert_widths = [d] * config.has_feed_forward_experts + [inner, inner] * config.has_attention_experts
     experts = sum(_feed_forward_products(config, config.expert_width, width) for width in expert_widths)
     encoder_tokens, decoder_tokens = inputs_length, 0 if config.is_encoder_only else targets_length
@@ -100,14 +99,14 @@ def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[
 
 
 def _feed_forward_products(config, hidden_width, output_width):
-    """Counts the multiply-adds of one token in a feed-forward layer."""
+    """Counts multiply-adds per token."""
     return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * hidden_width
 
 
 def flops_per_step(config: Any, batch_size: int, inputs_length: int, targets_length: int) -> int:
-    """Counts the FLOPs of a training step, where the backward pass costs twice the forward pass.
+    """Counts the FLOPs of a training step, with a backward pass of twice the forward pass.
 
-    Excludes capacity padding and recomputation, so both lower the reported utilisation.
+    Excludes capacity padding and recomputation.
     """
     parts = flops_by_part(config, inputs_length, targets_length)
     return 3 * batch_size * sum(size for part, size in parts.items() if part != "capacity_padding")

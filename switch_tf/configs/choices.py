@@ -1,4 +1,4 @@
-"""Choices of configurations and layers, and the check that refuses other values."""
+"""Choices of configurations and layers."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Any
 from switch_tf.checks import shown
 from switch_tf.refusals import Refusal
 
-# Gated activations multiply by a second product. "gelu" is exact; "geglu" (T5 1.1) has the tanh form of gelu.
+# "gelu" is exact; "geglu" (T5 1.1) has the tanh form of gelu.
 GATED_ACTIVATIONS = ("geglu", "geglu_exact", "swiglu", "reglu")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", *GATED_ACTIVATIONS)
 DISPATCHES = ("auto", "einsum", "index", "ragged")
@@ -23,13 +23,13 @@ ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raises a Refusal that suggests the nearest choice unless `value` is one of `choices`."""
+    """Raises a Refusal that suggests the nearest of `choices` unless `value` is one of them."""
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise Refusal(f"{name} must be one of {listed}, not {shown(value)}.{nearest(value, choices)}")
 
 
 def nearest(word: str | int, choices: Iterable[str]) -> str:
-    """Returns a sentence that suggests the choice most like `word`, or "" if none is similar."""
+    """Returns a sentence that suggests the choice most like `word`, or ""."""
     matches = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""

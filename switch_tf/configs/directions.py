@@ -29,7 +29,7 @@ def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool 
     """Returns whether the lowest value of a metric is its best one, or None if that is unknown.
 
     Args:
-        name: str. A metric's own name, such as "mean_edit", or its name in evaluations, "eval/<task>/loss".
+        name: Such as "mean_edit" or "eval/<task>/loss".
         declared: Directions that metrics declare (`lower_is_better`), by name. They take precedence.
     """
     if declared and name in declared:
@@ -44,6 +44,6 @@ def is_lower_better(name: str, declared: dict[str, bool] | None = None) -> bool 
 
 
 def declared_in(records: list[dict]) -> dict[str, bool]:
-    """Returns the directions that metrics declare in the records of a run's `metrics.jsonl`."""
+    """Returns the directions that metrics declare in records of `metrics.jsonl`."""
     return {name: is_lower for record in records if isinstance(declared := record.get("lower_is_better"), dict)
             for name, is_lower in declared.items() if isinstance(is_lower, bool)}

@@ -1,4 +1,4 @@
-"""A whole experiment before it is built: model, layout, run and step settings."""
+"""A whole experiment before it is built."""
 
 import copy
 import dataclasses
@@ -21,7 +21,6 @@ PARTS = ("a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gi
          "(gin/runs/pretrain.gin)")
 _MODEL = Part(parts.MODEL, {"dtype": Part(parts.DTYPE_POLICY, {})})
 _OPTIMIZER = Part(parts.ADAFACTOR, {"learning_rate": Part(parts.RSQRT_DECAY, {})})
-# `check_trust` checks a stranger's file before any import or call.
 _OF_KERAS_OBJECTS = {"class_name", "module", "registered_name"}  # keys by which Keras imports a module
 _MODULES = {"keras", parts.TASKS, *parts.LIBRARIES, *(name.rpartition(".")[0] for name in parts.ALLOWED)}
 
@@ -31,13 +30,11 @@ class Experiment:
     """A complete training run as data, without TensorFlow. Change it with `dataclasses.replace`.
 
     Attributes:
-        config: SwitchConfig of the model. None if a user's function makes the model, until it exists.
+        config: None if a user's function makes the model, until it exists.
         layout: Layout. Its mesh is complete once the devices are known.
-        run: Run.
-        settings: StepSettings.
-        model, optimizer: Parts. The model lacks its argument `config`. The default optimizer is Adafactor with T5's
-            learning rates.
-        objective: Part, or None for the cross-entropy of the targets.
+        model, optimizer: The model lacks its argument `config`. The default optimizer is Adafactor with T5's learning
+            rates.
+        objective: None for the cross-entropy of the targets.
         gin: Gin that it was read from, or None.
         partitioner: Partitioner of the layout. None for unknown devices and another machine's.
     """
@@ -65,9 +62,9 @@ class Experiment:
         """Returns the experiment that gin files describe, without building it.
 
         Args:
-            files: Names of gin files. Later files win. Shipped files are found from any folder.
+            files: Gin files. Later files win. Shipped files are found from any folder.
             bindings: "NAME=VALUE" that override the files.
-            search_paths: Comma-separated folders to search before the shipped gin files.
+            search_paths: Comma-separated folders, searched before the shipped files.
             changes: Macros to override, such as TRAIN_STEPS=300.
         """
         if not files:
@@ -76,12 +73,10 @@ class Experiment:
 
     @classmethod
     def from_run(cls, folder: str | pathlib.Path, *, trust: bool = False, **changes: Any) -> "Experiment":
-        """Returns the experiment of a run folder, see `from_gin`.
+        """Returns the experiment of a run folder. `changes` override macros, as in `from_gin`.
 
         Args:
-            folder: Run folder.
-            trust: Whether to import modules that this package does not ship, if the folder names them.
-            changes: Macros to override.
+            trust: Whether to import modules that the folder names and this package does not ship.
         """
         file = os.path.join(folder, "operative_config.gin")
         found = gin_syntax.read([file])
@@ -115,7 +110,7 @@ class Experiment:
         return experiment
 
     def as_gin(self) -> Gin:
-        """Returns gin for this experiment: the gin it was read from, with later changes.
+        """Returns the gin that this experiment was read from, with later changes.
 
         A layout completed for this machine counts as unchanged.
 
@@ -130,7 +125,7 @@ class Experiment:
             found.bound["", parts.RUN] = {name: Macro(name.upper()) for name in MACROS}
         made = ("model", "optimizer", "objective")
         if before is None or any(getattr(self, name) != getattr(before, name) for name in made):
-            # Binds all parts anew, because a shared part would inherit arguments that were removed.
+            # Binds all parts anew: a shared part would inherit removed arguments.
             found.forget(getattr(before, name, None) for name in made)
             for name in made:
                 found.set(parts.TRAINER, name, found.refer(getattr(self, name)))
@@ -176,7 +171,7 @@ class Experiment:
         return None
 
     def train(self) -> dict:
-        """Trains or resumes on this machine's devices, and returns the summary of the run. Imports TensorFlow."""
+        """Trains or resumes on this machine's devices, and returns the run's summary. Imports TensorFlow."""
         return importlib.import_module("switch_tf.experiments").train(self)
 
     def evaluate(self, step: int | str = "last", split: str = "validation", num_examples: int | None = None) -> dict:
@@ -184,8 +179,7 @@ class Experiment:
 
         Args:
             step: A step, "best" or "last".
-            split: Split of the tasks.
-            num_examples: Largest number of examples of each task with metrics, or None.
+            num_examples: Largest number of examples of each task. None for all.
 
         Returns:
             "step", "tasks": {task: {metric: value}}, and "average" over tasks or None.
@@ -194,11 +188,9 @@ class Experiment:
 
 
 def check_trust(found: Gin, file: str) -> None:
-    """Raises Refusal if a gin file names a module or function that the package does not ship.
+    """Raises Refusal if a stranger's gin file names a module or function that the package does not ship.
 
-    Args:
-        found: Contents of the file, before `check` imports modules.
-        file: Path of the file, for the message.
+    `file` is for the message. Call it before `Gin.check`, since `check` imports modules.
     """
     for module in found.imports:
         if module not in _MODULES and module.rpartition(".")[0] != parts.TASKS:

@@ -1,7 +1,6 @@
 """Reads gin files as data, by full names, without importing or calling anything.
 
-gin's parser splits the files into statements. `check` refuses mistakes that gin finds late or never, and `part` returns
-the described parts. Only functions of other packages need gin's global configuration (`bind_others`).
+Only functions of other packages need gin's global configuration (`bind_others`).
 """
 
 import codecs
@@ -29,23 +28,22 @@ from switch_tf.storage.whole_file import reading
 
 _DYNAMIC = "__gin__.dynamic_registration"
 _REQUIRED = "gin.REQUIRED"
-_LARGEST_FILE = 2**20  # bytes; a run's configuration has a few thousand
+_LARGEST_FILE = 2**20  # bytes
 _LONGEST_CHAIN = 20  # of macros that refer to macros
-_MOST_USES = 10_000  # of macros
+_MOST_USES = 10_000
 _MOST_TOKENS = 50_000
-_MOST_STRINGS = 100  # in a row; gin's parser evaluates the whole row for each
-# Sources to suggest for a macro without a value.
+_MOST_STRINGS = 100  # in a row; gin's parser evaluates the row for each
 _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "TASK_FEATURE_LENGTHS": "a task file: --gin_file=gin/tasks/docs_corpus.gin",
               "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
-# Parts that are read without a reference.
+# Read without a reference.
 _STARTS = {parts.TRAINER, parts.PARTITIONER, parts.COMPARISON}
 _MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """`@scope/name`, or `@scope/name()` if it `is_made`."""
+    """`@scope/name`, or `@scope/name()`."""
 
     name: str
     scope: str
@@ -75,9 +73,7 @@ class _Values(config_parser.ParserDelegate):
 
 
 class Gin:
-    """The macros, bindings and imports of gin files.
-
-    Values contain References, by full names, and Macros.
+    """The macros, bindings and imports of gin files. Names in values are full.
 
     Attributes:
         macros: Name -> value.
@@ -90,30 +86,29 @@ class Gin:
         self.bound: dict[tuple[str, str], dict[str, Any]] = {}
         self.imports: dict[str, str] = {}
         self._mentioned = set()  # macros in all values, also replaced ones
-        self._sources = {}  # name of another package -> first source, for messages
-        self._wrong = []  # messages about names, for `check`
+        self._sources = {}  # name of another package -> first source
+        self._wrong = []  # messages for `check`
         self._left = _MOST_USES
 
-    # Values.
 
     def names(self) -> set[str]:
-        """Returns the full names of all bound or referenced parts."""
+        """Returns the full names of bound or referenced parts."""
         return {name for _, name in self.bound} | {
             reference.name for _, reference in self.references() if isinstance(reference, Reference)}
 
     def references(self) -> Iterator[tuple[str, Reference | Macro]]:
-        """Yields (full name or "%NAME" of a macro, Reference or Macro in its value)."""
+        """Yields (full name or "%MACRO", Reference or Macro in its value)."""
         for name, value in self.macros.items():
             yield from ((f"%{name}", found) for found in _flat(value))
         for (_, name), parameters in self.bound.items():
             yield from ((name, found) for found in _flat(list(parameters.values())))
 
     def required(self) -> list[str]:
-        """Returns the names of macros that need a value from the user."""
+        """Returns the macros that need a value from the user."""
         return [name for name, value in self.macros.items() if value == Macro(_REQUIRED)]
 
     def set(self, name: str, parameter: str, value: Any) -> None:
-        """Sets a parameter of a part, or the macro that it is bound to."""
+        """Sets a parameter of a part, or the macro bound to it."""
         bound = self.bound.setdefault(("", name), {})
         if isinstance(bound.get(parameter), Macro):
             self.macros[bound[parameter].name] = value
@@ -121,14 +116,14 @@ class Gin:
             bound[parameter] = value
 
     def forget(self, values: Iterable[Any]) -> None:
-        """Removes the bindings of all parts in values."""
+        """Removes the bindings of all parts in `values`."""
         for leaf in parts.leaves(list(values)):
             if isinstance(leaf, Part):
                 self.bound = {key: bound for key, bound in self.bound.items() if key[1] != leaf.name}
                 self.forget(leaf.arguments.values())
 
     def refer(self, value: Any) -> Any:
-        """Binds the arguments of all parts in a value, and returns it with References to them.
+        """Binds the arguments of all parts in a value, and returns it with References.
 
         Raises:
             Refusal: A part would inherit an argument from another part of the same name.
@@ -152,7 +147,7 @@ class Gin:
         return self._part(name, (), True, ())
 
     def macro(self, name: str) -> Any:
-        """Returns the value of a macro with its parts made, or None without a value."""
+        """Returns the value of a macro with its parts made, or None."""
         self._left = _MOST_USES
         return parts.made(self._value(Macro(name), (), ())) if name in self.macros else None
 
@@ -167,7 +162,7 @@ class Gin:
         return Part(name, {parameter: self._value(value, scopes, path) for parameter, value in bound.items()}, is_made)
 
     def _value(self, value, scopes, path):
-        """Resolves macros and turns references into parts. The name of a macro is the scope of its value."""
+        """Resolves macros and references. A macro's name is the scope of its value."""
         def follow(leaf):
             self._left -= isinstance(leaf, Macro | Reference)
             if self._left < 0:
@@ -183,14 +178,13 @@ class Gin:
         return parts.mapped(value, follow)
 
     def _meaning(self, name):
-        """Returns the value of a macro, or refuses one without a value."""
         if name not in self.macros:
             provider = _PROVIDERS.get(name, f"it: --gin.{name}=VALUE")
             raise Refusal(f"{name} has no value; add {provider}.")
         return self.macros[name]
 
     def text(self) -> str:
-        """Returns everything as one gin file, with the defaults of parts that need no TensorFlow."""
+        """Returns one gin file of everything, with the defaults of parts that need no TensorFlow."""
         bound = {key: dict(parameters) for key, parameters in self.bound.items()}
         names = self.names()
         for name in filter(names.__contains__, (parts.CONFIG, parts.RUN, parts.STEP_SETTINGS, parts.LAYOUT)):
@@ -200,7 +194,7 @@ class Gin:
         modules = {*self.imports, *(name.rpartition(".")[0] for name in names)} - {""}
         ends = [module.rpartition(".")[2] for module in modules]
         whole = {module for module in modules if "." not in module or module in self.imports
-                 or ends.count(module.rpartition(".")[2]) > 1}  # imported whole: its end is ambiguous
+                 or ends.count(module.rpartition(".")[2]) > 1}  # their ends are ambiguous
 
         def shown(value):
             return repr(_renamed(value, short))
@@ -219,10 +213,9 @@ class Gin:
                       for parameter, value in sorted(parameters.items())]
         return "\n".join(lines) + "\n"
 
-    # Reading.
 
     def read_file(self, file: str, folders: Sequence[str], included_from: tuple[str, ...] = ()) -> None:
-        """Adds the bindings of a file and its includes, each from the first folder that has it. Later bindings win."""
+        """Adds the bindings of a file and its includes, each from the first folder that has it."""
         paths = [os.path.join(folder, file) for folder in (folders if places.is_local(file) else [""])]
         path = next((path for path in paths if "\0" not in path and places.at(path).is_file()), None)
         if path is None and included_from:
@@ -237,7 +230,7 @@ class Gin:
                   lambda included: self.read_file(included, folders, (*included_from, path)))
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
-        """Adds "NAME=VALUE" bindings of the command line, and returns itself."""
+        """Adds "NAME=VALUE" bindings of the command line."""
         for binding in bindings:
             name, equals, value = (part.strip() for part in binding.partition("="))
             if not equals or not value:
@@ -253,11 +246,11 @@ class Gin:
         return self
 
     def _add(self, statements, source, include=None):
-        """Adds imports and bindings, with names resolved as gin does."""
+        """Resolves names as gin does."""
         is_dynamic, modules = False, {}  # name in the file -> full name
 
         def full(selector):
-            """Returns the full name for a selector. Records an invalid one for `check`."""
+            """Returns a selector's full name. Records an invalid one for `check`."""
             if not is_dynamic:
                 # Without dynamic registration, gin accepts the end of a known name.
                 ends = {parts.NAMES.get(name, name) for name in {*parts.NAMES, *parts.IN_LIBRARIES, *self.names()}
@@ -313,15 +306,13 @@ class Gin:
                     self.imports.setdefault(module, source)
 
     def _unmatched(self, name):
-        """Returns the message for an unknown name."""
         known = sorted({full.rpartition(".")[2] for full in self.names() - {name}})
         hint = nearest(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
         return f"{self._sources.get(name, 'a gin file')}: No configurable matching {name!r}.{hint}"
 
-    # Checks.
 
     def check(self, is_whole: bool = True) -> "Gin":
-        """Imports the modules of other packages, checks all names and macros, and returns itself.
+        """Imports the modules of other packages and checks all names and macros.
 
         Args:
             is_whole: Whether the files describe a complete run, so that each macro needs a value and a use.
@@ -345,12 +336,9 @@ class Gin:
         return self
 
     def check_read(self, bindings: Sequence[str]) -> None:
-        """Raises Refusal for a command-line macro that no part of the run reads.
+        """Raises Refusal if a macro of the command line's `bindings` is not read by the run.
 
         A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound.
-
-        Args:
-            bindings: "NAME=VALUE" of the command line.
         """
         uses = {}
         for name, found in self.references():
@@ -365,7 +353,7 @@ class Gin:
                               "a gin file, as in: keras.optimizers.AdamW.learning_rate = %LEARNING_RATE.")
 
     def check_names(self) -> "Gin":
-        """Imports the modules of other packages, checks all names, and returns itself."""
+        """Imports the modules of other packages and checks all names."""
         if self._wrong:
             raise Refusal(self._wrong[0])
         for module, source in self.imports.items():
@@ -378,7 +366,7 @@ class Gin:
                               f"{nearest(last, [module.name for module in beside])}") from error
             except _MISTAKES as error:
                 raise Refusal(f"{source}: {first_line(error).rstrip('.')}.") from error
-        registered = {}  # name -> full name of a function registered by an imported module
+        registered = {}  # name -> full name
         for name in self.names():
             if "." not in name:
                 try:
@@ -414,12 +402,10 @@ class Gin:
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "") -> Gin:
-    """Returns the contents of gin files with "NAME=VALUE" bindings applied, unchecked.
+    """Returns the contents of gin files with "NAME=VALUE" bindings, unchecked. Later files win.
 
     Args:
-        files: Names of gin files. Later files win.
-        bindings: "NAME=VALUE" of the command line.
-        search_paths: Comma-separated folders to search before the shipped gin files.
+        search_paths: Comma-separated folders, searched before the shipped gin files.
     """
     found, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     for file in files:
@@ -428,11 +414,10 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
 
 
 def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
-    """Returns the assignments of another package's gin file, and the names of its includes, without reading them.
+    """Returns the assignments of another package's gin file, and the names of its includes.
 
     Returns:
-        ({"scope/name.parameter": value}, names of included files). Names are the file's. Its own macros are replaced by
-        their values.
+        ({"scope/name.parameter": value}, names of included files). Its own macros are replaced by their values.
     """
     values, macros, includes = {}, {}, []
     for statement in _statements(_content(path), path):
@@ -467,7 +452,6 @@ def _content(path):
 
 
 def _statements(text, source):
-    """Returns the statements of a text or its bytes. Raises Refusal if it is not gin."""
     if isinstance(text, bytes) and text.startswith(codecs.BOM_UTF8):
         raise Refusal(f"{source} starts with a byte order mark; save it as UTF-8 without one.")
     try:
@@ -495,11 +479,9 @@ def _statements(text, source):
 
 
 def _flat(value):
-    """Returns the References and Macros in a value."""
     return [leaf for leaf in parts.leaves(value) if isinstance(leaf, Reference | Macro)]
 
 
 def _renamed(value, rename):
-    """Applies `rename` to the names of all References in a value."""
     return parts.mapped(value, lambda leaf: dataclasses.replace(leaf, name=rename(leaf.name))
                         if isinstance(leaf, Reference) else leaf)

@@ -1,7 +1,4 @@
-"""Names of tasks and vocabularies, and the functions that make them on first use.
-
-Names are declared before seqio and TensorFlow are imported, so a misspelt name is refused at once.
-"""
+"""Names of tasks and vocabularies, declared before seqio and TensorFlow are imported."""
 
 import os
 import sys
@@ -13,23 +10,21 @@ from switch_tf.refusals import Refusal
 
 _tasks: dict[str, Callable[[], object]] = {}
 _vocabularies: dict[str, Callable] = {}
-_registered: set[Callable] = set()  # functions that have added their tasks to seqio's registry
+_registered: set[Callable] = set()  # have added their tasks to seqio's registry
 
 
 def declare_tasks(names: Iterable[str], register: Callable[[], object]) -> None:
     """Declares seqio tasks and mixtures, to be registered on first use.
 
-    A declared mixture "name" also covers its members "name.member".
-
     Args:
-        names: Names of the tasks and mixtures. A repeated declaration replaces the earlier one.
-        register: Function that adds them to seqio's registry. Called once.
+        names: A mixture "name" also covers its members "name.member". A repeated declaration replaces the earlier one.
+        register: Adds them to seqio's registry. Called once.
     """
     _tasks.update(dict.fromkeys(names, register))
 
 
 def task_names() -> set[str]:
-    """Returns all declared names and, if seqio is imported, all registered ones."""
+    """Returns all declared names and, if seqio is imported, all registered names."""
     seqio = sys.modules.get("seqio")
     registries = [getattr(seqio, name, None) for name in ("TaskRegistry", "MixtureRegistry")]
     return set(_tasks).union(*(registry.names() for registry in registries if registry))
@@ -45,7 +40,7 @@ def check_task(name: str) -> None:
 
 
 def registers(name: str) -> Callable[[], object] | None:
-    """Returns the function that registers a declared task or mixture, or None if it is not declared."""
+    """Returns the function that registers a declared task or mixture, or None."""
     return _tasks.get(name) or _tasks.get(name.partition(".")[0])
 
 
@@ -61,8 +56,7 @@ def declare_vocabulary(name: str, make: Callable) -> None:
     """Declares a vocabulary that runs choose by name.
 
     Args:
-        name: Name of the vocabulary.
-        make: Function that returns the seqio vocabulary, always the same object.
+        make: Returns the seqio vocabulary, always the same object.
     """
     if not callable(make):
         raise Refusal(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
@@ -70,10 +64,7 @@ def declare_vocabulary(name: str, make: Callable) -> None:
 
 
 def check_vocabulary(name: str) -> None:
-    """Raises Refusal for a VOCABULARY that is neither declared nor an existing file.
-
-    Does not check URLs.
-    """
+    """Raises Refusal for a VOCABULARY that is neither declared, nor an existing file, nor a URL."""
     if name not in _vocabularies and "://" not in name and not os.path.exists(name):
         known = ", ".join(sorted(_vocabularies)) or "none is registered"
         raise Refusal(f"VOCABULARY {name!r} is no registered vocabulary ({known}), and no SentencePiece model that can "
@@ -81,5 +72,5 @@ def check_vocabulary(name: str) -> None:
 
 
 def vocabularies() -> dict[str, Callable]:
-    """Returns the functions that make the declared vocabularies, by name."""
+    """Returns the makers of the declared vocabularies, by name."""
     return _vocabularies

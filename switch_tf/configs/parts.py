@@ -1,6 +1,6 @@
 """Parts of a run by full name, as gin files bind them and an `Experiment` holds them.
 
-Gin files are read before TensorFlow is imported, so parts that need it are listed with their parameters.
+Parts that need TensorFlow are listed with their parameters, because gin files are read before its import.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ TASKS = "switch_tf.tasks"
 # Parts without TensorFlow.
 DATA = (CONFIG, RUN, STEP_SETTINGS, LAYOUT, COMPARISON, f"{TASKS}.text_files.pretraining",
         f"{TASKS}.text_files.text_to_text")
-# Parts with TensorFlow, and their parameters.
+# Parts with TensorFlow -> parameters.
 _MADE = {
     MODEL: "config dtype name",
     DTYPE_POLICY: "activation_dtype",
@@ -43,7 +43,7 @@ _MADE = {
     TRAINER: "model optimizer run step_settings partitioner initial_weights activation_dtype objective",
 }
 PARTS = (*DATA, *_MADE)
-# Modules of parts in gin files of earlier versions.
+# Modules in gin files of earlier versions.
 _EARLIER = {
     "switch_tf.config": (CONFIG,), "switch_tf.training.run": (RUN, STEP_SETTINGS),
     "switch_tf.partitioning.dtypes": (DTYPE_POLICY,), "switch_tf.partitioning": (DTYPE_POLICY,),
@@ -52,7 +52,7 @@ _EARLIER = {
 
 
 NAMES = {f"{module}.{part.rpartition('.')[2]}": part for module, parts in _EARLIER.items() for part in parts}
-for _part in PARTS:  # a part may also be named by a package that contains its module, except tasks
+for _part in PARTS:  # a package that contains the module also names a part, except tasks
     _module, _, _last = _part.rpartition(".")
     while _module and _module != TASKS:
         NAMES[f"{_module}.{_last}"] = _part
@@ -63,10 +63,10 @@ _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "F
                "RMSprop", "SGD", "ScheduleFreeAdamW")
 _SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
               "PolynomialDecay")
-# Full names that a stranger's gin file may refer to.
+# What a stranger's gin file may refer to.
 ALLOWED = {*PARTS, *(f"keras.optimizers.{name}" for name in _OPTIMIZERS),
            *(f"keras.optimizers.schedules.{name}" for name in _SCHEDULES)}
-# Functions of t5 that read gin's configuration. They may be bound but not referenced.
+# Functions of t5 that read gin's configuration. They may be bound, not referenced.
 LIBRARIES = {
     "t5.data.preprocessors": (
         "concatenate_and_split_to_fixed_length", "denoise", "drop_noise_tokens", "drop_nonnoise_tokens",
@@ -89,7 +89,7 @@ _DEEPEST = 20  # nesting of brackets
 class Part:
     """A function or class by full name, with arguments that may contain parts.
 
-    `is_made`: Whether to call it. Otherwise it stays a function with these arguments.
+    Without `is_made` it stays a function with these arguments.
     """
 
     name: str
@@ -97,12 +97,7 @@ class Part:
     is_made: bool = True
 
     def make(self) -> Any:
-        """Imports the function or class and calls it.
-
-        Raises:
-            Refusal: An argument is missing, unknown or invalid.
-            Exception: A bug. This package's own code raises Refusal for invalid values.
-        """
+        """Imports the function or class and calls it. Errors of other libraries become Refusals."""
         target, arguments = find(self.name), made(self.arguments)
         if not self.is_made:
             return functools.partial(target, **arguments) if arguments else target
@@ -114,7 +109,7 @@ class Part:
         try:
             return target(**arguments)
         except (RuntimeError, ValueError, TypeError) as error:
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)  # the innermost frame
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             raised_in = frame.f_globals.get("__name__", "").partition(".")[0]
             if isinstance(error, Refusal) or raised_in == __name__.partition(".")[0]:
                 raise
@@ -127,7 +122,7 @@ def made(value: Any) -> Any:
 
 
 def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Applies a function to the leaves of nested lists, tuples and dictionaries, and to dictionary keys.
+    """Applies a function to the leaves and keys of nested lists, tuples and dictionaries.
 
     Raises:
         RecursionError: The value is nested too deeply.
@@ -143,7 +138,7 @@ def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def leaves(value: Any) -> list:
-    """Returns the leaves of nested lists, tuples and dictionaries, and dictionary keys."""
+    """Returns the leaves and keys of nested lists, tuples and dictionaries."""
     found = []
     mapped(value, found.append)
     return found
@@ -166,7 +161,7 @@ def find(name: str) -> Any:
 
 
 def parameters_of(target: Any) -> dict[str, inspect.Parameter] | None:
-    """Returns the parameters of a function or class by name, or None if it takes any."""
+    """Returns the parameters of a function or class, or None if it takes any."""
     try:
         parameters = inspect.signature(target).parameters
     except ValueError:  # written in C

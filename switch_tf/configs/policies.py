@@ -1,7 +1,6 @@
 """Routing policies, one record each: a function and its properties.
 
-Configurations import no Keras, so a record may locate its function by name. `register` makes a policy available by name
-in `SwitchConfig`, gin and `layers.Router`.
+Configurations import no Keras, so a record may locate its function by name.
 """
 
 import dataclasses
@@ -31,23 +30,23 @@ class RouterWeight(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Assignment of tokens to experts.
+    """Assignment of tokens to experts. `register` makes it available by name.
 
     Args:
-        name: str. Name in configurations.
+        name: Name in configurations.
         decide: Function of `(scores, options)`, see `layers.decisions`, or "module:function", imported at the first
             call. Returns TokenChoices, or ExpertChoices if `experts_choose`.
-        num_choices: int or None. Experts per token. None for `num_selected_experts`.
-        fewest_choices: int. Smallest valid `num_selected_experts`.
-        is_causal: bool. Whether later tokens never change the expert or slot of earlier ones. Required in decoders.
-        is_balanced: bool. Whether experts get equal shares without a load-balancing loss.
-        has_kernel: bool. Whether the router's logits are the inputs times a kernel [d_model, expert].
-        needs_token_ids: bool. Whether `scores.token_ids` is required.
-        experts_choose: bool. Whether experts choose tokens, not tokens experts.
-        counts_preference: bool. Whether statistics and balance loss count the highest-scoring expert of a token instead
-            of the chosen one.
-        state: tuple of str. Names of vectors that the router keeps between steps, <float32>[expert], initially zero, in
-            `options.state`.
+        num_choices: Experts per token. None for `num_selected_experts`.
+        fewest_choices: Smallest valid `num_selected_experts`.
+        is_causal: Whether later tokens never change the expert or slot of earlier ones. Required in decoders.
+        is_balanced: Whether experts get equal shares without a load-balancing loss.
+        has_kernel: Whether the router's logits are the inputs times a kernel [d_model, expert].
+        needs_token_ids: Whether `scores.token_ids` is required.
+        experts_choose: Whether experts choose tokens, not tokens experts.
+        counts_preference: Whether statistics and balance loss count a token's highest-scoring expert, not the chosen
+            one.
+        state: Names of vectors that the router keeps between steps in `options.state`, <float32>[expert], initially
+            zero.
         update: Function of `(policy, state, load)`, or "module:function". Returns the state after a training step.
             `state` is a dict, `load` <float32>[expert], the share of tokens by first choice.
         score: Function of `(policy, inputs, logits, weights)`, or "module:function". Returns the logits, <router
@@ -140,7 +139,7 @@ class Policy:
         return f"{self.decide.__module__}:{getattr(self.decide, '__qualname__', self.decide)}"
 
     def count(self, num_selected_experts: int | None) -> int:
-        """Returns the number of experts per token. None means the policy's default."""
+        """Returns the number of experts per token. None means the default."""
         return num_selected_experts if num_selected_experts is not None else self.num_choices or 1
 
 
@@ -157,9 +156,9 @@ class TopN(Policy):
     """GShard's gating for `num_selected_experts` choices (arXiv 2006.16668, algorithm 1).
 
     Args:
-        second_expert: "random", "all", "none" or "threshold". Which later choices to carry out. "random" keeps a choice
-            with probability gate / threshold in training, and always at inference.
-        threshold: float in (0, 1).
+        second_expert: Later choices to carry out: "random", "all", "none" or "threshold". "random" keeps a choice with
+            probability gate / threshold in training, and always at inference.
+        threshold: In (0, 1).
     """
 
     name: str = "top_n"
@@ -188,11 +187,7 @@ _policies: dict[str, Policy] = {}
 
 
 def register(policy: Policy) -> Policy:
-    """Makes a policy available by name and returns it. Registering the same function again replaces it.
-
-    Raises:
-        Refusal: Another policy has that name.
-    """
+    """Makes a policy available by name and returns it. Registering the same function again replaces it."""
     if not isinstance(policy, Policy):
         raise Refusal(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
     registered = _policies.get(policy.name)
@@ -204,17 +199,12 @@ def register(policy: Policy) -> Policy:
 
 
 def names() -> tuple[str, ...]:
-    """Returns the names of all policies, in order of registration."""
+    """Returns all names, in order of registration."""
     return tuple(_policies)
 
 
 def get(name: str, argument: str = "routing_policy") -> Policy:
-    """Returns the policy of that name.
-
-    Args:
-        name: str.
-        argument: Name of the argument, for the error.
-    """
+    """Returns the policy of that name. Errors name `argument`."""
     if not isinstance(name, str) or name not in _policies:
         listed = ", ".join(map(repr, _policies))
         raise Refusal(f"{argument} must be one of {listed}, or one that an imported module registers, not "
@@ -228,9 +218,6 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
     Args:
         policy: Name, or a record with the name of a registered policy.
         second_expert_policy, second_expert_threshold: Fields of "top2" and "top_n" given by name.
-
-    Raises:
-        Refusal: The name is unknown, or is registered for another function.
     """
     check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
     checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
@@ -252,7 +239,7 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
 
 
 def to_config(policy: str | Policy) -> str | dict:
-    """Returns the name of a policy, or a record's `name` and fields that differ from the registered policy."""
+    """Returns a policy's name, or the `name` and changed fields of a record."""
     if isinstance(policy, str):
         return policy
     registered = get(policy.name)

@@ -1,4 +1,4 @@
-"""Descriptions of a run and its training step. They need no TensorFlow, so mistakes are refused at once."""
+"""Descriptions of a run and its training step, without TensorFlow."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from switch_tf import checks
 from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGUSR1, TRAINABLE, check_choice
 from switch_tf.refusals import Refusal
 
-# Fields of Run that gin files set by macros, such as MODEL_DIR.
+# Fields of Run that gin files set by macros.
 MACROS = ("model_dir", "mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period",
           "eval_period", "checkpoint_period", "initial_checkpoint", "best_metric", "patience", "vocabulary",
           "use_cached_tasks", "cache_dir", "cache_parts", "seed")
@@ -17,44 +17,43 @@ class Run:
     """Description of a training run, without its model.
 
     Args:
-        model_dir: str. The run folder. The same command resumes its run.
-        mixture_or_task_name: str. Registered seqio task or mixture.
-        task_feature_lengths: dict. Tokens of "inputs" and "targets".
-        train_steps: int. Last step.
-        batch_size: int. Sequences of the whole batch.
-        log_period, eval_period, checkpoint_period: int. Steps between logs, evaluations and checkpoints. An eval_period
-            of 0 never evaluates.
-        eval_batches: int. Largest number of validation batches in an evaluation.
-        eval_each_task: bool. Also evaluate the loss of each task of a mixture, on the same number of batches.
-        unigram_batches: int. Training batches to count a unigram model on. Its loss is logged at step 0. 0 counts none.
-        pack: bool. Several examples in one sequence.
-        vocabulary: str or None. Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a
-            SentencePiece model.
-        use_cached_tasks: bool. Read tokens from `switch-tf cache` instead of text.
-        cache_dir: str or None. Folder of the cache. None is the default of `switch-tf cache`.
-        cache_parts: int. Parts of a training batch from the cache. Each process reads only its parts, so use the number
-            of processes on a pod. Another number gives other batches.
-        skip_corrupt_records: int. Corrupt cache records to skip, for each task and each of the cache_parts. One more
-            ends the run.
-        seed: int. Seed of initial weights, order of the data, dropout and jitter.
-        initial_checkpoint: str or None. Run folder or checkpoint with the weights of a new run.
-        initial_variables: str. "all" reads every weight, from the same model. "matching" reads weights that both models
-            have with the same shape: all but the experts between a dense and a sparse model. "with_optimizer" reads
-            every weight, the optimizer's slots and the step, and starts at the beginning of the data.
-        restart_changed_data: bool. Restart the data if they have changed since the checkpoint. False refuses to resume
-            then (`continuation.py`).
-        keep_checkpoints: int. Number of recent checkpoints to keep.
-        keep_every: int. Also keep every checkpoint at a multiple of this step. 0 keeps none.
-        on_failed_save: str. "stop" ends a run whose checkpoint cannot be written. "continue" prints the error and
-            trains on, except at the end of the run.
-        on_sigusr1: str. "stop" saves and ends the run at SIGUSR1, as at SIGTERM. "save" saves and trains on.
-        max_hours: float or None. Hours after which the run is saved and ended.
-        best_metric: str or None. Also keep the checkpoint with the best value of this metric, for example
-            "eval/glue_mrpc/f1". See `directions` for the direction.
-        patience: int. Stop after this number of evaluations without a better value, counted from the first finite
-            value. 0 never stops.
-        shown_examples: int. Held-out examples to print with predictions at the end, at most a batch.
-        profile_steps: int. Steps to record with the profiler, soon after each start. 0 records none.
+        model_dir: The run folder. The same command resumes its run.
+        mixture_or_task_name: Registered seqio task or mixture.
+        task_feature_lengths: Tokens of "inputs" and "targets".
+        train_steps: Last step.
+        batch_size: Sequences of the whole batch.
+        log_period, eval_period, checkpoint_period: Steps between logs, evaluations and checkpoints. An eval_period of 0
+            never evaluates.
+        eval_batches: Largest number of validation batches in an evaluation.
+        eval_each_task: Also evaluate the loss of each task of a mixture, on the same number of batches.
+        unigram_batches: Training batches that a unigram model is counted on. Its loss is logged at step 0.
+        pack: Several examples in one sequence.
+        vocabulary: Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a SentencePiece model.
+        use_cached_tasks: Read tokens from `switch-tf cache` instead of text.
+        cache_dir: Folder of the cache. None for the default of `switch-tf cache`.
+        cache_parts: Parts of a training batch from the cache. Each process reads only its parts, so use the number of
+            processes on a pod. Another number gives other batches.
+        skip_corrupt_records: Corrupt cache records to skip, for each task and each of the cache_parts. One more ends
+            the run.
+        seed: Seed of initial weights, order of the data, dropout and jitter.
+        initial_checkpoint: Run folder or checkpoint with the weights of a new run.
+        initial_variables: "all" reads every weight, from the same model. "matching" reads weights that both models have
+            with the same shape: all but the experts between a dense and a sparse model. "with_optimizer" reads every
+            weight, the optimizer's slots and the step, and starts at the beginning of the data.
+        restart_changed_data: Restart data that have changed since the checkpoint. False refuses to resume then
+            (`continuation.py`).
+        keep_checkpoints: Number of recent checkpoints to keep.
+        keep_every: Also keep every checkpoint at a multiple of this step. 0 keeps none.
+        on_failed_save: "stop" ends a run whose checkpoint cannot be written. "continue" prints the error and trains on,
+            except at the end of the run.
+        on_sigusr1: "stop" saves and ends the run at SIGUSR1, as at SIGTERM. "save" saves and trains on.
+        max_hours: Hours after which the run is saved and ended.
+        best_metric: Also keep the checkpoint with the best value of this metric, for example "eval/glue_mrpc/f1". See
+            `directions`.
+        patience: Stop after this number of evaluations without a better value, counted from the first finite value. 0
+            never stops.
+        shown_examples: Held-out examples to print with predictions at the end, at most a batch.
+        profile_steps: Steps to record with the profiler, soon after each start.
     """
 
     model_dir: str
@@ -127,15 +126,15 @@ class StepSettings:
     """Settings of the training step, without the model and the optimizer.
 
     Args:
-        z_loss_weight: float. Coefficient of logsumexp(logits)^2 in the cross-entropy.
-        label_smoothing: float in [0, 1).
-        num_microbatches: int. Equal parts of the batch, processed in turn to save memory. The gradient is of the whole
+        z_loss_weight: Coefficient of logsumexp(logits)^2 in the cross-entropy.
+        label_smoothing: In [0, 1).
+        num_microbatches: Equal parts of the batch, processed in turn to save memory. The gradient is of the whole
             batch.
-        clip_norm: float or None. Scales down gradients with a larger global norm.
-        steps_per_call: int. Training steps in one call of the compiled function. The host sees their mean metrics.
-        use_xla: bool. Compile the step with XLA. On a CPU only the optimizer's update, because TensorFlow's products
-            are faster there.
-        trainable: str. Weights to train: "all", "all_but_experts", "experts", "router" or "decoder".
+        clip_norm: Scales down gradients with a larger global norm.
+        steps_per_call: Training steps in one call of the compiled function. The host sees their mean metrics.
+        use_xla: Compile the step with XLA. On a CPU only the optimizer's update, because TensorFlow's products are
+            faster there.
+        trainable: Weights to train: "all", "all_but_experts", "experts", "router" or "decoder".
     """
 
     z_loss_weight: float = 1e-4
@@ -156,7 +155,7 @@ class StepSettings:
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:
-    """Raises Refusal unless every period is a multiple of `steps_per_call`."""
+    """Raises Refusal unless `steps_per_call` divides every period."""
     for name in ("train_steps", "log_period", "eval_period", "checkpoint_period", "keep_every", "profile_steps"):
         if getattr(run, name) % settings.steps_per_call:
             raise Refusal(f"{name.upper()} must be a multiple of steps_per_call ({settings.steps_per_call}), "

@@ -1,4 +1,4 @@
-"""Routing and loss rules of each Switch Transformer implementation, and the resulting groups and capacity."""
+"""Routing and loss rules of each Switch Transformer implementation."""
 
 import dataclasses
 import math
@@ -10,32 +10,32 @@ from switch_tf.refusals import Refusal
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Routing and loss rules of one implementation. The defaults are the rules of this package.
+    """Routing and loss rules of one implementation. The defaults are this package's rules.
 
     Args:
-        name: str. Value of `semantics`.
-        groups_are_sequences: bool. Each sequence is a group with `expert_capacity` slots per expert, instead of groups
-            and slots by `group_size` and capacity factors.
-        groups_fit_experts: bool. The number of groups is also a multiple of the number of experts. Rows or columns of
-            zeros complete the batch, routed like tokens. Otherwise masked tokens complete the last group.
-        may_exceed_group_size: bool. Rounds the number of groups, tokens / group_size, down instead of up.
-        is_exact: bool. Computes the capacity without floating-point errors.
-        rounds_capacity: bool. Rounds the capacity to nearest, halves to even, instead of down.
-        limits_capacity: bool. Limits the capacity to the tokens of a group.
-        minimum_is_last: bool. Applies `min_expert_capacity` after that limit, not before.
-        routes_padding: bool. Padding is routed, takes slots and counts in both losses.
-        masks_decoder_inputs: bool. Decoder padding follows the inputs, so the position after the end of a sequence is
-            real. Otherwise it follows the targets.
-        zeroes_padding: bool. Sets padding to zero before each Switch layer.
-        zeroes_stack_padding: bool. Sets padding to zero in the outputs of a stack.
-        averages_over_padding: bool. Divides the training cross-entropy by all targets, padding included.
-        balances_over_all_tokens: bool. Divides the load-balancing loss by all tokens, padding included.
-        balances_every_choice: bool. Counts every choice of a token in the load-balancing loss, not just the first.
-        normalizes_gates: bool. Divides the gates of several choices by their sum.
-        joins_layers: bool. Computes one load-balancing loss and one z-loss over all routers of a stack. Otherwise sums
-            the routers' losses.
-        omits_full_stacks: bool. A stack with only sparse layers has no router losses.
-        starts_sparse_early: bool. Layers 1, 1 + step, ... are sparse (all for step 1), not step - 1, 2 step - 1, ...
+        name: Value of `semantics`.
+        groups_are_sequences: Each sequence is a group with `expert_capacity` slots per expert. Otherwise `group_size`
+            and capacity factors decide.
+        groups_fit_experts: The number of groups is also a multiple of the number of experts. Rows or columns of zeros
+            complete the batch, routed like tokens. Otherwise masked tokens complete the last group.
+        may_exceed_group_size: Rounds the number of groups, tokens / group_size, down instead of up.
+        is_exact: Computes the capacity without floating-point errors.
+        rounds_capacity: Rounds the capacity to nearest, halves to even, instead of down.
+        limits_capacity: Limits the capacity to the tokens of a group.
+        minimum_is_last: Applies `min_expert_capacity` after that limit, not before.
+        routes_padding: Padding is routed, takes slots and counts in both losses.
+        masks_decoder_inputs: Decoder padding follows the inputs, so the position after the end of a sequence is real.
+            Otherwise it follows the targets.
+        zeroes_padding: Sets padding to zero before each Switch layer.
+        zeroes_stack_padding: Sets padding to zero in the outputs of a stack.
+        averages_over_padding: Divides the training cross-entropy by all targets, padding included.
+        balances_over_all_tokens: Divides the load-balancing loss by all tokens, padding included.
+        balances_every_choice: Counts every choice of a token in the load-balancing loss, not just the first.
+        normalizes_gates: Divides the gates of several choices by their sum.
+        joins_layers: Computes one load-balancing loss and one z-loss over all routers of a stack. Otherwise sums the
+            routers' losses.
+        omits_full_stacks: A stack with only sparse layers has no router losses.
+        starts_sparse_early: Layers 1, 1 + step, ... are sparse (all for step 1), not step - 1, 2 step - 1, ...
     """
 
     name: str
@@ -60,11 +60,11 @@ class Rules:
 
     @property
     def balance_counts_padding(self) -> bool:
-        """Whether the load-balancing loss is divided by all tokens, padding included."""
+        """Whether padding counts in the load-balancing loss's divisor."""
         return self.routes_padding or self.balances_over_all_tokens
 
     def sparse_layers(self, num_layers: int, step: int) -> tuple[int, ...]:
-        """Returns the indices of the sparse layers of a stack, one in `step`."""
+        """Returns the indices of a stack's sparse layers, one in `step`."""
         first = min(1, step - 1) if self.starts_sparse_early else step - 1
         return tuple(range(first, num_layers, step))
 
@@ -92,17 +92,7 @@ def rules_of(semantics: str) -> Rules:
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """Group sizes and expert capacity of a Switch layer. Made by `SwitchConfig` and `layers.SwitchFeedForward`.
-
-    Args:
-        num_experts: int. Number of experts.
-        group_size: int. Largest number of tokens per group. Tokens of a group compete for slots.
-        num_groups_multiple: int. Divides the number of groups, see `groups_multiple`.
-        train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
-        min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
-        semantics: str. Rules of grouping and capacity, see `semantics.Rules`.
-        expert_capacity: int. Slots per expert and sequence. Required by semantics "hf", and for it only.
-    """
+    """Group sizes and expert capacity of a Switch layer. `SwitchConfig` documents its fields."""
 
     num_experts: int
     group_size: int = 4096
@@ -133,8 +123,8 @@ class Grouping:
     def groups_multiple(self) -> int:
         """A divisor of the number of groups.
 
-        It is `num_groups_multiple`, for semantics "t5x" its least common multiple with the number of experts. T5X
-        itself uses the experts times their replicas, devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS).
+        Semantics "t5x" takes the least common multiple with the number of experts. T5X itself uses the experts times
+        their replicas, devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS).
         """
         if not self.rules.groups_fit_experts:
             return self.num_groups_multiple

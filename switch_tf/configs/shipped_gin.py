@@ -1,4 +1,4 @@
-"""Finds the gin files that ship with the package, in a wheel or an editable checkout."""
+"""Finds the shipped gin files, in a wheel or an editable checkout."""
 
 import functools
 import pathlib
@@ -9,10 +9,9 @@ from switch_tf.refusals import Refusal
 
 @functools.cache
 def folder() -> pathlib.Path:
-    """Returns the folder that holds the shipped `gin/`.
+    """Returns the folder that holds the shipped `gin/`: the package of a wheel, or the parent of an editable install.
 
-    A wheel has it inside the package, an editable install next to it. `importlib.resources` does not find the latter,
-    because an `__init__.py` there would hide the gin library.
+    `importlib.resources` does not find the latter: it needs an `__init__.py`, and that would hide the gin library.
     """
     package = pathlib.Path(__file__).resolve().parents[1]
     for candidate in (package, package.parent):
@@ -29,6 +28,6 @@ def preset_names() -> list[str]:
 
 
 def macros() -> set[str]:
-    """Returns the names of all macros in shipped files."""
+    """Returns all macros of shipped files."""
     return {name for file in folder().glob("gin/*/*.gin")
             for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)}

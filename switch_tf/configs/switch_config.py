@@ -1,4 +1,4 @@
-"""The configuration of a model: a frozen, validated dataclass without TensorFlow."""
+"""The configuration of a model: a validated dataclass without TensorFlow."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ from switch_tf.refusals import Refusal
 with epy.lazy_imports():  # imports gin
     from switch_tf.configs import gin_syntax
 
-MOST_LAYERS = 10_000  # per stack
+MOST_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,59 +32,58 @@ class SwitchConfig:
     """Sizes and rules of a T5 (`num_experts=0`) or Switch Transformer (arXiv 2101.03961).
 
     Args:
-        vocab_size: int. Rows of the embedding, at least the vocabulary's size.
-        d_model, d_ff, d_kv: int. Widths of the residual stream, of feed-forward layers and of one attention head.
-        num_heads: int. Attention heads.
-        num_encoder_layers, num_decoder_layers: int. Without decoder layers the encoder computes the logits.
+        vocab_size: Rows of the embedding, at least the vocabulary's size.
+        d_model, d_ff, d_kv: Widths of the residual stream, of feed-forward layers and of one attention head.
+        num_encoder_layers, num_decoder_layers: Without decoder layers the encoder computes the logits.
         activation: "relu" (T5 1.0), "geglu" (T5 1.1) or another, see `layers.FeedForward`.
-        logits_via_embedding: bool. Whether logits share the embedding (T5 1.0) or have their own weights (T5 1.1).
-        scale_decoder_outputs: bool or None. Whether to multiply the last hidden state by d_model^-0.5. None does so if
-            logits share the embedding, as in T5.
-        end_id: int or tuple of int. End-of-sequence ids where `generate` stops, () for none. Functions that return text
-            use the vocabulary's own.
-        dropout_rate: float in [0, 1). One mask for all positions of a sequence.
-        layer_norm_epsilon: float. Added to the mean square in RMS norms.
-        relative_attention_num_buckets, relative_attention_max_distance: int. T5's relative position bias.
-        relative_attention_per_layer: bool. Each layer has its own position bias, as in umT5 and scanned T5X models.
-            Otherwise a stack shares one, as in T5.
-        init_scale: float. Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
+        logits_via_embedding: Whether logits share the embedding (T5 1.0) or have their own weights (T5 1.1).
+        scale_decoder_outputs: Whether to multiply the last hidden state by d_model^-0.5. None does so if logits share
+            the embedding, as in T5.
+        end_id: End-of-sequence ids where `generate` stops, () for none. Functions that return text use the vocabulary's
+            own.
+        dropout_rate: In [0, 1). One mask for all positions of a sequence.
+        layer_norm_epsilon: Added to the mean square in RMS norms.
+        relative_attention_num_buckets, relative_attention_max_distance: T5's relative position bias.
+        relative_attention_per_layer: Each layer has its own position bias, as in umT5 and scanned T5X models. Otherwise
+            a stack shares one, as in T5.
+        init_scale: Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
             sqrt(init_scale / fan_in). 0.1 in the paper (section 2.4), 1.0 in T5.
-        attention_init_scale: float. The same for attention kernels, 1.0 in T5 and Mesh TensorFlow.
-        num_experts: int. Experts of each sparse layer. 0 is a dense model.
-        expert_d_ff: int or None. Width of the experts. None for d_ff.
-        encoder_sparse_step, decoder_sparse_step: int. Layer i is sparse if i % step == step - 1. 0 for none.
-        encoder_sparse_indices, decoder_sparse_indices: tuple of int or None. Ascending indices of the sparse layers,
-            instead of a step. () for none.
-        group_size: int. Largest number of tokens per group. Tokens of a group compete for slots.
-        num_groups_multiple: int. Divides the number of groups, so that splitting the batch into as many parts (devices,
+        attention_init_scale: The same for attention kernels, 1.0 in T5 and Mesh TensorFlow.
+        num_experts: Experts of each sparse layer. 0 is a dense model.
+        expert_d_ff: Width of the experts. None for d_ff.
+        encoder_sparse_step, decoder_sparse_step: Layer i is sparse if i % step == step - 1. 0 for none.
+        encoder_sparse_indices, decoder_sparse_indices: Ascending indices of the sparse layers, instead of a step. ()
+            for none.
+        group_size: Largest number of tokens per group. Tokens of a group compete for slots.
+        num_groups_multiple: Divides the number of groups, so that splitting the batch into as many parts (devices,
             microbatches) splits no group.
-        train_capacity_factor, eval_capacity_factor: float. Slots of an expert over tokens per expert (equation 3).
-        min_expert_capacity: int. Smallest number of slots, limited by the tokens of a group.
-        routing_policy: str. Name of a policy, see `layers.Router` and `policies.register`.
-        decoder_routing_policy: str or None. Policy of the decoder. None for the encoder's.
-        allow_non_causal_decoder: bool. Allows a decoder policy that reads later tokens (all but "switch" and "hash"),
-            which generation does not have.
-        num_selected_experts: int or None. Experts per token. None for the policy's default (2 for "top2", else 1).
-        exploration: str, one of EXPLORATIONS (appendix C), see `layers.Router`.
-        jitter_noise: float in [0, 1). In training, "input_jitter" multiplies the router's inputs by uniform numbers in
-            [1 - jitter_noise, 1 + jitter_noise].
-        second_expert_policy: str, one of SECOND_EXPERT_POLICIES. Which later choices "top2" and "top_n" carry out.
-        second_expert_threshold: float in (0, 1). Used by "random" and "threshold".
-        second_place_loss_weight: float. Relative weight of the second choices' balance loss.
-        expert_dropout_rate: float in [0, 1). Elementwise dropout inside experts (section 4; 0.4 for fine-tuning).
+        train_capacity_factor, eval_capacity_factor: Slots of an expert over tokens per expert (equation 3).
+        min_expert_capacity: Smallest number of slots, limited by the tokens of a group.
+        routing_policy: Name of a policy, see `layers.Router` and `policies.register`.
+        decoder_routing_policy: None for the encoder's policy.
+        allow_non_causal_decoder: Allows a decoder policy that reads later tokens (all but "switch" and "hash").
+            Generation lacks them.
+        num_selected_experts: Experts per token. None for the policy's default (2 for "top2", else 1).
+        exploration: One of EXPLORATIONS (appendix C), see `layers.Router`.
+        jitter_noise: In [0, 1). In training, "input_jitter" multiplies the router's inputs by uniform numbers in [1 -
+            jitter_noise, 1 + jitter_noise].
+        second_expert_policy: Later choices that "top2" and "top_n" carry out, one of SECOND_EXPERT_POLICIES.
+        second_expert_threshold: In (0, 1). Used by "random" and "threshold".
+        second_place_loss_weight: Relative weight of the second choices' balance loss.
+        expert_dropout_rate: In [0, 1). Elementwise dropout inside experts (section 4; 0.4 for fine-tuning).
         router_dtype: "float32" (selective precision, section 2.4) or "bfloat16".
-        load_balancing_loss_weight, router_z_loss_weight: float. Weights of each sparse layer's losses.
-        extra_mlp: bool. Adds a dense feed-forward layer, with norm and residual, after each Switch layer (ST-MoE).
-        expert_sublayers: str, one of EXPERT_SUBLAYERS. Sublayers with experts. In self-attention, one set computes
-            queries and a second set shared keys and values (appendix A).
+        load_balancing_loss_weight, router_z_loss_weight: Weights of each sparse layer's losses.
+        extra_mlp: Adds a dense feed-forward layer, with norm and residual, after each Switch layer (ST-MoE).
+        expert_sublayers: One of EXPERT_SUBLAYERS. In self-attention, one set of experts computes queries and a second
+            set shared keys and values (appendix A).
         attention_expert_dtype: "float32", because attention experts diverge in bfloat16 (Table 10), or "auto" for the
             model's dtype.
         semantics: "switch_tf", or the grouping, capacity and loss rules of Mesh TensorFlow ("mtf"), T5X ("t5x") or
             Hugging Face ("hf").
-        expert_capacity: int. Slots per expert and sequence. Required by semantics "hf", and for it only.
+        expert_capacity: Slots per expert and sequence. Only semantics "hf" uses it, and requires it.
         dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers without empty slots), or "auto" by device and
             load. All agree up to rounding.
-        remat: bool. Recomputes each layer's activations in the backward pass.
+        remat: Recomputes each layer's activations in the backward pass.
     """
 
     vocab_size: int = 32128
@@ -193,23 +192,22 @@ class SwitchConfig:
             raise Refusal(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
-        grouping = self.grouping  # checks its fields and converts them
+        grouping = self.grouping  # checks and converts its fields
         for field in dataclasses.fields(grouping):
             if field.name not in ("num_experts", "semantics"):
                 object.__setattr__(self, field.name, getattr(grouping, field.name))
 
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":
-        """Reads `gin/models/<name>.gin`. Leaves gin's global configuration unchanged, even if locked."""
+        """Reads `gin/models/<name>.gin`. Leaves gin's global configuration unchanged."""
         names = shipped_gin.preset_names()
         if checks.text("The name of a preset", name) not in names:
             raise Refusal(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
                           "gin/models; `switch-tf inspect --list` names them all.")
         found = gin_syntax.Gin()
-        found.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # ignores files in the working directory
+        found.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # ignores the working directory
         return found.part(parts.CONFIG).make()
 
-    # Derived properties.
 
     @property
     def is_encoder_only(self) -> bool:
@@ -217,7 +215,7 @@ class SwitchConfig:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """Sizes of the model's logical axes that a layout may split."""
+        """Sizes of the logical axes that a layout may split."""
         sizes = {"vocab": self.vocab_size, "embed": self.d_model, "heads": self.num_heads, "kv": self.d_kv,
                  "mlp": self.d_ff}
         if self.num_experts:
@@ -231,7 +229,7 @@ class SwitchConfig:
 
     @property
     def grouping(self) -> Grouping:
-        """The Grouping of sparse layers. In a dense model it only checks its fields."""
+        """The Grouping of sparse layers. A dense model's only checks its fields."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Grouping)}
         if not self.num_experts:
             fields |= {"num_experts": 1, "semantics": "switch_tf"}
@@ -274,7 +272,7 @@ class SwitchConfig:
         return policy, self.num_selected_experts if policy == self.routing_policy else None
 
     def num_choices(self, is_decoder: bool) -> int:
-        """Returns the number of experts per token of a stack."""
+        """Returns a stack's number of experts per token."""
         policy, num_selected_experts = self.routing(is_decoder)
         return policies.get(policy).count(num_selected_experts)
 
@@ -292,7 +290,7 @@ class SwitchConfig:
     def sparse_layer_names(self) -> tuple[str, ...]:
         """Names of the routers, in the order of the model's statistics: "encoder/layers_1", ...
 
-        Attention experts have two: "encoder/layers_1/attention/query" and "encoder/layers_1/attention/key_value".
+        Attention experts have "encoder/layers_1/attention/query" and "encoder/layers_1/attention/key_value".
         """
         routers = ("/attention/query", "/attention/key_value") if self.has_attention_experts else ()
         routers += ("",) if self.has_feed_forward_experts else ()
@@ -301,10 +299,9 @@ class SwitchConfig:
                                            ("decoder", self.decoder_sparse_layers))
                      for i in layers for router in routers)
 
-    # Parameters and FLOPs.
 
     def weights(self) -> Iterator[accounting.Weight]:
-        """Yields every weight of the model, one kind at a time."""
+        """Yields the weights of the model by kind."""
         return accounting.weights(self)
 
     def parameters_by_part(self) -> dict[str, int]:
@@ -312,7 +309,7 @@ class SwitchConfig:
         sizes = collections.Counter()
         for weight in self.weights():
             sizes[weight.part] += weight.size
-        return dict(+sizes)  # drops zeros
+        return dict(+sizes)
 
     @property
     def num_parameters(self) -> int:
