@@ -1,1 +1,1 @@
-"""The training step compiled for a TPU pod ahead of time, on a machine without one."""
+"""The training step compiled ahead of time for a pod, on a machine without one."""

@@ -1,7 +1,5 @@
-"""The compiler's answers: their cache, parallel processes that compute them, and their text.
-
-An answer is the JSON object of `estimate.as_json`. This module imports no TensorFlow.
-"""
+"""The compiler's answers, as JSON objects of `estimate.as_json`: cache, parallel processes and text. Imports no
+TensorFlow."""
 
 import concurrent.futures
 import hashlib
@@ -22,13 +20,12 @@ from switch_tf.reporting.report import in_columns
 from switch_tf.storage import outputs, places
 from switch_tf.storage.whole_file import write_whole, writing
 
-# Variables with compiler flags and the share of a GPU's memory.
 _FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", *chips.SHARE_VARIABLES)
 # Bytes, enough for usual widths.
 MEMORY_OF_A_JOB = 8 * 2**30
 GIB, MIB = 2**30, 2**20
 NUM_KINDS = 4  # kinds of operations to list
-# Headings by `counted_by`.
+# By `counted_by`.
 HEADINGS = {
     "cycles": "Predicted, not measured, by the compiler's own cycles (docs/compile.md has the assumptions), ms:",
     "rates": "At least, not measured, by nominal rates for the products and bytes of each operation, ms:"}
@@ -38,7 +35,7 @@ def cache_file(*question: str) -> pathlib.Path:
     """Returns the cache file of a question. It depends on the compiler, its flags and this package.
 
     Args:
-        question: Texts that determine the answer: configuration, topology, depth.
+        question: Configuration, topology, depth.
     """
     key = hashlib.sha256()
     packages = ("tensorflow", "keras", "jaxlib", "libtpu", environment.cuda_plugin())
@@ -51,15 +48,7 @@ def cache_file(*question: str) -> pathlib.Path:
 
 
 def write(file: pathlib.Path, content: str | bytes) -> bool:
-    """Writes a whole file atomically, in case of a kill or a second writer.
-
-    Args:
-        file: Path. Its folder is created.
-        content: Text or bytes.
-
-    Returns:
-        Whether the file was written. Otherwise prints the reason.
-    """
+    """Writes a whole file atomically. Returns False and prints the reason if it cannot be written."""
     try:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -95,9 +84,6 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
 
     Returns:
         Name -> answer, or {"mistake": sentence} for a refused question.
-
-    Raises:
-        RuntimeError: A process failed.
     """
     started, answers, running = time.perf_counter(), {}, set()
 
@@ -113,7 +99,7 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
             raise RuntimeError(f"`{' '.join(command)}` failed: {error[-4000:]}")
         return {"mistake": re.sub(r"^switch-tf [\w-]+: ", "", last)}
 
-    # Unlike free memory, includes the page cache.
+    # Includes the page cache, unlike free memory.
     memory = host.memory("MemAvailable")
     workers = max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_OF_A_JOB, len(questions)))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -140,7 +126,7 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
 
 
 def describe(answer: dict) -> str:
-    """Returns the full text of an answer."""
+    """Returns an answer's full text."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in answer["mesh"].items())
     layers, compiled = answer["layers"], answer["compiled_layers"]
     depths = " and ".join(f"{encoder} + {decoder}" for encoder, decoder in compiled)
@@ -191,12 +177,12 @@ def _numbers(answer):
 
 
 def longest(seconds: dict[str, float]) -> list[tuple[str, float]]:
-    """Returns the items of a dictionary, the largest value first."""
+    """Returns a dictionary's items, the largest value first."""
     return sorted(seconds.items(), key=lambda item: -item[1])
 
 
 def table(answers: dict[str, dict]) -> str:
-    """Returns a table of answers in the order given. A refused question has only the key "mistake"."""
+    """Returns a table of answers. A refused question has only the key "mistake"."""
     kinds = sorted({kind for answer in answers.values() for kind in answer.get("collectives", ())})
     header = ["", "GiB a chip", "fits", *(f"{kind}s" for kind in kinds), "core ms", f"{SENT} ms", f"{WAITING} ms",
               "floor ms", "step ms", "tokens/s", "MFU"]

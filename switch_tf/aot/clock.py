@@ -1,8 +1,8 @@
 """Predicts a step's time from the compiler's cycles for each instruction, in the order of its schedule.
 
-The TPU compiler writes `estimated_cycles` for nearly every operation. The GPU compiler writes none, so an operation
-takes the least time that nominal rates allow for its products and bytes. The core runs operations in the order of the
-text. Copies between memories and collectives run in parallel, from their start to the wait for them.
+The TPU compiler writes `estimated_cycles` for nearly every operation. The GPU compiler writes none, so its operations
+take the least time by nominal rates. The core runs operations in the order of the text. Copies and collectives run in
+parallel, from their start to the wait for them.
 """
 
 import collections
@@ -17,7 +17,6 @@ from switch_tf.reporting.report import matplotlib, new_figure, png
 
 CORE, COPIES, LINKS = "core", "copies", "links"
 _TITLES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to other chips"}
-# Calls that only name values.
 _FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|X64SplitLow|X64SplitHigh|X64Combine|Sharding)"')
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
 
@@ -26,9 +25,8 @@ class Span(NamedTuple):
     """An instruction's time on one lane.
 
     Attributes:
-        name: Name of the instruction.
         lane: "core", "copies" or "links".
-        part, layer: Part of the model and layer, from `attribute`.
+        part, layer: From `attribute`.
         start, seconds: Start and duration of one run.
         times: Number of consecutive runs in a step.
     """
@@ -46,8 +44,7 @@ class Schedule(NamedTuple):
     """A predicted step.
 
     Attributes:
-        seconds: Duration of the step.
-        spans: Its spans. A loop has only its first pass.
+        spans: A loop has only its first pass.
         parts: Part of the model -> seconds on the core, with the sum `seconds`.
         layers: Layer -> seconds, likewise.
         by_bytes: Kind of an operation without estimated cycles -> seconds by nominal rates.
@@ -74,8 +71,7 @@ class Schedule(NamedTuple):
 
         Args:
             parts: Part -> seconds of a step of the whole model.
-            compiled: Encoder and decoder layers of this schedule.
-            layers: Encoder and decoder layers of the whole model.
+            compiled, layers: Encoder and decoder layers of this schedule and of the whole model.
         """
         names = sorted(parts, key=parts.get)
         palette = matplotlib.colormaps["tab20"]
@@ -105,8 +101,6 @@ def schedule(chip: Chip, module: hlo.Module, sends: dict[str, float], carriers: 
     """Predicts the schedule of a step on a chip.
 
     Args:
-        chip: Chip.
-        module: Parsed program.
         sends: Name of a collective -> seconds of one run.
         carriers: Name of a fusion -> the collective that it starts, continues or awaits.
     """
@@ -123,17 +117,16 @@ def schedule(chip: Chip, module: hlo.Module, sends: dict[str, float], carriers: 
 
 
 def _run(chip, module, sends, carriers, origins, computation):
-    """Returns the seconds of a computation, and its spans from time 0. Recurses into called computations."""
+    """Returns the seconds of a computation, and its spans from time 0."""
     now, spans, lane_until = 0.0, [], {COPIES: 0.0, LINKS: 0.0}
-    until = {}  # name of a started operation -> (end, part of the wait)
-    # The last fusion with a part of a collective waits for it.
+    until = {}  # name -> (end, part of the wait)
+    # A collective's last fusion waits for it.
     last_carriers = {*{collective: fusion for fusion, collective in carriers.items()}.values()}
 
     def add(lane, part, start, seconds):
         spans.append(Span(name, lane, part, origins[name][1], start, seconds))
 
     def beside(started, seconds, lane, waiting):
-        """Starts an operation on a lane parallel to the core."""
         start = max(now, lane_until[lane])
         if seconds:
             add(lane, origins[name][0], start, seconds)
@@ -160,7 +153,7 @@ def _run(chip, module, sends, carriers, origins, computation):
         elif kind.endswith("-update"):
             until[name] = until.get(instruction.operands[0], (now, WAITING))
         elif collective := carriers.get(name):
-            # The first fusion with a part of a collective starts the collective.
+            # A collective's first fusion starts it.
             if collective not in until:
                 beside(collective, sends[collective], LINKS, SENT)
             if instruction.cycles is not None:
@@ -174,7 +167,7 @@ def _run(chip, module, sends, carriers, origins, computation):
         elif kind in hlo.INNER:
             seconds, inner = max((_run(chip, module, sends, carriers, origins, each)
                                   for each in instruction.called[hlo.INNER[kind]]), key=lambda run: run[0])
-            if kind == "call-start":  # parallel to the core, such as a collective on a SparseCore
+            if kind == "call-start":  # such as a collective on a SparseCore
                 is_sent = any(span.lane == LINKS for span in inner)
                 beside(name, seconds, *((LINKS, SENT) if is_sent else (COPIES, WAITING)))
                 continue
@@ -190,7 +183,7 @@ def _run(chip, module, sends, carriers, origins, computation):
 
 
 def _seconds(chip, module, instruction):
-    """Returns seconds by the compiler's cycles, a kernel's own estimate, or its products and bytes."""
+    """Takes the compiler's cycles, a kernel's own estimate, or its products and bytes."""
     if instruction.cycles is not None:
         return instruction.cycles / chip.clock
     if instruction.kind == "custom-call":

@@ -1,7 +1,4 @@
-"""Compiles a lowered step for TPUs or GPUs on a machine without them, by XLA's description of a topology.
-
-libtpu describes TPU chips, JAX's CUDA plugin GPUs.
-"""
+"""Compiles a lowered step for absent TPUs or GPUs, by XLA's description of a topology."""
 
 import os
 import re
@@ -28,7 +25,7 @@ class Compiled(NamedTuple):
         memory: Bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
             "temporaries", "code", "peak".
         hlo: Text of the optimised program.
-        network: Network of the pod or the servers, with the places of the mesh's devices.
+        network: Has the places of the mesh's devices.
     """
 
     memory: dict[str, int]
@@ -37,7 +34,7 @@ class Compiled(NamedTuple):
 
 
 class DoesNotFit(Refusal):
-    """The program needs more memory than a chip has. The message is the compiler's."""
+    """The program needs more memory than a chip has. The compiler's message."""
 
     @property
     def temporaries(self) -> int:
@@ -48,7 +45,7 @@ class DoesNotFit(Refusal):
 
 def devices_of(topology: str) -> list[jax.Device]:
     """Returns the devices of a topology such as "v5e:4x4" or "h100:8"."""
-    jax.config.update("jax_platforms", "cpu")  # this machine's accelerators are not needed
+    jax.config.update("jax_platforms", "cpu")
     if chips.kind(topology) == "GPU":
         gpu, count, size = chips.servers(topology)
         compiler = "JAX's plugin for CUDA"
@@ -58,7 +55,7 @@ def devices_of(topology: str) -> list[jax.Device]:
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         compiler, options = "libtpu", {"platform": "tpu", "topology_name": topology}
-        if topology.startswith("v4:"):  # one device per v4 chip, as on Cloud TPU, not libtpu's two
+        if topology.startswith("v4:"):  # one device per chip, as on Cloud TPU, not libtpu's two
             options["chip_config_name"] = "megacore"
         if topology.endswith(":1x1"):
             options["chips_per_host_bounds"] = (1, 1, 1)
@@ -72,7 +69,6 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
     """Compiles a lowered step for a topology with as many devices as its mesh.
 
     Raises:
-        Refusal: The topology is unknown or has another number of devices.
         DoesNotFit: The program needs more memory than a chip has.
     """
     devices = devices_of(topology)

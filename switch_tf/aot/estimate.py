@@ -27,15 +27,15 @@ from switch_tf.storage.outputs import say
 from switch_tf.training.train_step import check_division
 
 REPORT_PERIOD = 20  # seconds
-# Memory grows evenly with more layers. With fewer, the compiler has room and keeps more.
+# Memory grows evenly with more layers. With fewer, the compiler keeps more.
 FEWEST_LAYERS = 4
-# Compile speed for the first depth, between a busy and an idle machine's. The second depth uses the measured speed.
+# For the first depth, between a busy and an idle machine's speed. The second depth uses the measured speed.
 LINES_PER_SECOND = {"TPU": 250, "GPU": 1500}
-# Share of the memory to fill, because temporaries shrink less than in proportion.
+# Share of the memory to fill: temporaries shrink less than in proportion.
 ROOM = 0.9
-# Rows are padded to a chip's tiles, so sizes exceed its share somewhat.
+# Rows are padded to a chip's tiles, so sizes exceed its share.
 TOLERANCE = 1.5
-NUM_LARGEST = 8  # collectives in the list of the largest
+NUM_LARGEST = 8  # collectives
 
 
 class Estimate(NamedTuple):
@@ -46,9 +46,9 @@ class Estimate(NamedTuple):
         state: Bytes of all weights and slots on all chips.
         compiled: Depths that were compiled.
         files: Name -> text, with one complete step of each depth per file.
-        refused: The compiler's message if it found no room, with only the values above, else None.
+        refused: The compiler's message if it found no room. Then only the values above exist.
         collectives: Kind -> count and bytes in a step.
-        flops: FLOPs of a step.
+        flops: Of a step.
         roofline: Least seconds of a step.
         parts: Predicted seconds of a step, by part of the model.
         program, schedule: Of the deepest compiled model.
@@ -69,13 +69,7 @@ class Estimate(NamedTuple):
 
 def answer(experiment: Experiment, topology: str, is_full: bool, save: str | None,
            plot: str | None) -> tuple[dict, dict[pathlib.Path, str | bytes]]:
-    """Returns the JSON object of an estimate, and the contents of the requested files.
-
-    Args:
-        experiment, topology, is_full: See `make`.
-        save: Folder of the programs, or None.
-        plot: Path of the picture, or None.
-    """
+    """Returns the JSON object of an estimate, and the requested files: programs in `save`, a picture at `plot`."""
     found = make(experiment, topology, is_full)
     result = as_json(experiment, topology, chips.of_topology(topology), found)
     files: dict[pathlib.Path, str | bytes] = {}
@@ -87,12 +81,11 @@ def answer(experiment: Experiment, topology: str, is_full: bool, save: str | Non
 
 
 def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estimate:
-    """Compiles a step, whole or at two shallow depths, and extrapolates linearly. Prints its progress.
+    """Compiles a step, whole (`is_full`) or at two shallow depths, and extrapolates linearly. Prints its progress.
 
     Args:
-        experiment: Run. Its layout has a complete mesh.
-        topology: Name of the pod, such as "v5e:4x4".
-        is_full: Whether to compile all layers.
+        experiment: Its layout has a complete mesh.
+        topology: Such as "v5e:4x4".
     """
     config, layout, run, settings = experiment.config, experiment.layout, experiment.run, experiment.settings
     check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
@@ -140,7 +133,6 @@ def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estima
 
 @contextlib.contextmanager
 def _progress(expected):
-    """Prints elapsed and expected seconds every 20 s."""
     started, is_done = time.perf_counter(), threading.Event()
 
     def report():
@@ -157,17 +149,16 @@ def _progress(expected):
 
 
 def _bytes(lowered, kind, piece):
-    """Sums the bytes of a kind of arguments, each with the shape `piece(shape, spec)`."""
+    """Sums the bytes of a kind of arguments, of shapes `piece(shape, spec)`."""
     return sum(math.prod(piece(one.shape, one.spec)) * tf.as_dtype(one.dtype).size
                for one in lowered.arguments if one.kind == kind)
 
 
 def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
-    """Returns two depths, a few periods of dense and sparse layers and twice that, or the model's depth if no larger.
-    """
+    """Returns two depths, a few periods of dense and sparse layers and twice that, or the model's if no larger."""
     layers = (config.num_encoder_layers, config.num_decoder_layers)
     if config.num_experts and (config.encoder_sparse_indices, config.decoder_sparse_indices) != (None, None):
-        return [layers]  # chosen layers have no period
+        return [layers]  # no period
     steps = [step if config.num_experts else 1 for step in (config.encoder_sparse_step, config.decoder_sparse_step)]
     encoder, decoder = period = [max(step, 1) if count else 0 for step, count in zip(steps, layers, strict=True)]
     periods = {count / length for count, length in zip(layers, period, strict=True) if length}
@@ -178,7 +169,7 @@ def shallow_depths(config: SwitchConfig) -> list[tuple[int, int]]:
 
 
 def _extrapolated(config, points):
-    """Extrapolates from two depths, the second twice the first: value(n) = first + (n - 1) * (second - first).
+    """Extrapolates from two depths: value(n) = first + (n - 1) * (second - first).
 
     A part with less time in the deeper model keeps that time.
     """
@@ -202,7 +193,7 @@ def _extrapolated(config, points):
 
 
 def needed(memory: dict[str, int]) -> int:
-    """Returns the bytes that one chip needs for a step."""
+    """Returns the bytes that one chip needs."""
     return (memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"])
 
 
@@ -210,8 +201,8 @@ def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Esti
     """Returns the JSON object of `switch-tf compile`, or only the compiler's message and advice if it found no room.
 
     "..._per_device", "chip_bytes" and "collectives" are for one chip. "counted_by" is "cycles" for the compiler's
-    cycles, or "rates" for lower bounds by nominal rates. The predicted "layers" and "seconds_by_bytes" are the deepest
-    compiled model's.
+    cycles, or "rates" for lower bounds by nominal rates. "layers" and "seconds_by_bytes" are the deepest compiled
+    model's.
     """
     config, layout = experiment.config, experiment.layout
     batch_size, lengths = experiment.run.batch_size, experiment.run.task_feature_lengths
@@ -242,7 +233,7 @@ def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Esti
 
 
 def advice(experiment: Experiment, found: Estimate, chip: chips.Chip) -> list[str]:
-    """Returns a line for each measure that helps a run to fit its chips, with numbers if possible."""
+    """Returns a line for each measure that helps a run to fit its chips."""
     config, layout, settings = experiment.config, experiment.layout, experiment.settings
     lines = []
     kept, temporaries = found.memory["weights"] + found.memory["slots"], found.memory["temporaries"]
@@ -259,7 +250,6 @@ def advice(experiment: Experiment, found: Estimate, chip: chips.Chip) -> list[st
     if not config.remat:
         lines.append("Recompute activations in the backward pass, for about a third more compute: "
                      "--gin.SwitchConfig.remat=True.")
-    # Doubles the number of parts until activations have room.
     batch_size, present = experiment.run.batch_size, settings.num_microbatches
     parts = 2 * present
     while batch_size % (parts * layout.num_pieces("batch")) == 0:
@@ -291,7 +281,7 @@ def warnings(experiment: Experiment, program: Program) -> list[str]:
     found += [f"{one.kind} of {one.shape} in {one.where}: the weights of all experts are brought together on each chip"
               for one in program.collectives
               if one.kind == "all-gather" and one.shape.partition("[")[2].rstrip("]") in stacked]
-    # Compares the largest product of activations with a chip's share of the experts' buffers.
+    # A product of the experts should not exceed a chip's share of their buffers.
     slots = 0
     for feature, layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
         if layers:

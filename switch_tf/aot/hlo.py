@@ -1,7 +1,6 @@
-"""Parser of XLA's text of an optimised program: computations that call each other, their instructions and products.
+"""Parses XLA's text of an optimised program, and attributes operations to layers and parts of the model.
 
-A TPU's matrix product is a convolution, a GPU's a call of cuBLAS. Names of operations attribute them to the model's
-layers and parts.
+A TPU's matrix product is a convolution, a GPU's a call of cuBLAS.
 """
 
 import collections
@@ -13,9 +12,9 @@ from typing import NamedTuple
 from switch_tf.hardware.chips import Chip
 
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
-# Kinds of operations that only name values.
+# Only name values.
 NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
-# Kind of an operation that runs other computations -> their role. The costliest counts.
+# Kind of an operation -> role of its computations. The costliest counts.
 INNER = {"while": "body", "conditional": "branches", "call": "to_apply", "call-start": "to_apply"}
 # JAX's call of TensorFlow's program (`lowering.jit`).
 _CALLER = re.compile(r"^jit\(step\)/call_exported(/|$)")
@@ -23,25 +22,23 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(body|condition|to_apply|calls|(?:branch|true|false)_computations?)="
                      r"\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
 _CUBLAS = 'custom_call_target="__cublas'
-# Memories on the chip: VMEM, and CMEM of v4.
+# VMEM, and CMEM of v4.
 _ON_CHIP = re.compile(r"S\([13]\)")
-# A convolution's window, with defaults.
 _WINDOW = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 
 
-# Parts of a step without work for the model.
+# Not the model's work.
 WAITING, SENT = "waiting for memory", "sent, not hidden"
-# Parts of the model by scope of a layer. The first match counts.
-_LOSS = "logits and loss"  # also operations named without a layer
+# By scope of a layer. The first match counts.
+_LOSS = "logits and loss"  # also operations without a layer
 _PARTS = ((r"logits_dense", _LOSS), (r"look_up|token_embedder", "embedding"), (r"router", "router"),
           (r"dispatch", "dispatch"), (r"combine", "combine"), (r"\w*experts", "experts"),
           (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
 _GRADIENT = "gradient of "
 NO_LAYER = "losses and update"
-# Operations that belong to no part of the model.
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
-# Kinds of operations whose results several layers may share.
+# Several layers may share their results.
 _SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 
@@ -49,9 +46,7 @@ class Array(NamedTuple):
     """One array of a shape.
 
     Attributes:
-        text: XLA's text of its shape, without the layout.
-        bytes: Size.
-        is_on_chip: Whether it is in on-chip memory.
+        text: XLA's text, without the layout.
     """
 
     text: str
@@ -63,14 +58,14 @@ class Instruction(NamedTuple):
     """One instruction.
 
     Attributes:
-        name: Unique name.
+        name: Unique.
         shape: XLA's text of the result's shape.
-        kind: Kind of operation, such as "fusion".
+        kind: Such as "fusion".
         line: Whole text.
-        operands: Names of the operands.
+        operands: Their names.
         called: Names of the called computations by role: "body", "condition", "to_apply", "calls", "branches".
         cycles: Estimated cycles on the core, or None.
-        operation: TensorFlow's name of its operation, with scopes, or "".
+        operation: TensorFlow's name, with scopes, or "".
     """
 
     name: str
@@ -84,12 +79,12 @@ class Instruction(NamedTuple):
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies matrices. False for a fusion that contains a product."""
+        """Whether it is a matrix product. False for a fusion with one."""
         return self.kind in ("convolution", "dot") or self.kind == "custom-call" and _CUBLAS in self.line
 
     @property
     def written(self) -> list[Array]:
-        """Arrays of its result, without the scratch memory of cuBLAS."""
+        """Arrays of its result, without cuBLAS's scratch memory."""
         return arrays(re.sub(r", s8\[\d+\]\{0\}\)$", ")", self.shape) if _CUBLAS in self.line else self.shape)
 
 
@@ -99,7 +94,7 @@ class Module:
     Attributes:
         computations: Name -> instructions in the order of the schedule.
         entry: Name of the computation that a step runs.
-        instructions: Name -> instruction.
+        instructions: By name.
         loops: Name of a "while" -> number of its passes, None if unreadable.
         times: Name of a computation -> number of runs in a step. Loops with an unknown number of passes count once.
         stacks: Stack of each rematerialised layer: "layers_1_3" -> "encoder". It runs again outside its stack's scope:
@@ -134,7 +129,7 @@ class Module:
                 if instruction.kind == "while"}
 
     def _count(self, loop):
-        """Reads the number of passes from the text, or from a counter from zero to a limit."""
+        """Reads the number of passes, or the limit of a counter from zero."""
         if match := re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.line):
             return int(match[1])
         condition, body = (next(inner for inner in self.computations[loop.called[role][0]] if "ROOT " in inner.line)
@@ -179,7 +174,7 @@ class Module:
     def layer(self, instruction: Instruction) -> str:
         """Returns the layer in the name of an operation.
 
-        For example "../ent_tape/../encoder_1/layers_1_1/mlp_1/XlaSharding" gives "gradient of encoder/layers_1/mlp".
+        "../ent_tape/../encoder_1/layers_1_1/mlp_1/XlaSharding" gives "gradient of encoder/layers_1/mlp".
         """
         parts = [part for part in instruction.operation.partition(";")[0].split("/") if part]
         start, stack = next(((place, self.stacks.get(part)) for known in (_STACK.fullmatch, self.stacks.get)
@@ -193,18 +188,18 @@ class Module:
         return (_GRADIENT if is_gradient else "") + "/".join(scopes)
 
     def fused(self, instruction: Instruction) -> list[Instruction]:
-        """Returns the instructions that a fusion calls, [] for other instructions."""
+        """Returns the instructions of a fusion, [] for other instructions."""
         return [inner for name in instruction.called.get("calls", ()) for inner in self.computations.get(name, ())]
 
     def product_seconds(self, instruction: Instruction, chip: Chip) -> float:
-        """Returns the least seconds of a product on a chip, or of all products in a fusion."""
+        """Returns the least seconds of a product on a chip, or of a fusion's products."""
         if not instruction.is_product:
             return sum(self.product_seconds(inner, chip) for inner in self.fused(instruction))
         is_float32 = self.instructions[instruction.operands[0]].shape.startswith("f32")
         return self.flops(instruction) / (is_float32 and chip.float32_flops or chip.flops)
 
     def flops(self, product: Instruction) -> float:
-        """Counts the FLOPs of a "convolution", a "dot" or a call of cuBLAS."""
+        """Counts the FLOPs of a matrix product."""
         left, right = (lengths(self.instructions[name].shape) for name in product.operands[:2])
         result = lengths(product.shape)
         if product.kind != "convolution":
@@ -233,33 +228,29 @@ def _steps(length, result, size, stride, pad, dilation, window_dilation):
 
 
 def lengths(shape: str) -> list[int]:
-    """Returns the dimensions of an array, or of a tuple's first array."""
+    """Returns the dimensions of a (tuple's first) array."""
     return [int(length) for length in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if length]
 
 
 def arrays(shape: str) -> list[Array]:
-    """Returns every array in the text of a shape, possibly a tuple."""
+    """Returns the arrays in a shape's text."""
     return [Array(f"{dtype}[{dims}]", _BYTES[dtype] * math.prod(int(length) for length in dims.split(",") if length),
                   _ON_CHIP.search(layout) is not None)
             for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape) if dtype in _BYTES]
 
 
 def attribute(module: Module) -> dict[str, tuple[str, str]]:
-    """Returns (part of the model, layer) of each operation of a program, by its name.
-
-    A part is for example "attention", a layer "encoder/layers_1", or the part again without a layer.
+    """Returns (part of the model, layer) of each operation of a program, such as ("attention", "encoder/layers_1").
 
     An operation belongs to the layer in its name. A nameless operation, such as a copy, belongs to the layer of most
     operations fused into it, else of its first attributed operand, consumer or caller. Otherwise it is `UNATTRIBUTED`.
     """
     sparse = {module.layer(instruction).removeprefix(_GRADIENT).partition("/router")[0]
               for instruction in module.instructions.values() if "router" in instruction.operation}
-    # Name of an operation -> (part, layer).
     origins = {name: origin for name, instruction in module.instructions.items()
                if (origin := _origin(instruction.operation, module.layer(instruction), sparse))}
 
     def adopt(instruction, found, only_layers=False):
-        """Gives an operation without an origin the first origin found."""
         found = (origin for origin in found if origin and not (only_layers and origin[0] == _LOSS))
         if instruction.name not in origins and (origin := next(found, None)):
             origins[instruction.name] = origin
@@ -287,7 +278,7 @@ def attribute(module: Module) -> dict[str, tuple[str, str]]:
 
 
 def _origin(operation, where, sparse):
-    """Returns (part, layer) by name only, or None."""
+    """Returns (part, layer) by name, or None."""
     if not operation or re.match(r"(AddN|XLA_Args)", operation):
         return None
     if re.match(r"(\w+/)*(global_norm|adafactor|adam\w*|sgd|lion)(_\d+)?/", operation):

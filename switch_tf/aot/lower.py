@@ -1,6 +1,6 @@
 """Lowers a training step to StableHLO for the devices of a mesh, from shapes only: no weight is in memory.
 
-It is the program that the pjrt back end trains. Variables are in reserved pages that are never touched.
+It is the program that the pjrt back end trains. Variables are in reserved, untouched pages.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,6 @@ class Argument(NamedTuple):
     Attributes:
         name: Path of a variable, or name of a feature.
         kind: "weight", "slot" or "feature".
-        shape: Shape.
-        dtype: Name of the dtype.
         spec: Mesh axes that split each dimension at rest.
     """
 
@@ -38,13 +36,7 @@ class Argument(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """A lowered step with its arguments.
-
-    Attributes:
-        program: Lowered function.
-        arguments: Arguments of the main function, in order.
-        layout: Layout with a complete mesh.
-    """
+    """A lowered step with its arguments, in order. The layout's mesh is complete."""
 
     program: lowering.Program
     arguments: list[Argument]
@@ -52,7 +44,7 @@ class Lowered(NamedTuple):
 
     @property
     def text(self) -> str:
-        """StableHLO with annotations for the mesh of `layout`."""
+        """StableHLO, annotated for `layout`'s mesh."""
         return lowering.text(self.program.module)
 
 
@@ -73,17 +65,14 @@ class ShapesOnly(Partitioner):
 def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout: Layout, batch_size: int,
                task_feature_lengths: dict[str, int], settings: StepSettings, pack: bool = False,
                objective: Objective | None = None) -> Lowered:
-    """Lowers one training step.
+    """Lowers one training step of a SwitchTransformer. Model, optimizer and objective are not built.
 
     Args:
-        model: SwitchTransformer, not built.
-        optimizer: Keras optimizer, not built.
-        layout: Layout with a complete mesh.
+        layout: Has a complete mesh.
         batch_size: Sequences of the whole batch.
         task_feature_lengths: "inputs" and "targets", in tokens.
-        settings: Settings of the step.
         pack: Whether sequences hold several examples, masked by segments.
-        objective: Objective, not built. Defaults to `Objective()`.
+        objective: Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
     partitioner.build(model, optimizer, lambda model: freeze(model, settings.trainable))
@@ -104,10 +93,7 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
 
 def feature_specs(config: SwitchConfig, batch_size: int, task_feature_lengths: dict[str, int],
                   pack: bool = False) -> dict[str, tf.TensorSpec]:
-    """Returns the shapes of the placed seqio features of a step, <int32>[1, batch, length].
-
-    Packed examples have segments and no positions.
-    """
+    """Returns the shapes of a step's seqio features, <int32>[1, batch, length]. Packed examples have no positions."""
     stacks = {"encoder": "inputs"} if config.is_encoder_only else {"encoder": "inputs", "decoder": "targets"}
     lengths = {f"{stack}_input_tokens": length for stack, length in stacks.items()}
     lengths |= dict.fromkeys(target_features(config), "targets")

@@ -1,6 +1,6 @@
 """Collectives, FLOPs and memory traffic of one chip in a step, counted in its optimised program.
 
-A loop's body counts once per pass, and a condition by its costlier branch.
+A loop's body counts once per pass, a condition by its costlier branch.
 """
 
 import math
@@ -23,12 +23,12 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: XLA's kind.
-        bytes: Bytes of the result on one chip.
-        group_size: Number of devices in a group.
+        bytes: Of the result on one chip.
+        group_size: Devices in a group.
         axes: Mesh axes along which the members of a group differ.
         shape: Text of the largest array.
         where: Layer, or "gradient of" a layer, that it serves.
-        times: Number of runs in a step.
+        times: Runs in a step.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Collective(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """Least seconds of a step in each part, by a chip's nominal rates."""
+    """Least seconds of a step in each part, by nominal rates."""
 
     compute: float
     memory: float
@@ -71,7 +71,6 @@ class Program:
         mesh: Mesh axis -> size, in the order of its devices.
 
     Attributes:
-        collectives: All collectives.
         flops: FLOPs of all matrix products.
         expert_products: Size of the result of each matrix product of the experts, on one chip.
         memory_traffic: Bytes that a chip reads from and writes to its memory, without on-chip memory. Counts whole
@@ -100,7 +99,7 @@ class Program:
             sum(collective.times * collective.seconds(chip, network) for collective in self.collectives))
 
     def schedule(self, chip: Chip, network: Network | Servers) -> clock.Schedule:
-        """Predicts the schedule of a step on a chip."""
+        """Predicts a step's schedule on a chip."""
         sends = {name: one.seconds(chip, network) for name, one in self._sent.items()}
         return clock.schedule(chip, self._module, sends, self._carriers)
 
@@ -113,8 +112,7 @@ def _traffic(module, computation):
             total += (module.loops.get(instruction.name) or 1) * max(
                 _traffic(module, inner) for inner in instruction.called[hlo.INNER[instruction.kind]])
         elif instruction.kind in ("copy-start", "slice-start"):
-            # A copy: its size, once for each end that is not on the chip. Its shape is (result, source) or ((sources),
-            # result).
+            # The size, once for each end off the chip. Its shape is (result, source) or ((sources), result).
             ends = hlo.arrays(instruction.shape)[:2]
             total += min(end.bytes for end in ends) * sum(not end.is_on_chip for end in ends)
         elif instruction.kind not in hlo.NAMES and not instruction.kind.endswith("-done"):
@@ -126,7 +124,6 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
     """Returns the collectives of a program, and the fusions that carry them.
 
     Args:
-        module: Parsed program.
         mesh: Mesh axis -> size, in the order of its devices.
 
     Returns:
@@ -147,7 +144,7 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
             if match is None or instruction.name in fused and not is_scatter and first_names.setdefault(
                     _identity(instruction), instruction.name) != instruction.name:
                 continue
-            # An asynchronous collective's end has its shape. Without it, the operand is first, and flags follow the
+            # An asynchronous collective's end has its shape. Without it, the operand comes first, and flags follow the
             # result.
             arrays = hlo.arrays(ends.get(instruction.name, instruction).shape)
             if instruction.name not in ends and match[2] and match[1] != "all-reduce":
@@ -157,7 +154,7 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
             places = np.unravel_index(devices, tuple(mesh.values()))
             axes = tuple(axis for axis, along in zip(mesh, places, strict=True) if len(np.unique(along)) > 1)
             if is_scatter:
-                kind, size = "reduce-scatter", size // len(devices)  # each chip keeps its part
+                kind, size = "reduce-scatter", size // len(devices)
             largest = max(arrays, key=lambda array: array.bytes).text if arrays else ""
             collectives[instruction.name] = Collective(
                 kind, size, len(devices), axes, largest, module.layer(instruction),
@@ -169,7 +166,7 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
 def _identity(instruction):
     """Returns a key shared by all copies of a collective, one for each operation that it overlaps.
 
-    The channel is not enough, because combined collectives share a channel.
+    Combined collectives share a channel, so the channel is not enough.
     """
     channel = re.search(r"channel_id=\d+", instruction.line)
     arrays = (array.text for array in hlo.arrays(instruction.shape))
@@ -190,7 +187,7 @@ def _first_group(line, num_devices):
             devices = np.array(_integers(found[2]))
         index = dict.fromkeys(sizes, [0])
         for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]):
-            # A whole axis, or a part of it with `before` pieces to the left.
+            # A whole axis, or a part with `before` pieces to the left.
             count = int(size or sizes[name])
             step = sizes[name] // (int(before or 1) * count)
             index[name] = range(0, step * count, step)
@@ -205,6 +202,6 @@ def _integers(text):
 
 
 def _iota(lengths, order):
-    """Returns 0, 1, ... in a shape such as "2,4", transposed by an order such as "1,0" or None."""
+    """Returns 0, 1, ... in a shape such as "2,4", transposed by "1,0" or None."""
     devices = np.arange(math.prod(_integers(lengths))).reshape(_integers(lengths))
     return devices.transpose(_integers(order)) if order else devices

@@ -1,4 +1,4 @@
-"""Searches meshes, orders of their axes, group sizes and capacity factors, in turn."""
+"""Searches meshes, orders of their axes, group sizes and capacity factors."""
 
 import collections
 import dataclasses
@@ -12,21 +12,14 @@ from switch_tf.configs.experiment import Experiment
 from switch_tf.partitioning.layout import Layout, mesh_shape
 from switch_tf.storage import outputs
 
-SMALLEST_GROUP = 256  # tokens. Smaller groups drop more tokens.
+SMALLEST_GROUP = 256  # tokens. Smaller groups drop more.
 PAPERS_CAPACITY_FACTORS = (1.0, 1.25)
 MOST_PERMUTED = 3  # mesh axes
-SMALLEST_CHANGE = 0.01  # of a step; smaller changes are not printed
+SMALLEST_CHANGE = 0.01  # of a step, to be printed
 
 
 class Choice(NamedTuple):
-    """One point of the search.
-
-    Attributes:
-        mesh_shape: Shape of the mesh, as in `Layout`.
-        group_size: Largest number of tokens in a group.
-        num_groups_multiple: As in `SwitchConfig`.
-        capacity_factor: Capacity factor in training.
-    """
+    """One point of the search. The fields are `Layout`'s and `SwitchConfig`'s."""
 
     mesh_shape: str
     group_size: int
@@ -34,11 +27,11 @@ class Choice(NamedTuple):
     capacity_factor: float
 
     def describe(self) -> str:
-        """Returns the choice as one line."""
+        """Returns one line."""
         return f"{self.mesh_shape}, groups of {self.group_size}, capacity {self.capacity_factor:g}"
 
     def bindings(self, mesh_name: str, has_experts: bool) -> list[str]:
-        """Returns the gin bindings of the choice. `mesh_name` is the macro or parameter of the mesh's shape."""
+        """Returns the gin bindings. `mesh_name` is the macro or parameter of the mesh's shape."""
         bindings = [f"{mesh_name}='{self.mesh_shape}'"]
         if has_experts:
             bindings += [f"SwitchConfig.group_size={self.group_size}",
@@ -75,7 +68,7 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
     best = best_with("orders of its axes on the chips' network", orders(best))
     if config.num_experts:
         num_tokens = experiment.run.batch_size * max(experiment.run.task_feature_lengths.values()) // num_microbatches
-        # Halves the present size or the number of tokens, down to SMALLEST_GROUP.
+        # Halves the size down to SMALLEST_GROUP.
         largest = min(best.group_size, num_tokens // best.num_groups_multiple)
         sizes = itertools.takewhile(
             lambda size: size >= SMALLEST_GROUP, (largest >> times for times in itertools.count(1)))
@@ -117,13 +110,13 @@ def orders(best: Choice) -> list[Choice]:
         others = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
     else:
         others = map(list, itertools.permutations(long))
-    # Axes of one device stay at the end, because a rule may name them.
+    # Axes of one device stay at the end: a rule may name them.
     return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in (*order, *mesh)}))
             for order in others if order != long]
 
 
 def ranked(found: dict) -> list:
-    """Sorts the keys of answers: those that fit first, then by predicted time."""
+    """Sorts the keys of answers: first by fit, then by predicted time."""
     return sorted(found, key=lambda key: (
         not found[key].get("fits"), found[key].get("predicted", {"step_seconds": math.inf})["step_seconds"]))
 
@@ -131,10 +124,7 @@ def ranked(found: dict) -> list:
 def ranking(own: Choice, found: dict[Choice, dict], bindings: list[str]) -> str:
     """Returns the table of answers, the best choice's flags, and its gains over the run's own choice by part.
 
-    Args:
-        own: Choice of the run.
-        found: Choice -> answer, the best first.
-        bindings: Gin bindings of the best choice.
+    `bindings` belong to the best choice, the first of `found`.
     """
     best, *others = found
     lines = [answers.table({choice.describe(): answer for choice, answer in found.items()})]

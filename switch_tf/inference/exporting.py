@@ -24,7 +24,7 @@ def load(file: str | pathlib.Path) -> keras.Model:
     try:
         with places.fetched(file) as local:
             model = keras.models.load_model(local, compile=False)
-    except (ValueError, OSError) as error:  # Keras raises them for files of other software
+    except (ValueError, OSError) as error:  # raised for files of other software
         raise Refusal(f"{file} cannot be loaded: {first_line(error)}") from error
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"{file} holds a {type(model).__name__}, not a SwitchTransformer; Keras' own "
@@ -43,12 +43,12 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
 
     Args:
         model: SwitchTransformer with a decoder.
-        folder: Path of a new or empty folder.
+        folder: New or empty folder.
         vocabulary: See `inference.generate`, or None.
-        max_length: int. Largest number of tokens to decode, the end of sequence included.
+        max_length: Largest number of tokens to decode, the end of sequence included.
         sampler: See `SwitchTransformer.generate`. A beam returns only its best result.
-        inputs_length: int. Largest number of tokens of a text. The rest is cut. Ids are never cut.
-        about: dict, JSON-able. Origin of the model, for the card.
+        inputs_length: Tokens after which a text is cut. Ids are never cut.
+        about: JSON-able. Origin of the model, for the card.
     """
     decoding.check_decodes(model.config)
     checks.new_folder(checks.path("folder", folder))
@@ -65,17 +65,13 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
 
 
 def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> None:
-    """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`.
+    """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`, see `export`.
 
     Its signatures take any number of rows and return each row's best result. An empty text has an empty output and
     score 0.
 
     * `serving_default`: `inputs`, <string>[batch], to `outputs`, <string>[batch], and `scores`, <float32>[batch].
     * `ids`: `inputs`, <int32>[batch, length], padding 0, to `outputs`, <int32>[batch, max_length], and `scores`.
-
-    Args:
-        text_model: TextModel. Its batch size is unused.
-        folder, about: See `export`.
     """
     module, model, reading = _Answerer(text_model), text_model.model, text_model.features
     _write(folder, module, module.answer, model, text_model.sampler, _CARD_OF_TEXTS,
@@ -100,7 +96,7 @@ def _write(folder, module, serving_default, model, sampler, card, **facts):
 
 
 class _Decoder(tf.Module):
-    """The program from ids to ids, with its weights."""
+    """The program from ids to ids. Holds the weights."""
 
     def __init__(self, model, max_length, sampler, end_id=None):
         super().__init__()
@@ -114,7 +110,7 @@ class _Decoder(tf.Module):
 
 
 class _Answerer(_Decoder):
-    """The programs from texts to texts and from ids to ids, with their weights and vocabularies."""
+    """The programs from texts to texts and from ids to ids."""
 
     def __init__(self, text_model):
         reading = text_model.features
@@ -130,7 +126,7 @@ class _Answerer(_Decoder):
         return {"outputs": self._targets.spell(decoded.ids[:, 0]), "scores": decoded.scores[:, 0]}
 
     def read(self, inputs):
-        """Tokenises texts as `TextModel.read` does: <string>[batch] -> <int32>[batch, longest]."""
+        """Reads as `TextModel.read`: <string>[batch] -> <int32>[batch, longest]."""
         return self._inputs.read(inputs, self._inputs_length, self._inputs_end)
 
 

@@ -10,7 +10,7 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import Mirror, reading, write_whole, writing
 
-# Number of a line, its record and its texts. The record has the `input`, and the `error` of a bad line.
+# Number of a line, its record and its texts. A bad line's record has an `error`.
 Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
@@ -30,16 +30,14 @@ def read(examples: Iterable) -> Iterator[Line]:
 
 
 def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Iterator[list[dict]]:
-    """Answers lines in batches.
+    """Answers lines in batches, or scores the second text of each if it `has_targets`.
 
     Args:
-        lines: From `read`.
         model: TextModel. Without a `batch_size` it answers one line at a time.
-        has_targets: bool. Whether to score the second text of each line, instead of predicting.
 
     Yields:
-        list of dict, one for each line, with `input` and `error`, or `target` and `score`, or `output`, `score` and
-        `others`, the further results of a beam. `cut` and `target_cut` count tokens beyond the model's length.
+        A dict for each line, with `input` and `error`, or `target` and `score`, or `output`, `score` and `others`, the
+        further results of a beam. `cut` and `target_cut` count tokens beyond the model's length.
     """
     batch_size = model.batch_size or 1
     records, asked = [], []
@@ -85,12 +83,10 @@ def _answer(asked, model):
 class Output:
     """A file of records. A later start with the same settings continues where it ends.
 
-    The settings are in `<file>.settings.json`. `num_known`: int. Number of records in the file when
-    `after_what_is_there` returned.
+    `num_known`: Number of records in the file when `after_what_is_there` returned.
 
     Args:
-        path: Path of the file.
-        settings: dict, JSON-able. Everything that the records depend on.
+        settings: JSON-able. Everything that the records depend on, kept in `<file>.settings.json`.
     """
 
     def __init__(self, path: str | pathlib.Path, settings: dict):
@@ -125,7 +121,7 @@ class Output:
             self._file = open(self._local, "ab")  # noqa: SIM115  closed by `close`
 
     def after_what_is_there(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Returns the lines without a record, after comparing the records with their lines."""
+        """Compares records with their lines, and returns the lines without a record."""
         lines = iter(lines)
         for number, record in enumerate(json_lines.lines(self._local, self._path), 1):
             try:
@@ -156,6 +152,6 @@ class Output:
 
 
 def as_lines(records: list[dict]) -> str:
-    """Returns records as JSON lines. Escapes lone surrogates for UTF-8."""
+    """Returns JSON lines. Escapes lone surrogates for UTF-8."""
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return lines.encode(errors="backslashreplace").decode()

@@ -1,8 +1,8 @@
 """A server at a socket, with limits and deadlines for connections, and signals that end it.
 
-uvicorn closes an idle connection after an answer, but waits without limit for a request's first byte and the end of its
-headers. It accepts connections until the process has no file descriptor left. XLA's compiler then aborts the process,
-because it cannot open its source of random numbers.
+uvicorn waits without limit for a request's first byte and the end of its headers, and accepts connections until the
+process has no file descriptor left. XLA's compiler then aborts the process, since it cannot open its source of random
+numbers.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import INTERRUPTED
 from switch_tf.storage import outputs
 
-HEADER_SECONDS = 10  # from the start of a connection or of a later request to the end of its headers
+HEADER_SECONDS = 10  # from the start of a connection or of a later request
 _KEEP_ALIVE_SECONDS = 30  # from an answer to the next request
 WRITE_SECONDS = 30  # for a client to receive a part of its answer
-_STOPPING_SECONDS = 30  # to finish open requests after the first signal
+_STOPPING_SECONDS = 30  # for open requests after the first signal
 _MOST_HEADER_BYTES = 2**14
-_ACCEPTED_AT_ONCE = 16  # connections accepted before they are counted
+_ACCEPTED_AT_ONCE = 16  # before they are counted
 _MOST_CONNECTIONS = 2048
 _FEWEST_CONNECTIONS = 16
-_FOR_HEALTH = 16  # connections above the limit, only for /health
+_FOR_HEALTH = 16  # above the limit, only for /health
 _OTHER_DESCRIPTORS = 128  # for compilers, files and uncounted connections
 _SILENT, _ANSWERED, _SENDING = range(3)  # stages of a connection that waits for its client, in the order of dropping
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to an address. Port 0 means any free port."""
+    """Returns a bound socket. Port 0 means any free port."""
     if not 0 <= port < 2**16:
         raise Refusal(f"--port must be in 0 to {2**16 - 1}, not {port}.")
     try:
@@ -73,8 +73,8 @@ class HttpServer(uvicorn.Server):
 
     Args:
         app: ASGI app that answers `/health`.
-        most: int. Largest number of connections, see `_Connection`.
-        on_ready: Function called when the server accepts requests.
+        most: Largest number of connections, see `_Connection`.
+        on_ready: Called when the server accepts requests.
     """
 
     should_exit: bool
@@ -91,7 +91,7 @@ class HttpServer(uvicorn.Server):
         try:
             await super().startup(sockets)
             for listener in sockets or ():
-                # asyncio also uses `backlog` for the system's queue. That should be longer.
+                # asyncio also uses `backlog` for the system's longer queue.
                 listener.listen(socket.SOMAXCONN)
         except OSError as error:
             raise Refusal(f"The server could not listen: {first_line(error)}.") from error
@@ -109,21 +109,21 @@ class HttpServer(uvicorn.Server):
         if self.should_exit:
             outputs.say(f"{name} once more: ended at once.")
             os._exit(INTERRUPTED)
-        self.should_exit = True  # before the message, because its reader may send the next signal at once
+        self.should_exit = True  # before the message: its reader may send the next signal at once
         outputs.say(f"{name}: answering what waits, {_STOPPING_SECONDS} seconds at most; once more ends at once.")
 
 
 class _Connection(H11Protocol):
     """A connection of uvicorn with deadlines.
 
-    A connection above the limit drops one that waits for its client: the oldest without a request, else with its
-    answer, else with an incomplete request. If all are busy, the new connection gets status 503, except for `/health`.
+    Above the limit it drops one that waits for its client: the oldest without a request, else with its answer, else
+    with an incomplete request. If all are busy, the new connection gets status 503, except for `/health`.
     """
 
     def __init__(self, most, **arguments):
         super().__init__(**arguments)
         self._most = most
-        self._stage, self._since = None, 0.0  # no stage while an answer is computed
+        self._stage, self._since = None, 0.0  # None while an answer is computed
         self.headers_due = self.write_due = math.inf
 
     def drop(self):

@@ -1,4 +1,4 @@
-"""Restores trained runs from `config.json` and vocabulary copies, without their gin files."""
+"""Restores trained runs from `config.json` and vocabulary copies, without gin files."""
 
 import dataclasses
 import pathlib
@@ -17,12 +17,8 @@ from switch_tf.refusals import Refusal
 def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.SimpleNamespace | None:
     """Returns the run of a `config.json` on one device, or None if only code can create its vocabulary.
 
-    Needs neither the task nor its data, and executes no code in the folder. The result has the fields of a run that
-    answering needs, `config`, `partitioner`, `run` and `make_model`, and `reading`, a data.Reading.
-
-    Args:
-        saved: Content of the `config.json`.
-        folder: Run folder, with the copies of the vocabularies.
+    Needs neither the task nor its data, and executes no code in the folder. The result has what answering needs:
+    `config`, `partitioner`, `run`, `make_model` and `reading`, a data.Reading.
     """
     stored = {feature: vocabularies.Stored.from_data(fields) for feature, fields in saved.vocabularies.items()}
     if any(vocabulary.kind == vocabularies.OTHER for vocabulary in stored.values()):
@@ -42,9 +38,7 @@ def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.Simp
 def with_stored_vocabulary(described: Any, folder: pathlib.Path) -> Any:
     """Returns a run from gin files with the run folder's copy of its vocabulary, if task and vocabulary match.
 
-    Args:
-        described: Run from gin files.
-        folder: Run folder. Runs of earlier versions have neither `config.json` nor copies.
+    Folders of earlier versions have neither `config.json` nor copies.
     """
     if not run_config.is_in(folder):
         return described

@@ -1,4 +1,4 @@
-"""Serves a model over HTTP: JSON in the form of TensorFlow Serving, and a page that shows the experts."""
+"""Serves a model over HTTP: JSON as in TensorFlow Serving, and a page that shows the experts."""
 
 import asyncio
 import collections
@@ -28,15 +28,15 @@ from switch_tf import checks
 from switch_tf.inference.text_model import TextModel
 from switch_tf.refusals import Refusal, first_line
 
-READ_SECONDS = 30  # from the headers of a request to its end
+READ_SECONDS = 30  # from a request's headers to its end
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_BYTES_HELD = 2**28  # of incomplete requests
 _CHARACTERS_PER_TOKEN = 64  # of the longest accepted text; most tokens of a longer one would be cut
-_FEWEST_CHARACTERS = 2**14  # always accepted
-_SMALL = 2**16  # bytes up to which a request is parsed without a thread and always admitted
+_FEWEST_CHARACTERS = 2**14
+_SMALL = 2**16  # bytes of a request parsed without a thread and always admitted
 _MOST_LONG = 4  # requests of the largest size, or as many bytes, parsed and tokenised at a time
-_CHARACTERS_PER_TURN = 2**14  # to tokenise of a request before the next request's turn
-_MAX_LOOKING = 16  # waiting requests of the page, computed one at a time
+_CHARACTERS_PER_TURN = 2**14  # to tokenise before the next request's turn
+_MAX_LOOKING = 16  # waiting requests of the page, computed in turn
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:/@\[\]?#\\]+)(:\d{0,5})?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
@@ -45,13 +45,13 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
 class Batcher:
     """Answers requests in a thread. The requests that wait when a batch ends are the next batch.
 
-    A request never waits for a batch to fill. Requests cancelled before their batch begins are skipped.
-    `is_working`: bool, whether requests are accepted.
+    A request never waits for a batch to fill. Requests cancelled before their batch begins are skipped. `is_working`
+    says whether requests are accepted.
 
     Args:
-        answer: Function from a list of requests to a list of results. All requests of the batch get its exception.
-        batch_size: int. Largest number of requests in a batch.
-        max_waiting: int. Largest number of waiting requests.
+        answer: Maps a list of requests to a list of results. All requests of the batch get its exception.
+        batch_size: Largest number of requests in a batch.
+        max_waiting: Largest number of waiting requests.
     """
 
     def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int):
@@ -64,7 +64,7 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait for a batch."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     def has_room(self, count: int) -> bool:
@@ -82,7 +82,7 @@ class Batcher:
         return futures
 
     def stop(self) -> None:
-        """Accepts no more requests, and waits until all are answered."""
+        """Accepts no more requests, and waits for all answers."""
         self.is_working = False
         self._thread.shutdown()
 
@@ -99,7 +99,7 @@ class Batcher:
             requests, futures = zip(*batch, strict=True)
             try:
                 results = list(zip(futures, self._answer(list(requests)), strict=True))
-            except BaseException as error:  # the requests get it, and the next batch is tried
+            except BaseException as error:  # the next batch is tried
                 for future in futures:
                     future.set_exception(error)
             else:
@@ -111,11 +111,11 @@ class Hosts:
     """Hosts that requests may name, so that pages of other sites cannot reach a server through a visitor's browser.
 
     A browser sends a page's requests to any address that its host name resolves to, even 127.0.0.1, and lets every page
-    post text anywhere without reading the answer. It sends the host and the page as `Host` and `Origin`, and the page
-    cannot change them. Other clients send no `Origin`, so they may post with any content type.
+    post text anywhere without reading the answer. Its `Host` and `Origin` name the host and the page, and the page
+    cannot change them. Other clients send no `Origin`, so they may post.
 
     Args:
-        address: str. Address of the server. For 0.0.0.0 and :: a request may name any IP address.
+        address: Of the server. For 0.0.0.0 and :: a request may name any IP address.
         allowed: Additional names or addresses. Pages of these hosts may also post.
     """
 
@@ -153,7 +153,7 @@ class Hosts:
             address, own = _canonical(page.hostname or ""), page.port or default
             return address in self._allowed or (address, own) == (
                 name, int((port or ":")[1:] or default))
-        except (ValueError, KeyError):  # the port is no number, or the scheme is not HTTP's, as in "null"
+        except (ValueError, KeyError):  # no number, or not HTTP's, as in "null"
             return False
 
 
@@ -163,25 +163,23 @@ class Server:
     `app`: Starlette app for an ASGI server such as uvicorn. Its shutdown answers waiting requests first.
 
     * `POST /v1/models/<name>:predict`, `{"instances": ["a text", ...]}` to `{"predictions": [{"outputs", "scores"},
-      ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export_texts`. `others` are the further
-      results of a beam. `cut` counts the tokens beyond the model's length.
+      ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export_texts`. `others` are a beam's
+      further results. `cut` counts the tokens beyond the model's length.
     * `POST /v1/models/<name>:look`, `{"instance": "a text"}` to its prediction and the experts of its tokens, see
-      `TextModel.routes`.
+    `TextModel.routes`.
     * `GET /v1/models/<name>`, a description of the model; `/health`; `/metrics`, for Prometheus; `/`, the page.
 
     Errors have the body `{"error": "..."}` and a status: 400 for other JSON, 403 for a foreign `Host` or `Origin`, 404,
-    405, 408 for an incomplete request after `READ_SECONDS`, 413 for a request or text that is too long, 500 for a
-    failure of the model, 503 if too many requests wait.
+    405, 408 for an incomplete request after `READ_SECONDS`, 413 for a long request or text, 500 for a failure of the
+    model, 503 if too many requests wait.
 
     Args:
-        text_model: TextModel, preferably with one program for all batches: `batch_size=None`, or on a back end with
-            fixed shapes the server's own `batch_size`.
-        name: str. Name of the model in URLs.
-        about: dict, JSON-able. Description of the model.
-        batch_size: int. Largest number of texts in a batch.
-        max_waiting: int. Largest number of waiting texts of all requests.
-        max_request_bytes: int. Largest size of a request.
-        hosts: Hosts that requests may name.
+        text_model: Preferably with one program for all batches: `batch_size=None`, or on a back end with fixed shapes
+            the server's own `batch_size`.
+        name: Of the model in URLs.
+        about: JSON-able. Description of the model.
+        batch_size: Largest number of texts in a batch.
+        max_waiting: Largest number of waiting texts of all requests.
     """
 
     def __init__(self, text_model: TextModel, name: str, about: dict, batch_size: int, max_waiting: int,
@@ -191,7 +189,7 @@ class Server:
         self._max_request_bytes = max_request_bytes
         self._max_characters = max(_FEWEST_CHARACTERS, _CHARACTERS_PER_TOKEN * text_model.inputs_length)
         self._num_bytes_held, self._max_bytes_held = 0, max(_MOST_BYTES_HELD, 2 * max_request_bytes)
-        self._num_bytes_prepared = self._num_texts_prepared = 0  # being parsed and tokenised
+        self._num_bytes_prepared = self._num_texts_prepared = 0
         self._turn = asyncio.Lock()  # to tokenise, in the order of arrival
         self._parsing = asyncio.Lock()  # of long requests
         self._num_answered = 0
@@ -224,10 +222,10 @@ class Server:
                     for method, path, endpoint in endpoints],
             exception_handlers={HTTPException: _refuse, Exception: _fail},
             lifespan=self._lifespan)
-        self.app.router.redirect_slashes = False  # a redirect's address would come from the request
+        self.app.router.redirect_slashes = False  # its address would come from the request
 
     def warm_up(self) -> None:
-        """Compiles the programs that answer and that compute routes."""
+        """Compiles the programs for answers and routes."""
         self._text_model.warm_up()
         ids = [self._text_model.features.inputs.eos_id]
         self._text_model.routes(ids, ids)
@@ -247,7 +245,7 @@ class Server:
         return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
 
     def _watched(self, path, endpoint):
-        """Wraps an endpoint: refuses foreign hosts, and counts and times requests."""
+        """Refuses foreign hosts, and counts and times requests."""
 
         async def watch(request):
             start = time.perf_counter()
@@ -263,14 +261,13 @@ class Server:
                 raise
             except ClientDisconnect:
                 status = "hung_up"
-                return Response(status_code=400)  # the client is gone
+                return Response(status_code=400)
             finally:
                 self._requests.labels(path, status).inc()
                 self._seconds.labels(path).observe(time.perf_counter() - start)
 
         return watch
 
-    # Endpoints.
 
     async def _predict(self, request):
         answers = await self._wait(request, self._answers, await self._read(request, "instances"))
@@ -343,7 +340,7 @@ class Server:
             async with asyncio.timeout(READ_SECONDS):
                 async for chunk in request.stream():
                     size += len(chunk)
-                    # A request that is too long is read to its end, because clients expect no earlier answer.
+                    # Reads a long request to its end: clients expect no earlier answer.
                     if size <= self._max_request_bytes:
                         body += chunk
                         self._num_bytes_held += len(chunk)
@@ -358,10 +355,9 @@ class Server:
         return bytes(body)
 
     async def _tokenised(self, request, texts):
-        """Tokenises texts, given by their names in the request.
+        """Tokenises named texts. Requests take turns, so that a long one does not hold up the next.
 
-        Requests take turns, so that a long one does not hold up the next. Refuses texts without room to wait, and ends
-        when the client disconnects.
+        Refuses texts without room to wait, and ends when the client disconnects.
         """
         for name, text in texts.items():
             if not isinstance(text, str):
@@ -393,7 +389,7 @@ class Server:
             raise HTTPException(400, f"There is no text in {name}.") from None
 
     async def _wait(self, request, batcher, asked):
-        """Returns a batcher's results. When the client disconnects, cancels requests that have not begun."""
+        """Returns a batcher's results. A disconnect cancels requests that have not begun."""
         if not batcher.is_working:
             raise HTTPException(503, "The server is stopping.")
         _check_room(batcher, len(asked))
@@ -445,7 +441,7 @@ async def _fail(request, error):
 
 
 def _canonical(name):
-    """Returns a host name in lower case, or an address of `ipaddress`."""
+    """Returns a name in lower case, or an address of `ipaddress`."""
     name = name.strip("[]").lower().removesuffix(".")
     try:
         return ipaddress.ip_address(name)

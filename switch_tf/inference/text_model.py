@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from switch_tf.decoding import Sampler
     from switch_tf.partitioning.partitioner import Partitioner
 
-_FEW_ROWS = (1, 4)  # numbers of inputs in programs of static shape
+_FEW_ROWS = (1, 4)  # inputs in programs of static shape
 
 
 class Inputs(NamedTuple):
     """A tokenised text.
 
-    `ids`: list of int, cut to the model's length, with the end of sequence.
-    `num_cut`: int. Number of ids cut off.
+    `ids`: Cut to the model's length, with the end of sequence.
+    `num_cut`: Number of ids cut off.
     """
 
     ids: list[int]
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer to a text: `text`, its `score`, see `decoding.Decoded`, and its `ids` with the end of sequence."""
+    """An answer to a text. `score`: see `decoding.Decoded`. `ids` include the end of sequence."""
 
     text: str
     score: float
@@ -53,13 +53,13 @@ class TextModel:
     Args:
         model: SwitchTransformer, built.
         features: data.Reading.
-        inputs_length, max_length: int. Largest numbers of tokens to read and to decode, ends included.
+        inputs_length, max_length: Largest numbers of tokens to read and to decode, ends included.
         sampler: See `SwitchTransformer.generate`.
-        batch_size: int or None. Every batch is padded to this size. With None, one program takes batches of any shape,
-            and programs for few inputs are compiled in the background (`FewRows`).
-        partitioner: Partitioner that built the model, or None for one device of any library. With
-            `has_fixed_shapes`, `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to
-            the largest lengths, for a single program. `warm_up` adds one for few inputs.
+        batch_size: Every batch is padded to this size. With None, one program takes batches of any shape, and programs
+            for few inputs are compiled in the background (`FewRows`).
+        partitioner: Partitioner that built the model, or None for one device of any library. With `has_fixed_shapes`,
+            `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to the largest lengths,
+            for a single program.
     """
 
     def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
@@ -85,7 +85,7 @@ class TextModel:
         self._likelihoods = self._compiled(self._likelihood)
 
     def _compiled(self, function, ranks=None):
-        """Compiles a function of the model's weights and two <int32>[batch, length] arrays."""
+        """Compiles a function of two <int32>[batch, length] arrays."""
         if self._partitioner:
             program = compile_features(
                 lambda features: function(features["first"], features["second"]), self._partitioner)
@@ -114,8 +114,8 @@ class TextModel:
         """Returns the results of one to `batch_size` inputs, the best first.
 
         Args:
-            inputs: list of ids, from `read`.
-            rows: list of int. Number of each input among all answered ones, for samplers.
+            inputs: Ids from `read`.
+            rows: Number of each input among all answered ones, for samplers.
         """
         shape = self._shape(inputs, self.inputs_length)
         shape, decode = (self._few_rows and self._few_rows.program(*shape)) or (shape, self._decode)
@@ -134,16 +134,16 @@ class TextModel:
         """Returns the experts of the tokens of a text and its answer, as chosen during decoding.
 
         Args:
-            inputs: list of int, `ids` of `read`.
-            outputs: list of int, `ids` of an `Answer`.
+            inputs: `ids` of `read`.
+            outputs: `ids` of an `Answer`.
 
         Returns:
-            dict, JSON-able.
+            JSON-able.
             `inputs`: list of pieces of text.
             `outputs`: list of pieces that the decoder reads: the start of sequence and `outputs` without its last id.
             `num_experts`: int.
             `layers`: list of dict, in order. `layer`: path. `reads`: "inputs" or "outputs". `experts`: for each token a
-            list of `[expert, gate]`, the largest gate first, empty for a token without an expert.
+                list of `[expert, gate]`, the largest gate first, empty for a token without an expert.
         """
         read = [0, *outputs[:-1]]
         gates_of_layers = self._gates(*(
@@ -203,13 +203,13 @@ class FewRows:
     """Compiled programs for one to four inputs.
 
     A program of static shape takes half the time of the one for any shape, but seconds to compile. A thread compiles it
-    when it is first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32,
-    64, 128 and so on to limit the number of programs, of some 50 MiB each.
+    when first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32, 64, 128
+    and so on to limit the number of programs, of some 50 MiB each.
 
     Args:
         decode: Function to trace, from <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
-        inputs_length: int. Longest input.
-        most_rows: int. Largest number of inputs that a static shape makes faster, `decoding.max_fused_sequences`.
+        inputs_length: Longest input.
+        most_rows: Largest number of inputs that a static shape makes faster, `decoding.max_fused_sequences`.
     """
 
     def __init__(self, decode: Callable[..., Any], inputs_length: int, most_rows: int):
@@ -220,11 +220,7 @@ class FewRows:
         self._maker: threading.Thread | None = None
 
     def program(self, rows: int, length: int) -> tuple[tuple[int, int], Callable[..., Any]] | None:
-        """Returns the shape to pad to and its program. Starts to compile a missing program, and returns None.
-
-        Args:
-            rows, length: int. Shape of the inputs.
-        """
+        """Returns the shape to pad to and its program. Starts to compile a missing program, and returns None."""
         rows = next((most for most in self._rows if rows <= most), 0)
         if not rows:
             return None
@@ -235,7 +231,7 @@ class FewRows:
         if program := self._programs.get(shape):
             return shape, program
         if shape not in self._programs and (self._maker is None or not self._maker.is_alive()):
-            # Not a daemon, because a process that ends while a daemon traces is aborted.
+            # A process that ends while a daemon traces is aborted.
             self._maker = threading.Thread(target=self._make, args=shape, name="compiler", daemon=False)
             self._maker.start()
         return None
@@ -249,28 +245,18 @@ class FewRows:
 
 def compile_prediction(model: "keras.Model", max_length: int, partitioner: "Partitioner",
                        end_id: int | tuple[int, ...] | None = None) -> Callable[..., Any]:
-    """Returns a greedy decoder from features, dict of <int32>[batch, length], to <int32>[batch, max_length].
-
-    Args:
-        model: SwitchTransformer, built.
-        max_length, end_id: See `decoding.Sampler.decode`.
-        partitioner: Partitioner.
-    """
+    """Returns a greedy decoder from features, dict of <int32>[batch, length], to <int32>[batch, max_length]."""
     return compile_features(lambda features: decoding.Greedy().ids(model, features, max_length, end_id), partitioner)
 
 
 def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Partitioner",
                      join: Callable[[Any], Any] | None = None, use_xla: bool = False) -> Callable[[dict], Any]:
-    """Compiles a function of features for a layout.
+    """Compiles a function of features for a layout. Features and results are on the host.
 
     Args:
-        function: Function from a dict of <int32>[batch, length] to a nest of tensors, equal on every device.
+        function: Maps a dict of <int32>[batch, length] to a nest of tensors, equal on every device.
         partitioner: Partitioner that built the function's variables.
-        join: Function that joins the results of all parts of the batch. Defaults to `partitioner.gather_rows`.
-        use_xla: bool. Whether XLA compiles the program.
-
-    Returns:
-        The function, with features and results as arrays on the host.
+        join: Joins the results of all parts of the batch. Defaults to `partitioner.gather_rows`.
     """
     def call(features):
         with partitioning.part_of_batch(*partitioner.current_part()):
@@ -295,12 +281,7 @@ def _filled(texts, shape):
 
 
 def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
-    """Returns a seqio vocabulary, or refuses one with more ids than the model's embedding.
-
-    Args:
-        vocabulary: See `inference.generate`.
-        model: SwitchTransformer.
-    """
+    """Returns a vocabulary as in `generate`, and refuses one with more ids than the model's embedding."""
     vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
     if vocabulary.vocab_size > model.config.vocab_size:
         raise Refusal(f"The vocabulary has {vocabulary.vocab_size} ids and the model an embedding for "
@@ -310,19 +291,16 @@ def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
 
 def generate(model: "keras.Model", texts: list[str], vocabulary: Any, max_length: int = 64,
              sampler: "str | Sampler" = "greedy", batch_size: int = 32, inputs_length: int = 512) -> list[str]:
-    """Returns the answers of a model to texts.
+    """Returns the answers of a model to texts, without the end of sequence.
 
     Args:
         model: SwitchTransformer.
-        texts: list of str. `<extra_id_0>` is a sentinel.
+        texts: `<extra_id_0>` is a sentinel.
         vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
-        max_length: int. Largest number of tokens to decode.
+        max_length: Largest number of tokens to decode.
         sampler: See `SwitchTransformer.generate`.
-        batch_size: int. Number of texts in a batch.
-        inputs_length: int. Largest number of tokens of a text. The rest is cut.
-
-    Returns:
-        list of str, without the end of sequence.
+        batch_size: Number of texts in a batch.
+        inputs_length: Tokens after which a text is cut.
     """
     if isinstance(texts, str):
         raise Refusal(f"texts must be a list of them, such as [{checks.shown(texts)}].")
