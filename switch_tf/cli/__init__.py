@@ -1,1 +1,1 @@
-"""The command line: `main`, and a file for the commands of each subject."""
+"""The command line: `main`, and a file for each subject."""

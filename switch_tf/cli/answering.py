@@ -24,13 +24,12 @@ from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress
 from switch_tf.storage import lock, outputs, places
 
-with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow
     from switch_tf import data, decoding, inference
     from switch_tf.checkpoints import tensors
     from switch_tf.data import task_catalog
     from switch_tf.inference import exporting, lines, listening, saved_runs, server
 
-# Back ends that answer texts.
 _ANSWERING = ("auto", "pjrt")
 # Sampler -> (name, type, help) of its settings.
 _SAMPLERS = {
@@ -51,7 +50,7 @@ switch-tf infer --run runs/first --interactive
 
 
 def add_infer_arguments(parser: Parser) -> None:
-    """Declares the arguments of `infer`."""
+    """Declares the arguments."""
     _add_decoding_arguments(parser)
     parser.add("--input",
                "a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as .gz), or lines "
@@ -131,10 +130,7 @@ def run_infer(arguments: Namespace) -> dict:
 
 
 def _choose_fields(field, target_field, has_targets, defaults, form):
-    """Returns the keys or columns of inputs and, with `has_targets`, of targets.
-
-    `defaults` are keys or column numbers in the run's training data, and `form` is one of `data.rows.KINDS`.
-    """
+    """Returns the keys or columns of inputs and, with `has_targets`, of targets. `form` is one of `data.rows.KINDS`."""
     is_table = form in ("tsv", "csv")
     fields = []
     asked = ("--field", field, defaults[0]), ("--target_field", target_field, defaults[1])
@@ -143,7 +139,7 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
             fields.append(int(chosen) if is_table and chosen.isdecimal() else chosen)
         elif is_table or isinstance(default, str):
             fields.append(default)
-        elif form == "lines":  # the whole line; any name will do
+        elif form == "lines":  # any name will do
             fields.append("inputs")
         else:
             raise Refusal(f"The run was trained on column {default} of tables, and this input holds JSON objects: name "
@@ -152,7 +148,7 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
 
 
 def _converse(model):
-    """Answers each line of standard input as it comes. Returns the number of answers."""
+    """Answers each line of standard input as it comes. Returns their number."""
     gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
     outputs.say(f"Type a text{gap}; Ctrl-D ends.")
     count = 0
@@ -174,7 +170,7 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 
 def add_export_arguments(parser: Parser) -> None:
-    """Declares the arguments of `export`."""
+    """Declares the arguments."""
     _add_decoding_arguments(parser, answers=False)
     parser.add("--model", "in place of --run: a model that Keras saved, model.keras", "FILE")
     parser.add("--vocabulary",
@@ -236,7 +232,7 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 
 
 def add_serve_arguments(parser: Parser) -> None:
-    """Declares the arguments of `serve`."""
+    """Declares the arguments."""
     _add_decoding_arguments(parser)
     parser.add("--host", "to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)",
                "ADDRESS", default="127.0.0.1")
@@ -278,7 +274,7 @@ def run_serve(arguments: Namespace) -> dict:
         outputs.say("Compiling.")
         served.warm_up()
         gc.collect()
-        gc.freeze()  # or large requests would make the collector visit TensorFlow's objects again and again
+        gc.freeze()  # large requests would make the collector visit TensorFlow's objects again and again
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         listening.HttpServer(served.app, listening.make_room(), lambda: outputs.say(
@@ -289,7 +285,6 @@ def run_serve(arguments: Namespace) -> dict:
 
 
 def _add_decoding_arguments(parser, answers=True):
-    """Declares the arguments that choose the run and decoding, and with `answers` the back end and devices."""
     options.add_run_arguments(parser, is_required=answers)
     parser.add("--step",
                "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last")
@@ -308,7 +303,6 @@ def _add_decoding_arguments(parser, answers=True):
 
 
 def _check_decoding(arguments):
-    """Refuses back ends that answer no texts, devices without a layout, and settings of other samplers."""
     if getattr(arguments, "backend", None) is not None:
         check_choice("--backend", arguments.backend, _ANSWERING)
     if getattr(arguments, "devices", None) is not None and arguments.backend != "pjrt":
@@ -326,10 +320,8 @@ def _sampler_of(arguments):
 
 
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
-    """Returns the name of a run's task, its TextModel, and the identity from `_restore`.
-
-    `any_batch` replaces `batch_size` by None unless programs have fixed shapes.
-    """
+    """Returns the task's name, the TextModel, and the identity. `any_batch`: no `batch_size` unless shapes are
+    fixed."""
     described = _load_to_answer(arguments, folder)
     if any_batch and not described.partitioner.has_fixed_shapes:
         batch_size = None
@@ -364,8 +356,7 @@ def _restore(arguments, described, checkpoint, sampler, batch_size):
 def _load_to_answer(arguments, folder):
     """Returns the run for a command on texts: on one device, or under its layout with the pjrt back end.
 
-    With a `config.json`, and without gin arguments or --trust, the run needs neither its task nor its data, and
-    executes no code in the folder, unless only code can create the vocabulary.
+    Usually `config.json` suffices. Then no task or data is needed, and no code in the folder is executed.
     """
     if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
         if (count := len(cluster.members().addresses)) > 1:
@@ -386,12 +377,12 @@ def _load_to_answer(arguments, folder):
 
 
 def _is_for_pjrt(arguments, folder):
-    """Returns whether PJRT answers: on request, or on JAX's TPU or GPU for runs trained with it."""
+    """Whether PJRT answers: on request, or on JAX's TPU or GPU for runs trained with it."""
     configuration = folder / CONFIGURATION
     has_accelerator = host.has_tpu() or host.has_gpu_of_jax()
     if arguments.backend is None and has_accelerator and configuration.is_file():
         try:
             return gin_syntax.read([str(configuration)]).bound.get(("", parts.LAYOUT), {}).get("backend") == "pjrt"
-        except Refusal:  # damaged, but config.json may suffice
+        except Refusal:  # config.json may suffice
             return False
     return arguments.backend == "pjrt"

@@ -1,4 +1,4 @@
-"""`switch-tf compile` and `verify-layout`: cost of a layout on a pod or on GPUs, and its effect on a step."""
+"""`switch-tf compile` and `verify-layout`: a layout's cost on a pod or on GPUs, and its effect on a step."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, outputs
 
-with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow
     from switch_tf import experiments
     from switch_tf.aot import compiler, estimate
     from switch_tf.training import verification
@@ -32,7 +32,7 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 
 
 def add_compile_arguments(parser: Parser) -> None:
-    """Declares the arguments of `compile`."""
+    """Declares the arguments."""
     options.add_gin_arguments(parser)
     parser.add("--topology",
                "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: h100:8, a server "
@@ -50,7 +50,7 @@ def add_compile_arguments(parser: Parser) -> None:
 def run_compile(arguments: Namespace) -> dict:
     """Prints memory, collectives and times of one chip. Returns the JSON object. Status 1 means that nothing fits.
 
-    The model computes in bfloat16 unless ACTIVATION_DTYPE is set. No data, vocabulary or network is read.
+    Computes in bfloat16 unless ACTIVATION_DTYPE is set. Reads no data, vocabulary or network.
     """
     kind = chips.kind(arguments.topology)
     if kind == "GPU":
@@ -76,7 +76,7 @@ def run_compile(arguments: Namespace) -> dict:
     file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
     answer, files = None, {}
     if file.exists() and not keeps:
-        with contextlib.suppress(ValueError, OSError):  # if it is damaged, compile again
+        with contextlib.suppress(ValueError, OSError):  # compiles again if it is damaged
             answer = json_lines.load(file)
     if answer is not None:
         outputs.say(f"The compiler was asked before; its answer is {file}.")
@@ -84,7 +84,7 @@ def run_compile(arguments: Namespace) -> dict:
     else:
         answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,
                                         arguments.full, arguments.save, arguments.plot)
-        # Printed first, so that a full disk loses no answer.
+        # Printed first: a full disk loses no answer.
         print(answers.describe(answer))
         answers.write(file, json.dumps(answer))
     is_saved = all(answers.write(path, content) for path, content in files.items())
@@ -92,15 +92,15 @@ def run_compile(arguments: Namespace) -> dict:
 
 
 def process(words: list[str]) -> list[str]:
-    """Returns the command that prints an answer as JSON in another process. `words` follow "compile"."""
+    """Returns the command that prints an answer as JSON. `words` follow "compile"."""
     return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
 def _on_topology(described, topology):
-    chips.of_topology(topology)  # refuses unknown chips before the compiler starts
+    chips.of_topology(topology)  # before the compiler starts
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = len(compiler.devices_of(topology))
-    # Not checked, because a search looks for what fits; `estimate` checks.
+    # A search looks for what fits; `estimate` checks.
     return experiments.on_devices(described, num_devices, chips.kind(topology), is_checked=False)
 
 
@@ -135,7 +135,7 @@ def _search(described, arguments):
 
 
 def _ask(arguments, questions):
-    """Returns the answers to this command line, with additional words for each name."""
+    """Compiles for each name with its additional words."""
     words = [*(f"--gin_file={file}" for file in arguments.gin_file),
              f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
              *["--full"] * arguments.full, *(f"--gin.{binding}" for binding in arguments.gin_bindings)]
@@ -150,7 +150,7 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 
 
 def add_verify_layout_arguments(parser: Parser) -> None:
-    """Declares the arguments of `verify-layout`."""
+    """Declares the arguments."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser, num_devices=8)
     parser.add("--steps", "training steps to compare (default 3)", at_least=1, default=3)
@@ -159,7 +159,7 @@ def add_verify_layout_arguments(parser: Parser) -> None:
 def run_verify_layout(arguments: Namespace) -> tuple[dict, str]:
     """Returns the largest differences and the collectives, as JSON and as text. Status 1 means that they are too large.
 
-    Computes in float64 unless ACTIVATION_DTYPE is set. Needs no MODEL_DIR.
+    Computes in float64 unless ACTIVATION_DTYPE is set.
     """
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)

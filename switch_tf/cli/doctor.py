@@ -12,13 +12,13 @@ switch-tf doctor --model_dir gs://my-bucket/runs
 
 
 def add_doctor_arguments(parser: Parser) -> None:
-    """Declares the arguments of `doctor`."""
+    """Declares the arguments."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
     parser.add("--model_dir", "also check that runs can be kept there", "FOLDER")
 
 
 def run_doctor(arguments: Namespace) -> dict:
-    """Prints each finding of the checks at once. Returns all, with `exit_status` 1 if any is a problem."""
+    """Prints each finding at once. Returns all, with `exit_status` 1 if any is a problem."""
     findings = []
     for finding in check_all(arguments.model_dir):
         check, found, cure, _ = finding

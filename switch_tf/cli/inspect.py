@@ -1,7 +1,4 @@
-"""`switch-tf inspect`: prints parameters by part, FLOPs, bytes and, under a layout, bytes per device.
-
-With --verify it reads the files of checkpoints instead.
-"""
+"""`switch-tf inspect`: prints the sizes of a model, or reads the files of checkpoints."""
 
 from argparse import Namespace
 
@@ -23,7 +20,7 @@ switch-tf inspect runs/x --verify
 
 
 def add_inspect_arguments(parser: Parser) -> None:
-    """Declares the arguments of `inspect`."""
+    """Declares the arguments."""
     parser.add("what",
                "a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or a folder of "
                "Hugging Face", "PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER", nargs="?")
@@ -37,7 +34,7 @@ def add_inspect_arguments(parser: Parser) -> None:
 
 
 def run_inspect(arguments: Namespace) -> dict:
-    """Prints and returns the presets, the sizes of a model without building it, or the state of checkpoints."""
+    """Prints and returns the presets, a model's sizes without building it, or the state of checkpoints."""
     if arguments.verify:
         return _verify(arguments)
     if arguments.list:
@@ -50,7 +47,7 @@ def run_inspect(arguments: Namespace) -> dict:
         config, layout = _config_and_layout(arguments)
     elif (folder / run_config.FILE).is_file() and not run_config.is_in(folder):
         config = huggingface_config.read_config(folder)
-    if config is None:  # a run or a checkpoint
+    if config is None:
         result = costs.of_checkpoint(folder)
     else:
         result = costs.as_json(config, arguments.inputs_length, arguments.targets_length)
@@ -75,7 +72,7 @@ def _verify(arguments):
     with progress.bar(sum(map(folders.num_bytes_of, checkpoints)), "verifying") as bar:
         for checkpoint in checkpoints:
             findings.append(folders.verify(checkpoint, bar.update))
-            bar.clear()  # `bar.write` would draw the bar too early, and leave it there
+            bar.clear()  # `bar.write` would draw the bar too early
             print(findings[-1], flush=True)
     return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
                              "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}

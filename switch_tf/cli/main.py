@@ -1,4 +1,4 @@
-"""The command line `switch-tf COMMAND`: a sentence for a mistake of the user, a traceback for a bug."""
+"""The command line `switch-tf COMMAND`."""
 
 import argparse
 import contextlib
@@ -39,13 +39,12 @@ COMMANDS = {
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
-# Modules of several commands.
+# Not named as their command.
 _MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "convert": "weights",
             "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks",
             "train": "runs", "compare": "runs", "eval": "runs", "verify_layout": "compile"}
-# Metavars of paths.
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
-# Printed below a bug's traceback.
+# Below a bug's traceback.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
 
 
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 for success, 1 if the command found a fault, and else one of `statuses`.
 
     Raises:
-        Exception: A bug in switch_tf, with a note that asks to report it. The status of the process is 1.
+        Exception: A bug in switch_tf, with a note that asks to report it.
     """
     environment.compute_with_tensorflow()
     try:
@@ -71,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parts_of(command: str) -> list[Any]:
-    """Returns `add_NAME_arguments`, `run_NAME` and NAME_EXAMPLES of a command."""
+    """Returns `add_NAME_arguments`, `run_NAME` and NAME_EXAMPLES."""
     name = command.replace("-", "_")
     module = importlib.import_module(f"switch_tf.cli.{_MODULES.get(name, name)}")
     return [getattr(module, part) for part in (f"add_{name}_arguments", f"run_{name}", f"{name.upper()}_EXAMPLES")]
@@ -82,7 +81,7 @@ def _main(argv):
     try:
         arguments = _parse(argv)
         host.skip_tpu_metadata_query()
-        quiet.expect_tensorflow(prepares_devices=False)  # a bucket's path imports it before the command does
+        quiet.expect_tensorflow(prepares_devices=False)  # a bucket's path imports it earlier
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             result = arguments.run_command(arguments)
             if isinstance(result, tuple):
@@ -97,7 +96,7 @@ def _main(argv):
     except KeyboardInterrupt:
         outputs.say(f"{name}: interrupted.")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output, such as `head`, has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except places.BucketError as error:
         outputs.say(f"{name}: {error.filename} cannot be reached ({first_line(error.strerror)}); check its name, your "
@@ -128,7 +127,7 @@ def _parse(argv):
     add_arguments(parser)
     notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
     parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
-    # argparse cannot know the names in `--gin.NAME=VALUE`, nor Apache Beam's flags after `--`.
+    # argparse cannot know `--gin.NAME=VALUE`, nor Apache Beam's flags after `--`.
     end = [*words, "--"].index("--")
     words, behind = words[:end], words[end + 1:]
     bindings = [word for word in words if word.startswith("--gin.")]
@@ -154,7 +153,7 @@ def _parse(argv):
                 if path:  # pathlib would take a URL for a local folder
                     checks.place(flag, path)
     arguments.command, arguments.run_command, arguments.words = name, run, argv
-    arguments.stdout = sys.stdout  # kept, because --json redirects prints to standard error
+    arguments.stdout = sys.stdout  # kept: --json redirects prints
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     if getattr(arguments, "backend", None) is not None:
         arguments.gin_bindings.append(f"Layout.backend={arguments.backend!r}")

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: gin files and bindings, an output, a trained run."""
+"""Arguments that several commands share."""
 
 import contextlib
 import pathlib
@@ -21,14 +21,14 @@ from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, places
 
-with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow
     from switch_tf import experiments
     from switch_tf.hardware import devices
     from switch_tf.inference import saved_runs
 
 
 def add_gin_arguments(parser: Parser) -> None:
-    """Declares `--gin_file` and `--gin_search_paths`. `main` takes `--gin.NAME=VALUE`."""
+    """Declares gin files and their folders. `main` takes `--gin.NAME=VALUE`."""
     parser.add("--gin_file",
                "gin file, repeatable; the one given last wins. Shipped files such as gin/models/switch_tiny.gin are "
                "found from any folder", "FILE", action="append", default=[])
@@ -39,7 +39,7 @@ def add_gin_arguments(parser: Parser) -> None:
 
 
 def add_device_arguments(parser: Parser, num_devices: int | None = None) -> None:
-    """Declares `--devices`, with a default, and `--backend`. `main` turns `--backend` into a binding."""
+    """Declares `--devices` and `--backend`. `main` turns the latter into a binding."""
     parser.add("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
                at_least=1, default=num_devices)
     parser.add("--backend",
@@ -48,13 +48,13 @@ def add_device_arguments(parser: Parser, num_devices: int | None = None) -> None
 
 
 def add_output(parser: Parser) -> None:
-    """Declares the `--output` of `new_output`."""
+    """Declares `--output`."""
     parser.add("--output", "a new or empty folder", "FOLDER", required=True)
 
 
 @contextlib.contextmanager
 def new_output(arguments: Namespace) -> Iterator[Any]:
-    """Yields the path of `--output`, locked in this scope. Refuses a folder that is not empty."""
+    """Yields the locked path of `--output`. Refuses a folder that is not empty."""
     output = checks.path("--output", arguments.output)
     checks.new_folder(output)
     with lock.held(output):
@@ -62,7 +62,7 @@ def new_output(arguments: Namespace) -> Iterator[Any]:
 
 
 def add_trust(parser: Parser) -> None:
-    """Declares the `--trust` of `load_run`."""
+    """Declares `--trust`."""
     parser.add("--trust",
                "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
                "program")
@@ -71,21 +71,18 @@ def add_trust(parser: Parser) -> None:
 def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
     """Returns a command line's experiment without building it or importing TensorFlow.
 
-    Args:
-        arguments: What `add_gin_arguments` declares.
-        defaults: "NAME=VALUE" that the command line overrides.
+    The command line overrides the `defaults`, "NAME=VALUE".
     """
     return Experiment.from_gin(arguments.gin_file, [*defaults, *arguments.gin_bindings], arguments.gin_search_paths)
 
 
 def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: int | None = None,
          check: Callable[[Experiment], Any] = lambda described: None) -> Experiment:
-    """Returns a command line's experiment, and imports TensorFlow if it is valid.
+    """Returns a command line's experiment as `look`, and imports TensorFlow if it is valid.
 
     Args:
-        arguments, defaults: As for `look`.
         num_cpu_devices: See `quiet.import_tensorflow`.
-        check: Function that refuses an unusable experiment.
+        check: Refuses an unusable experiment.
     """
     quiet.expect_tensorflow(num_cpu_devices)  # the user's own gin file may import it
     described = look(arguments, defaults)
@@ -134,9 +131,8 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
     """Returns a run, from its gin file and the command line, on this machine's devices; see `load`.
 
     Args:
-        arguments: What `add_run_arguments` declares. Without `trust` the gin file may name only what the package ships.
+        arguments: Without `trust` the gin file may name only what the package ships.
         folder: From `folder_of`.
-        num_cpu_devices: See `quiet.import_tensorflow`.
         on_one_device: Whether to compute on one device instead of under the run's layout. On a TPU VM it is the host's
             CPU.
     """
@@ -163,5 +159,5 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
 
 
 def use_host(arguments: Namespace) -> None:
-    """Makes this process run on a TPU VM's host CPU."""
+    """Computes on a TPU VM's host CPU."""
     devices.use_host(arguments.command, ", which --backend=pjrt does" if hasattr(arguments, "backend") else "")

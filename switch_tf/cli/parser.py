@@ -16,10 +16,8 @@ class Parser(argparse.ArgumentParser):
         """Declares an argument. With only a name and a help it is a flag.
 
         Args:
-            name: str. With its dashes, if it is an option.
-            help: str.
-            metavar: str. FILE, FOLDER, PATH, RUN and CHECKPOINT stand for paths.
-            at_least: int. Smallest value of an integer.
+            metavar: FILE, FOLDER, PATH, RUN and CHECKPOINT stand for paths.
+            at_least: Smallest value of an integer.
             **rest: See `argparse.ArgumentParser.add_argument`.
         """
         if at_least is not None:
@@ -43,4 +41,4 @@ class Parser(argparse.ArgumentParser):
         elif macro:
             message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
                         "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
-        self.exit(REFUSED, f"{self.prog}: {message}\n")  # argparse's usage would hide the sentence
+        self.exit(REFUSED, f"{self.prog}: {message}\n")  # argparse's usage would hide it

@@ -1,4 +1,4 @@
-"""`switch-tf train`, `compare` and `eval`: train and compare runs, and score their checkpoints."""
+"""`switch-tf train`, `compare` and `eval`."""
 
 import atexit
 import contextlib
@@ -26,7 +26,7 @@ from switch_tf.statuses import EPILOG, FINISHED, INTERRUPTED
 from switch_tf.storage import lock, outputs, places
 from switch_tf.training import processes, stopping
 
-with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow
     from switch_tf import experiments
     from switch_tf.comparison import driver
     from switch_tf.evaluation import split_evaluator
@@ -40,7 +40,7 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 
 
 def add_train_arguments(parser: Parser) -> None:
-    """Declares the arguments of `train`."""
+    """Declares the arguments."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser)
     parser.add("--processes",
@@ -51,7 +51,7 @@ def add_train_arguments(parser: Parser) -> None:
 
 @outputs.outlived()
 def run_train(arguments: Namespace) -> dict:
-    """Trains to the last step or until interrupted. Returns the summary of the run."""
+    """Trains to the last step or until interrupted. Returns the run's summary."""
     if arguments.processes != 1:
         options.look(arguments)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
@@ -87,7 +87,7 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 
 
 def add_compare_arguments(parser: Parser) -> None:
-    """Declares the arguments of `compare`."""
+    """Declares the arguments."""
     options.add_gin_arguments(parser)
     parser.add("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
                "FOLDER", nargs="+", default=[])
@@ -181,7 +181,7 @@ switch-tf eval --run runs/first --follow
 
 
 def add_eval_arguments(parser: Parser) -> None:
-    """Declares the arguments of `eval`."""
+    """Declares the arguments."""
     options.add_run_arguments(parser)
     parser.add("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
                "N|best|last|all", default="last")

@@ -1,4 +1,4 @@
-"""`switch-tf tasks`, `vocabulary` and `cache`: data of tasks."""
+"""`switch-tf tasks`, `vocabulary` and `cache`."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from switch_tf.partitioning import cluster
 from switch_tf.refusals import Refusal
 from switch_tf.storage import lock, outputs, places
 
-with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow
     from switch_tf import data, experiments
     from switch_tf.checkpoints import vocabulary_choice
     from switch_tf.data import cache_writing, example_files, task_catalog
@@ -26,7 +26,7 @@ with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
 
 _NUM_EXAMPLES = 3
 _TOP_K = 32
-# Embeddings have a multiple of this number of rows, to fill an accelerator's tiles and to be easy to split.
+# Rows of an embedding are a multiple, to fill an accelerator's tiles and to be easy to split.
 _ROWS = 128
 
 TASKS_EXAMPLES = r"""
@@ -36,7 +36,7 @@ switch-tf tasks docs_corpus_span_corruption
 
 
 def add_tasks_arguments(parser: Parser) -> None:
-    """Declares the arguments of `tasks`."""
+    """Declares the arguments."""
     parser.add("name", "a task or mixture to show three examples of", "NAME", nargs="?")
     parser.add("--split", "split of the examples (default: train, or the task's first)", "SPLIT")
     parser.add("--vocabulary", "instead of the task's own: a name, or the path of a SentencePiece model", "VOCABULARY")
@@ -44,7 +44,7 @@ def add_tasks_arguments(parser: Parser) -> None:
 
 
 def run_tasks(arguments: Namespace) -> tuple[dict, str]:
-    """Returns the list of tasks, or the examples of a task."""
+    """Returns the list of tasks, or a task's examples."""
     if not arguments.name:
         if arguments.split or arguments.vocabulary:
             raise Refusal("--split and --vocabulary are of the task to show: name it, switch-tf tasks NAME.")
@@ -80,7 +80,7 @@ def _list(arguments):
                 try:
                     if task:
                         names.register_task(task)
-                except Refusal as error:  # t5 is not installed
+                except Refusal as error:
                     left_out[file] = str(error)
     tasks = [data.describe(name) | {"gin_file": _file_of(name, own) or _file_of(name, shipped)}
              for name in data.names()]
@@ -141,7 +141,7 @@ switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --ou
 
 
 def add_vocabulary_arguments(parser: Parser) -> None:
-    """Declares the arguments of `vocabulary`."""
+    """Declares the arguments."""
     parser.add("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
                "FILE", nargs="+", required=True)
     parser.add("--size", "pieces, without the 100 sentinels that every task adds", at_least=1, required=True)
@@ -151,7 +151,7 @@ def add_vocabulary_arguments(parser: Parser) -> None:
 
 
 def run_vocabulary(arguments: Namespace) -> tuple[dict, str]:
-    """Trains a vocabulary. Returns its sizes and the `vocab_size` that a model needs."""
+    """Trains a vocabulary. Returns its sizes and the `vocab_size` of a model."""
     sentencepiece_training.check_output(arguments.output)
     with lock.held(arguments.output):
         quiet.import_tensorflow()
@@ -175,7 +175,7 @@ switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_fi
 
 
 def add_cache_arguments(parser: Parser) -> None:
-    """Declares the arguments of `cache`."""
+    """Declares the arguments."""
     parser.add("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?")
     parser.add("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER")
     parser.add("--vocabulary", "the run's VOCABULARY, if it has one (default: the task's own)", "VOCABULARY")
@@ -197,7 +197,7 @@ def add_cache_arguments(parser: Parser) -> None:
 
 
 def run_cache(arguments: Namespace) -> dict:
-    """Writes the incomplete shards. Returns the sizes of the cache."""
+    """Writes the incomplete shards. Returns the cache's sizes."""
     if arguments.teacher is not None:
         return _store_predictions(arguments)
     if not arguments.name and not arguments.gin_file:

@@ -1,4 +1,4 @@
-"""`switch-tf convert`, `upcycle`, `average` and `shrink`: write weights made from checkpoints."""
+"""`switch-tf convert`, `upcycle`, `average` and `shrink`: weights made from checkpoints."""
 
 from argparse import ArgumentTypeError, Namespace
 
@@ -26,7 +26,7 @@ from switch_tf.storage import places
 from switch_tf.surgery import sources
 from switch_tf.surgery.kernels import Changes
 
-with epy.lazy_imports():  # imports TensorFlow, so arguments are checked first
+with epy.lazy_imports():  # imports TensorFlow
     from switch_tf.surgery import shrinking, upcycling
 
 CONVERT_EXAMPLES = r"""
@@ -36,7 +36,7 @@ switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/model
 
 
 def add_convert_arguments(parser: Parser) -> None:
-    """Declares the arguments of `convert`."""
+    """Declares the arguments."""
     parser.add("--input",
                "a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow (with the "
                "--gin_file of its model), a run folder or a checkpoint", "FOLDER", required=True)
@@ -55,7 +55,7 @@ def add_convert_arguments(parser: Parser) -> None:
 
 
 def run_convert(arguments: Namespace) -> tuple[dict, str]:
-    """Writes the output folder. Returns a description of the conversion."""
+    """Writes the output folder. Returns a description."""
     source, source_format = locate(arguments.input, "--input")
     name = arguments.to or default_target(source_format).name
     check_choice("--to", name, WRITABLE)
@@ -81,7 +81,7 @@ switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --outpu
 
 
 def add_upcycle_arguments(parser: Parser) -> None:
-    """Declares the arguments of `upcycle`."""
+    """Declares the arguments."""
     parser.add("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",
                "CHECKPOINT", dest="source", required=True)
     options.add_output(parser)
@@ -99,7 +99,6 @@ def add_upcycle_arguments(parser: Parser) -> None:
 
 
 def _factor(text):
-    """Returns "auto" or a number. argparse prints the error."""
     try:
         return text if text == "auto" else float(text)
     except ValueError:
@@ -107,7 +106,7 @@ def _factor(text):
 
 
 def run_upcycle(arguments: Namespace) -> tuple[dict, str]:
-    """Writes the sparse model. Returns a description of it."""
+    """Writes the sparse model. Returns a description."""
     changes = Changes(arguments.noise, arguments.reinitialize, arguments.gate_scale, arguments.seed)
     source, source_format = locate(arguments.source, "--from")
     if arguments.with_optimizer:
@@ -128,7 +127,7 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 
 
 def add_average_arguments(parser: Parser) -> None:
-    """Declares the arguments of `average`."""
+    """Declares the arguments."""
     parser.add("--run", "a run folder", "FOLDER", required=True)
     parser.add("--last", "number of its newest checkpoints", required=True, at_least=2)
     options.add_output(parser)
@@ -151,7 +150,7 @@ switch-tf shrink --from runs/first/checkpoints/step_00000300 --num_experts=4 --o
 
 
 def add_shrink_arguments(parser: Parser) -> None:
-    """Declares the arguments of `shrink`."""
+    """Declares the arguments."""
     parser.add("--from", "a run folder, for its newest checkpoint, or one of its checkpoints",
                "CHECKPOINT", dest="source", required=True)
     parser.add("--num_experts", "experts that each layer keeps", "K", required=True, type=int)

@@ -1,4 +1,4 @@
-"""Compares dense and sparse models: variants trained in turns on the same batches, or finished runs."""
+"""Compares dense and sparse models: variants trained in turns, or finished runs."""
 
 from switch_tf.comparison.description import Comparison
 

@@ -1,4 +1,4 @@
-"""Describes a comparison: the gin files and bindings of each variant. Needs no TensorFlow."""
+"""Describes a comparison, without TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from switch_tf.storage import places
 
 _NAME = re.compile(r"\w[\w.-]*")
 _FOLDER = re.compile(r"\{(\w[\w.-]*)\}")
-# Macros that the driver sets for each run.
+# The driver sets them.
 _OWN = ("MODEL_DIR", "SEED")
 
 
@@ -21,23 +21,23 @@ _OWN = ("MODEL_DIR", "SEED")
 class Comparison:
     """Runs that differ in their model, trained on the same batches.
 
-    For every seed a variant is an ordinary run in `<model_dir>/<variant>/seed_<seed>`, described by the variant's gin
-    files, then the gin files and the bindings of `common`, then the variant's bindings.
+    For every seed a variant is an ordinary run in `<model_dir>/<variant>/seed_<seed>`. The gin files are the variant's,
+    then the common ones. The variant's bindings come last.
 
     Args:
-        model_dir: str. Folder of all runs and of the report.
-        variants: dict, name -> list of gin files and bindings "NAME=VALUE". At least two. The baseline is the first one
-            without experts, else the first one.
-        common: list of gin files and bindings of all variants: task, run, layout.
-        seeds: list of int. All variants are trained with each seed in turn.
-        turn: int. Steps that a variant trains before the next one's turn, so that a busy machine slows all alike. The
-            first two are not timed.
-        may_differ: list of str. Fields of `Run` and `StepSettings` that may differ, named as in the error message.
-        unequal_work: list of str. Variants that may differ from the baseline by more than 2 % in FLOPs per token,
-            without the router.
-        trained_first: list of str. Variants that are trained to their last step before the rest begins. The rest may
-            start from them or learn from them: "{name}" in a binding is the run folder of the variant `name` with the
-            same seed, as in "TEACHER='{teacher}'".
+        model_dir: Folder of all runs and of the report.
+        variants: Name -> list of gin files and bindings "NAME=VALUE". The baseline is the first variant without
+            experts, else the first one.
+        common: Gin files and bindings of all variants: task, run, layout.
+        seeds: All variants are trained with each seed in turn.
+        turn: Steps that a variant trains before the next one's turn, so that a busy machine slows all alike. The first
+            two are not timed.
+        may_differ: Fields of `Run` and `StepSettings` that may differ, named as in the error message.
+        unequal_work: Variants that may differ from the baseline by more than 2 % in FLOPs per token, without the
+            router.
+        trained_first: Variants that are trained before the rest begins. The rest may start from them or learn from
+            them: "{name}" in a binding is the run folder of the variant `name` with the same seed, as in
+            "TEACHER='{teacher}'".
     """
 
     model_dir: str
@@ -76,14 +76,14 @@ class Comparison:
                                   f"{', '.join(self.variants)}.")
         if len(set(self.trained_first)) >= len(self.variants):
             raise Refusal("Comparison.trained_first names every variant; leave out those that are trained afterwards.")
-        for variant, words in self.variants.items():  # "{name}" needs such a variant, trained earlier
+        for variant, words in self.variants.items():
             for name in {name for word in words for name in _FOLDER.findall(word)} & self.variants.keys():
                 if name not in self.trained_first or variant in self.trained_first:
                     raise Refusal(f"Comparison.variants[{variant!r}] needs the run folder of {name!r}, so {name!r} has "
                                   f"to be in Comparison.trained_first, and {variant!r} must not.")
 
     def folder(self, variant: str, seed: int) -> pathlib.Path:
-        """Returns the run folder of a variant and a seed."""
+        """Returns a run folder."""
         return places.at(self.model_dir) / variant / f"seed_{seed}"
 
     def words(self, variant: str, seed: int, bindings: Sequence[str] = ()) -> tuple[list[str], list[str]]:
@@ -98,7 +98,7 @@ class Comparison:
 
 
 def check_words(name: str, words: Any) -> None:
-    """Refuses words other than a list of gin files and bindings of a variant. Errors begin with `name`."""
+    """Refuses words other than gin files and bindings. Errors begin with `name`."""
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise Refusal(f"{name} must be a list of gin files and bindings, not {checks.shown(words)}.")
     for word in words:

@@ -14,7 +14,7 @@ from switch_tf.reporting import summaries
 from switch_tf.storage import json_lines, places
 from switch_tf.training.stopping import Stopping
 
-# Untimed steps at the beginning of a turn.
+# Steps of a turn.
 _UNTIMED = 2
 
 
@@ -22,8 +22,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     """Trains every variant and seed to its last step, or until a signal or a notice asks to stop.
 
     Args:
-        comparison: Variants and seeds.
-        make_trainer: Function from (variant, seed) to (Trainer, text of its configuration).
+        make_trainer: Maps (variant, seed) to (Trainer, text of its configuration).
 
     Returns:
         Whether all variants reached their last step.
@@ -33,7 +32,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
     with contextlib.ExitStack() as whole:
         progress = None
         for seed in comparison.seeds:
-            records, configs = {}, {}  # of all variants; trainers, with their variables, are dropped
+            records, configs = {}, {}  # kept when trainers, with their variables, are dropped
             for names in filter(None, stages):
                 trainers, configurations = {}, {}
                 for name in names:
@@ -44,7 +43,7 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
                 fairness.check_records(records, comparison.may_differ)
                 fairness.check_work(configs, runs[0].task_feature_lengths, comparison.unequal_work)
                 num_steps = sum(run.train_steps for run in runs)
-                # Assumes as many steps for the variants that are made later.
+                # Variants that are made later count alike.
                 progress = progress or whole.enter_context(contextlib.closing(Progress(
                     num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))))
                 saved = [folders.steps(folders.checkpoints_of(run.model_dir)) for run in runs]
@@ -65,12 +64,10 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
     """Trains variants of a seed from their newest checkpoints to the last step.
 
     Args:
-        trainers: dict, variant -> Trainer, not started.
-        configurations: dict, variant -> text of its operative configuration.
-        progress: Progress of the comparison.
-        batches_file: Path of the hashes of all batches, see `SameBatches`.
-        turn: int. Number of steps of a turn.
-        stopping: Stopping.
+        trainers: Variant -> Trainer, not started.
+        configurations: Variant -> text of its operative configuration.
+        batches_file: See `SameBatches`.
+        turn: Steps.
 
     Returns:
         Whether all variants reached their last step. Otherwise all are saved. If an error such as a Divergence ends a
@@ -100,7 +97,7 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
             batches.write()
             if training.state.step < end:
                 break
-        if due:  # all are saved before any writes its report
+        if due:  # saves all before any writes its report
             for training in trainings.values():
                 training.save()
         for training in trainings.values():
@@ -114,9 +111,9 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
     Variants that are behind come first. Otherwise the order rotates.
 
     Args:
-        steps: dict, variant -> its current step.
-        train_steps: dict, variant -> its last step.
-        turn: int. Number of steps of a turn. Turns end at its multiples.
+        steps: Variant -> current step.
+        train_steps: Variant -> last step.
+        turn: Turns end at its multiples.
     """
     behind = [name for name in steps if steps[name] < train_steps[name]]
     if not behind:
@@ -129,11 +126,7 @@ def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> 
 
 
 class Progress(summaries.Progress):
-    """A progress bar of all runs.
-
-    Args:
-        num_steps: int. Number of steps of all runs.
-    """
+    """A progress bar of all runs."""
 
     def __init__(self, num_steps: int):
         super().__init__(num_steps)
@@ -142,7 +135,7 @@ class Progress(summaries.Progress):
         self._started = time.perf_counter()
 
     def advance(self, steps: int, is_trained: bool = True) -> None:
-        """Counts steps. `is_trained`: whether this process trained them."""
+        """Counts steps, trained by this process or before."""
         super().advance(steps)
         self._done += steps
         self._trained += steps * is_trained
@@ -154,7 +147,7 @@ class Progress(summaries.Progress):
 
 
 class _OfVariant(summaries.Progress):
-    """A run's progress within a comparison: lines with its variant's name, and the bar of all runs."""
+    """Adds the variant's name to lines, and moves the bar of all runs."""
 
     def __init__(self, whole, name, last_step):
         self._whole, self._name, self._last_step = whole, name, last_step
@@ -166,7 +159,7 @@ class _OfVariant(summaries.Progress):
         self._whole.advance(step, is_trained=False)
 
     def glance(self, step, loss):
-        pass  # the bar of the comparison moves
+        pass
 
     def say(self, text):
         self._whole.say(f"{self._name}: {text}")
@@ -175,16 +168,13 @@ class _OfVariant(summaries.Progress):
         return self._whole.remaining_seconds(step, seconds_per_step)
 
     def close(self):
-        pass  # the bar belongs to the comparison
+        pass
 
 
 class SameBatches:
     """Hashes of a seed's batches. The first variant at a step records the hash, and later ones must have the same.
 
-    After a kill, earlier hashes still apply.
-
-    Args:
-        path: Path of a file of JSON lines, perhaps with earlier hashes.
+    Hashes in the file of JSON lines still apply after a kill.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -193,13 +183,7 @@ class SameBatches:
             self._path, lambda record: json_lines.is_step(record.get("step")) and {"variant", "hash"} <= record.keys())}
 
     def look(self, variant: str, step: int, batches: dict) -> None:
-        """Records a variant's batches after `step`, or refuses one that differs from another variant's.
-
-        Args:
-            variant: str. Name of the variant.
-            step: int.
-            batches: dict of <int32>[steps, batch, length].
-        """
+        """Records a variant's batches after `step`, <int32>[steps, batch, length], or refuses a different one."""
         arrays = [(name.encode(), batches[name].numpy()) for name in sorted(batches)]
         for index in range(len(arrays[0][1])):
             digest = hashlib.blake2b(digest_size=8)

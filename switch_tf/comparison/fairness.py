@@ -1,4 +1,4 @@
-"""Checks that runs can be compared: same data, same rules, same work per token. Needs no TensorFlow."""
+"""Checks that runs can be compared: same data, rules and work per token. Needs no TensorFlow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,20 +9,20 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
 _TOLERANCE = 0.02
-# Names in `continuation.record` that may differ between variants: model, optimizer and seed.
+# Entries of `continuation.record` that may differ between variants.
 _FREE = ("SwitchConfig.", "SwitchTransformer.", "SEED")
-# Names that must agree for losses to be comparable.
+# Must agree for losses to be comparable.
 _OF_LOSSES = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "Run.eval_batches", "held-out data", "vocabulary")
-# Names, the likeliest reasons for a difference between losses first.
+# The likeliest reasons for a difference between losses first.
 _ORDER = ("SwitchConfig.", "SwitchTransformer.", "INITIAL_CHECKPOINT", "MIXTURE_OR_TASK_NAME", "training data",
           "held-out data", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack", "Run.cache_parts", "optimizer",
           "learning rate", "BATCH_SIZE", "TRAIN_STEPS", "StepSettings.", "Run.eval_batches", "Run.", "EVAL_PERIOD")
-# Names without effect on the model and its held-out losses.
+# Without effect on the model and its held-out losses.
 _WITHOUT_EFFECT = frozenset((
     "SEED", "LOG_PERIOD", "CHECKPOINT_PERIOD", "Run.keep_checkpoints", "Run.keep_every", "Run.unigram_batches",
     "Run.shown_examples", "Run.best_metric", "Run.eval_each_task", "StepSettings.steps_per_call",
-    "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # num_experts has a column in the table
-# Fields of SwitchConfig without effect if there are no experts.
+    "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # has a column in the table
+# Fields without effect if there are no experts.
 _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
     "expert_d_ff", "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices",
     "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor", "min_expert_capacity",
@@ -35,9 +35,8 @@ _OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
 def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:
     """Returns the work of a forward pass, averaged over a sequence of "inputs" and "targets".
 
-    `flops_per_token` are FLOPs of products with weights, router included, see `SwitchConfig.flops_per_sequence`.
-    `router_flops_share` is the router's share of them. `capacity_padding_share` is the ratio to them of the experts'
-    additional FLOPs for empty slots.
+    `flops_per_token` are FLOPs of products with weights, router included, see `SwitchConfig.flops_per_sequence`. The
+    shares are relative to them. `capacity_padding_share` is additional.
     """
     inputs = task_feature_lengths["inputs"]
     targets = 0 if config.is_encoder_only else task_feature_lengths["targets"]
@@ -47,7 +46,7 @@ def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:
 
 
 def check_run(run: Run) -> None:
-    """Refuses a Run that does not train to its last step, or has no held-out losses."""
+    """Refuses a Run with early stopping or without held-out losses."""
     if run.patience:
         raise Refusal(f"a comparison trains all variants to the last step; leave PATIENCE at 0, not {run.patience}.")
     if not run.eval_period:
@@ -55,10 +54,8 @@ def check_run(run: Run) -> None:
 
 
 def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:
-    """Returns the baseline's name, FLOPs per token without the router by variant, and their excess by variant.
-
-    The excess is a share of the baseline's FLOPs.
-    """
+    """Returns the baseline's name, FLOPs per token without the router, and their excess as a share of the
+    baseline's."""
     flops = {}
     for name, config in configs.items():
         cost = work(config, task_feature_lengths)
@@ -71,9 +68,9 @@ def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work
     """Refuses a variant with over 2 % more or less work per token than the baseline, without the router.
 
     Args:
-        configs: dict, name of a variant -> SwitchConfig.
-        task_feature_lengths: dict, "inputs" and "targets" in tokens.
-        unequal_work: Names of variants that may differ.
+        configs: Variant -> SwitchConfig.
+        task_feature_lengths: "inputs" and "targets" in tokens.
+        unequal_work: Variants that may differ.
     """
     reference, flops, shares = work_without_router(configs, task_feature_lengths)
     for name, share in shares.items():
@@ -87,8 +84,8 @@ def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> N
     """Refuses the first difference between variants, except in model, optimizer and seed.
 
     Args:
-        records: dict, name of a variant -> `continuation.record` of its run.
-        may_differ: Names in a record that may differ.
+        records: Variant -> `continuation.record` of its run.
+        may_differ: Names in a record.
     """
     compared = _compared(records)
     names = next(iter(compared.values()))
@@ -103,7 +100,7 @@ def check_records(records: dict[str, dict], may_differ: Sequence[str] = ()) -> N
 
 
 def check_losses(records: dict[str, dict]) -> None:
-    """Refuses runs with held-out losses over different tokens."""
+    """Refuses held-out losses over different tokens."""
     for key, first, value, name, other in _differences(_compared(records)):
         if key in _OF_LOSSES:
             raise Refusal(f"{key} is {value!r} in {first} and {other!r} in {name}, so their losses are not of the same "
@@ -116,7 +113,7 @@ def _compared(records):
 
 
 def _differences(records):
-    """Yields (key, first run, its value, other run, its value) for each difference, ordered by _ORDER."""
+    """Yields (key, first run, its value, other run, its value), ordered by _ORDER."""
     (first, wanted), *others = records.items()
     keys = sorted(wanted, key=lambda key: next(
         (place for place, start in enumerate(_ORDER) if key.startswith(start)), len(_ORDER)))
@@ -130,13 +127,13 @@ def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) 
     """Returns sentences about differences to the baseline that may matter, work first, then ordered by _ORDER.
 
     Args:
-        records: dict, name of a variant -> `continuation.record` of its run.
+        records: Variant -> `continuation.record` of its run.
         shares: From `work_without_router`.
         reference: Name of the baseline.
     """
     lines = [f"{name} does {_amount(share)} work for a token than {reference}, without the router."
              for name, share in shares.items() if abs(share) > _TOLERANCE]
-    # Leaves out entries without effect, and renames the learning rates of all optimizers alike.
+    # The learning rates of all optimizers get one name.
     with_effect = {name: {
         key.replace(f"{record['optimizer']}.learning_rate", "learning rate"): value for key, value in record.items()
         if key not in _WITHOUT_EFFECT and (record.get("SwitchConfig.num_experts") or key not in _OF_EXPERTS)}
@@ -167,6 +164,6 @@ def sentence_about_work(shares: dict[str, float], reference: str) -> str:
 
 
 def without_seed(record: dict) -> dict:
-    """Returns a record without the seed and the seed's initial runs, so that it is equal for a variant's runs."""
+    """Returns the entries of a record that are equal for all runs of a variant."""
     return {name: value for name, value in record.items()
             if name not in ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")}

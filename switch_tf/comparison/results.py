@@ -1,4 +1,4 @@
-"""Reads the curves of runs over steps, time, tokens and FLOPs, and compares costs and speed-ups to equal loss."""
+"""Reads the curves of runs, and compares costs and speed-ups to equal loss."""
 
 import dataclasses
 import pathlib
@@ -19,7 +19,7 @@ from switch_tf.storage import json_lines
 with epy.lazy_imports():  # takes a second
     from scipy import stats
 
-# Required fields of a run's record, with a check of the value.
+# Required fields of a run's record, with a check.
 _NEEDED = {
     "MIXTURE_OR_TASK_NAME": lambda value: isinstance(value, str),
     "optimizer": lambda value: isinstance(value, str),
@@ -28,10 +28,10 @@ _NEEDED = {
     "TASK_FEATURE_LENGTHS": lambda value: isinstance(value, dict) and {"inputs", "targets"} <= value.keys() and all(
         json_lines.is_step(length) and length < 2**31 for length in value.values()),
 }
-# Number of evaluations to average, because a loss depends on the last batch.
+# Evaluations to average, because a loss depends on the last batch.
 SMOOTHING = 3
-_ERROR_RATE = 0.05  # of all tests of a comparison together
-# Shares of the baseline's run. Its losses there are targets.
+_ERROR_RATE = 0.05  # of all tests together
+# Shares of the baseline's run, for target losses.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -39,17 +39,16 @@ _SHARES = (0.25, 0.5, 0.75, 1.0)
 class Curves:
     """The evaluations of a run.
 
-    `name`: Name of the variant.
-    `folder`: Run folder.
+    `name`: Variant.
     `checkpoint`: `folders.identity` of the newest checkpoint.
-    `record`: Configuration, from `continuation.record`.
+    `record`: From `continuation.record`.
     `config`: SwitchConfig.
     `loss_name`: Name in metrics.jsonl of the mixture's loss.
     `steps`: Steps of evaluations after the start.
     `losses`: Smoothed losses of the mixture.
     `values`: Name of any other evaluated value -> (steps, values), not smoothed.
     `seconds`, `tokens`, `flops`: Training time, tokens, and FLOPs of products with weights, from the start to each of
-        `steps`. A backward pass counts twice a forward pass.
+    `steps`. A backward pass counts twice a forward pass.
     `step_times`: Logged step -> seconds per step before it.
     """
 
@@ -69,7 +68,7 @@ class Curves:
     step_times: dict[int, float]
 
 
-Pairs = list[tuple[Curves, Curves]]  # (run of a variant, baseline's run to compare it with)
+Pairs = list[tuple[Curves, Curves]]  # (run of a variant, baseline's run)
 
 
 def read(folder: pathlib.Path, name: str) -> Curves:
@@ -106,7 +105,7 @@ def read(folder: pathlib.Path, name: str) -> Curves:
     if not len(logged):
         raise Refusal(f"The run {str(folder)!r} has no logged speed (train/seconds_per_step in metrics.jsonl), so its "
                       "training time is unknown; train it to its next LOG_PERIOD.")
-    seconds = np.diff(logged, prepend=0) * per_step  # of training, without evaluations
+    seconds = np.diff(logged, prepend=0) * per_step  # without evaluations
     seconds, tokens = (np.interp(steps, [0, *logged], [0, *np.cumsum(values)])
                        for values in (seconds, seconds * per_second))
     lengths = record["TASK_FEATURE_LENGTHS"]
@@ -119,7 +118,7 @@ def read(folder: pathlib.Path, name: str) -> Curves:
 
 
 def _of_tasks(run):
-    """Returns the run with the losses of a task instead of the mixture: task -> Curves."""
+    """Returns task -> run, with the task's losses instead of the mixture's."""
     runs = {}
     for name, (steps, values) in run.values.items():
         losses = [value for step, value in zip(steps, values, strict=True) if step > 0]
@@ -129,7 +128,7 @@ def _of_tasks(run):
 
 
 def told_apart(runs: list[Curves]) -> list[Curves]:
-    """Returns runs with unique names: by path if runs share a name but differ in more than the seed."""
+    """Names runs by path if they share a name but differ in more than the seed."""
     def is_seed(run):
         others = [other for other in runs if other.name == run.name and other is not run]
         return all(other.seed != run.seed and fairness.without_seed(other.record) == fairness.without_seed(run.record)
@@ -139,7 +138,7 @@ def told_apart(runs: list[Curves]) -> list[Curves]:
 
 
 def smoothed(losses: Sequence[float]) -> np.ndarray:
-    """Returns the mean of each loss and the two before it, if there are as many.
+    """Returns the means of losses and up to two before each.
 
     Means are rounded only once, so a tie between two runs stays a tie.
     """
@@ -151,15 +150,14 @@ def compare(curves: list[Curves]) -> dict:
     """Returns the results of a comparison, JSON-able.
 
     The target is the baseline's smoothed last loss. A variant reaches it at its first evaluation with a smoothed loss
-    at or below it, so speed-ups are no finer than the evaluation period. Each seed is compared with the baseline's same
-    seed, or with its first one. Speed-ups are medians over seeds; a seed that does not reach the target counts as the
-    slowest. Refuses losses over different tokens.
+    at or below it. Each seed is compared with the baseline's same seed, or with its first one. Speed-ups are medians
+    over seeds; a seed that does not reach the target counts as the slowest. Refuses losses over different tokens.
 
     Args:
-        curves: list of at least two runs. Runs of a variant have the same name.
+        curves: At least two runs. Runs of a variant have the same name.
 
     Returns:
-        dict of `baseline`, `target_loss`, `loss`, `smoothing`, `evaluation_period`, `work` (a sentence), `not_equal`
+        `baseline`, `target_loss`, `loss`, `smoothing`, `evaluation_period`, `work` (a sentence), `not_equal`
         (sentences, the most important first) and `variants`, in the order of `curves`.
     """
     of_names = by_name(curves)
@@ -192,35 +190,28 @@ def compare(curves: list[Curves]) -> dict:
 
 
 def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
-    """Returns name of a variant -> its runs, in order."""
+    """Returns name of a variant -> its runs."""
     return {run.name: [other for other in curves if other.name == run.name] for run in curves}
 
 
 def pairs(runs: list[Curves], references: list[Curves]) -> Pairs:
-    """Returns each run with the reference of its seed, else the first reference."""
+    """Returns each run with the reference of its seed, else the first one."""
     of_seed = {reference.seed: reference for reference in references}
     return [(run, of_seed.get(run.seed, references[0])) for run in runs]
 
 
 def target(paired: Pairs, share: float) -> dict:
-    """Returns the speed-ups of runs to their references' losses after a share of the evaluations.
+    """Returns the speed-ups of runs to their references' losses after a share, in (0, 1], of the evaluations.
 
-    Args:
-        paired: Pairs.
-        share: float in (0, 1].
-
-    Returns:
-        dict of `share_of_baseline`, `loss`, `speedup_steps`, `speedup_time`. Speed-ups are medians, None if the median
-        run does not reach the loss.
+    Speed-ups are medians, None if the median run does not reach the loss.
     """
     losses, speedups = [], []
     for run, reference in paired:
         losses.append(reference.losses[max(0, round(share * len(reference.steps)) - 1)])
         at, first = (np.flatnonzero(one.losses <= losses[-1])[:1] for one in (run, reference))
-        # Below 1 if the run is later.
         speedups.append([float(getattr(reference, along)[first][0] / getattr(run, along)[at][0]) if len(at) else None
                          for along in ("steps", "seconds")])
-    # Takes the lower median of an even number, so that a seed without a speed-up counts.
+    # The lower median counts a seed without a speed-up.
     in_steps, in_time = (sorted(values, key=lambda value: value or 0.0)[(len(paired) - 1) // 2]
                          for values in zip(*speedups, strict=True))
     return {"share_of_baseline": share, "loss": _median(losses), "speedup_steps": in_steps, "speedup_time": in_time}
@@ -231,10 +222,10 @@ def _at_end(paired):
 
 
 def _variant(paired, step_time):
-    """Returns a variant's cost and quality. `step_time` is the baseline's, in seconds."""
+    """Returns a variant's cost and quality. `step_time` is the baseline's."""
     runs = [run for run, _ in paired]
     config = runs[0].config
-    # Times logged at the same step. Runs in turns trained it in the same minutes.
+    # Runs in turns trained the same step in the same minutes.
     ratios = [run.step_times[step] / reference.step_times[step] for run, reference in paired
               for step in run.step_times.keys() & reference.step_times.keys()]
     ratio = _median(ratios or [_median([*run.step_times.values()]) / _median([*reference.step_times.values()])
@@ -246,7 +237,7 @@ def _variant(paired, step_time):
                    "flops": run.flops.tolist(), "loss": run.losses.tolist()},
         "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
     } for run, reference in paired]
-    # Each task of the mixture (Figures 7 and 8 of the paper).
+    # Figures 7 and 8 of the paper.
     of_pairs = [(_of_tasks(run), _of_tasks(reference)) for run, reference in paired]
     tasks = {name: {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
                     **_at_end([(own[name], other[name]) for own, other in of_pairs])}
@@ -270,10 +261,10 @@ def _tests(paired):
     """Returns name of a variant -> `p_value` and `smallest_effect`, corrected for the number of variants.
 
     Seeds share their batches with the baseline, so Student's t tests the mean of their differences against 0. Holm's
-    method keeps the chance that any test finds a difference where none exists at 5 %: the smallest of m p-values is
-    multiplied by m, the next one by m - 1. `smallest_effect` is the mean that would be significant at the variant's
-    place in that order. A variant is tested only if it has several seeds and the baseline has all of them: a single run
-    of the baseline would hide its own chance.
+    method keeps the chance of any false difference at 5 %: the smallest of m p-values is multiplied by m, the next one
+    by m - 1. `smallest_effect` is the mean that would be significant at the variant's place in that order. A variant is
+    tested only if it has several seeds and the baseline has all of them: a single run of the baseline would hide its
+    own chance.
     """
     differences = {name: np.array([run.losses[-1] - reference.losses[-1] for run, reference in runs])
                    for name, runs in paired.items()
@@ -297,8 +288,8 @@ def _share_of_gain(paired, curves):
     """Returns the share of its teachers' gain that a distilled variant keeps, or None without the teachers' runs.
 
     As in Tables 6 to 8 of the paper, `share` is the variant's mean gain over the baseline divided by the teacher's, or
-    None if the teacher has no gain. `shares` are the same by seed, and `compression` is the share of the teacher's
-    parameters that the student lacks.
+    None if the teacher has none. `shares` are by seed, and `compression` is the share of the teacher's parameters that
+    the student lacks.
     """
     of_checkpoint = {run.checkpoint: run for run in curves}
     teachers = [of_checkpoint.get(run.record.get("Distillation.teacher")) for run, _ in paired]

@@ -1,4 +1,4 @@
-"""Reports on run folders: comparison.json, a page with plots, and a table for the terminal."""
+"""Reports on run folders: comparison.json, a page with plots, and a table."""
 
 import html
 import pathlib
@@ -31,8 +31,7 @@ _STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:righ
 def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
     """Returns (name of the variant, run folder) of at least two different runs.
 
-    Args:
-        folders: Run folders, and folders of comparisons, for all of their runs.
+    `folders` are run folders, and folders of comparisons, for all of their runs.
     """
     runs = []
     for folder in map(places.at, folders):
@@ -50,12 +49,9 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
 
 def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
            is_complete: bool = True) -> tuple[dict, str]:
-    """Writes the report on runs.
+    """Writes the report on runs, as (variant, run folder).
 
-    Args:
-        output: Folder of the report.
-        runs: (name of the variant, run folder) of each run.
-        is_complete: Whether every run must have an evaluation. Otherwise runs without one are left out.
+    Unless `is_complete`, runs without an evaluation are left out.
 
     Returns:
         (content of comparison.json, {} without evaluations; text for people).
@@ -76,7 +72,7 @@ def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
 
 
 def write(folder: pathlib.Path, runs: list[Curves]) -> dict:
-    """Writes the three files into a folder, and returns the content of comparison.json."""
+    """Writes the three files, and returns the content of comparison.json."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     outcome = results.compare(runs)
@@ -177,21 +173,15 @@ def _html_table(rows):
                                for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)) + "</table>"
 
 
-# Speed-ups start at this share of the baseline's run, because models have hardly learnt earlier.
+# Earlier in the baseline's run, models have hardly learnt.
 _FROM = 0.2
 
 
 def draw(curves: list[Curves], outcome: dict) -> bytes:
-    """Returns a PNG. For several seeds a line is the median and a band the range.
-
-    Args:
-        curves: Runs of all variants.
-        outcome: From `results.compare`.
-    """
+    """Returns a PNG. For several seeds a line is the median and a band the range."""
     of_names, baseline = results.by_name(curves), outcome["baseline"]
     colors = dict(zip(of_names, matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[baseline] = "tab:red"
-    # Up to four values that all evaluations have, except losses of tasks.
     shared = set.intersection(*(set(run.values) for run in curves))
     others = sorted(name for name in shared if not name.endswith("/loss"))[:4]
     has_tasks = any(variant["tasks"] for variant in outcome["variants"])
@@ -221,7 +211,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
         if name != baseline:
             targets = [results.target(results.pairs(runs, of_names[baseline]), share) for share in shares]
             for unit, style in (("steps", "-"), ("time", "--")):
-                factors = np.array([entry[f"speedup_{unit}"] for entry in targets], float)  # None becomes NaN
+                factors = np.array([entry[f"speedup_{unit}"] for entry in targets], float)  # NaN
                 panel.plot([entry["loss"] for entry in targets], factors, style, color=colors[name])
     panel.axhline(1, color=colors[baseline], linewidth=1)
     panel.invert_xaxis()
@@ -234,7 +224,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
             along, values = zip(*(run.values[metric] for run in runs), strict=True)
             _band(panel, along, values, colors[name])
         panel.set(xlabel="steps", title=metric.removeprefix("eval/"))
-    if has_tasks:  # speed-ups in steps to the baseline's loss, 0 if not reached
+    if has_tasks:  # speed-ups in steps, 0 if not reached
         panel = next(panels)
         for variant in outcome["variants"]:
             if variant["name"] != baseline:
