@@ -1,7 +1,7 @@
 """Switch Transformers in TensorFlow and Keras 3.
 
-`import switch_tf` loads no TensorFlow, Keras, seqio, t5 or matplotlib: names are imported at first use. So
-`switch-tf --help` answers at once, and any machine can read a configuration.
+`import switch_tf` loads no TensorFlow, Keras, seqio, t5 or matplotlib: `switch-tf --help` answers at once, and any
+machine can read a configuration.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from switch_tf.installation import keras_registration
 
 __version__ = "0.1.0"
 
-# Public name -> module, where they differ. Users register their own policies in "policies".
+# Public name -> module. Users register their own policies in "policies".
 _MODULES = {"Experiment": "configs.experiment", "SwitchConfig": "configs.switch_config",
             "SwitchTransformer": "models.switch_transformer", "policies": "configs.policies"}
 
@@ -46,7 +46,7 @@ try:
 except ImportError as error:
     if pathlib.Path(sys.argv[0]).name != "switch-tf":
         raise
-    sys.exit(f"switch-tf: {error}")  # no traceback in our own command
+    sys.exit(f"switch-tf: {error}")
 
 keras_registration.register()
 

@@ -1,7 +1,7 @@
 """Checks of values. Each function returns the value to keep or raises a Refusal of one sentence.
 
-NumPy's integers, floats and booleans become Python's, so that configurations can be JSON. True, False, NaN and
-infinities are not numbers. Checks of a tensor cover only what is known while tracing.
+NumPy's integers, floats and booleans become Python's, for JSON. True, False, NaN and infinities are not numbers. Checks
+of a tensor cover only what is known while tracing.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import places
 from switch_tf.storage.whole_file import reading
 
-# Words for a rule in a refusal -> the rule.
+# Words in a refusal -> rule.
 _RULES = {
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in (0, 1)": lambda value: 0 < value < 1,
@@ -28,14 +28,14 @@ _RULES = {
     "0 or above": lambda value: value >= 0,
 }
 _LARGEST_INTEGER = 2**31 - 1
-# Outside of this range a float32 is 0 or infinite, and a quotient or product with it NaN or infinite.
+# Outside, a float32 is 0 or infinite, and a quotient or product with it NaN or infinite.
 _SMALLEST_FLOAT, _LARGEST_FLOAT = 1.2e-38, 3.4e38
 _KINDS = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",),
           "number": ("float", "bfloat", "int", "uint", "bool")}
 
 
 def integer(name: str, value: Any, at_least: int) -> int:
-    """Checks an integer size or seed, from `at_least` to 2**31 - 1."""
+    """Checks an integer from `at_least` to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < at_least:
         raise Refusal(f"{name} must be an integer of at least {at_least}, not {shown(value)}.")
     if int(value) > _LARGEST_INTEGER:
@@ -53,11 +53,10 @@ def ids(name: str, value: Any, count: int | None = None) -> int | tuple[int, ...
 
 
 def number(name: str, value: Any, rule: str) -> int | float:
-    """Checks a finite number by a rule: "in [0, 1)", "in (0, 1)", "in (0, 1]", "in [0, 1]", "in [1e-6, 1e6]",
-    "above 0" or "0 or above"."""
+    """Checks a finite number by one of _RULES."""
     converted: int | float = math.nan  # violates every rule
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # from a large fractions.Fraction; large floats are infinite
+        with contextlib.suppress(OverflowError):  # from a large fractions.Fraction
             converted = int(value) if isinstance(value, numbers.Integral) else float(value)
     if abs(converted) == math.inf or not _RULES[rule](converted):
         raise Refusal(f"{name} must be a number {rule}, not {shown(value)}.")
@@ -69,7 +68,7 @@ def number(name: str, value: Any, rule: str) -> int | float:
 
 def flag(name: str, value: Any) -> bool:
     """Checks a bool. Refuses words such as "no": they are true in Python."""
-    numpy = sys.modules.get("numpy")  # imported already if the value is NumPy's
+    numpy = sys.modules.get("numpy")  # imported if the value is NumPy's
     if not isinstance(value, bool if numpy is None else (bool, numpy.bool_)):
         raise Refusal(f"{name} must be True or False, not {shown(value)}.")
     return bool(value)
@@ -83,7 +82,7 @@ def text(name: str, value: Any) -> str:
 
 
 def path(name: str, value: Any) -> Any:
-    """Checks a path of this machine or of a bucket, as text or path, and returns it in the form of `places.at`."""
+    """Checks a path of this machine or of a bucket, and returns it in the form of `places.at`."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or str(value) == "":
         raise Refusal(f"{name} must be a path, not {shown(value)}.")
     return places.at(place(name, value))
@@ -92,8 +91,7 @@ def path(name: str, value: Any) -> Any:
 def place(name: str, value: Any) -> Any:
     """Checks text or a path for a file or folder of this machine or of a bucket. It need not exist.
 
-    Refuses other URLs (pathlib would turn "s3://b/x" into the local folder "s3:/b/x") and names too long for the file
-    system.
+    Refuses other URLs (pathlib would turn "s3://b/x" into the local folder "s3:/b/x") and too long names.
     """
     if not isinstance(value, os.PathLike):
         text(name, value)
@@ -118,7 +116,7 @@ def place(name: str, value: Any) -> Any:
 
 
 def new_folder(folder: Any) -> None:
-    """Raises a Refusal unless a folder is empty or missing, so that no file is overwritten."""
+    """Refuses a folder that holds files."""
     with reading(folder):
         is_new = not folder.exists() or folder.is_dir() and not any(folder.iterdir())
     if not is_new:
@@ -131,7 +129,7 @@ def optional(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> An
 
 
 def lengths(name: str, value: Any) -> dict[str, int]:
-    """Checks the numbers of tokens of a sequence, `{"inputs": ..., "targets": ...}`."""
+    """Checks a sequence's tokens, `{"inputs": ..., "targets": ...}`."""
     if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
         raise Refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
                       f"{{'inputs': 128, 'targets': 29}}, not {shown(value)}.")
@@ -158,11 +156,10 @@ def tensor(name: str, value: Any, kind: str, shape: Sequence[int | None], may_br
     """Raises a Refusal unless a tensor has a kind and shape.
 
     Args:
-        name: str. Name in the message.
         value: Tensor of any back end, symbolic or not, or NumPy array.
-        kind: str. "float", "int", "bool", or "number" for any of them.
+        kind: "float", "int", "bool", or "number" for any of them.
         shape: Length of each dimension, None for any length.
-        may_broadcast: bool. Whether a dimension may also be 1.
+        may_broadcast: Whether a dimension may also be 1.
     """
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         raise Refusal(f"{name} must be <{kind}>{_listed(shape)}, not {shown(value)}.")
@@ -176,12 +173,7 @@ def tensor(name: str, value: Any, kind: str, shape: Sequence[int | None], may_br
 
 
 def width(input_shape: Sequence[int | None], rank: int | None = 3) -> int:
-    """Returns the width, the last dimension, of a layer's inputs.
-
-    Args:
-        input_shape: tuple of int or None.
-        rank: int or None. Required number of dimensions, None for any.
-    """
+    """Returns the last dimension of a layer's inputs, of a required rank or (None) any."""
     shape = tuple(input_shape or ())
     if not shape or rank not in (None, len(shape)) or shape[-1] is None:
         dimensions = "at least one dimension" if rank is None else f"{rank} dimensions"
@@ -199,13 +191,7 @@ def size(name: str, value: Any, at_least: int) -> Any:
 
 
 def indices(name: str, values: Any, count: int) -> None:
-    """Raises a Refusal unless all indices are in [0, count).
-
-    Args:
-        name: str. Name in the message.
-        values: NumPy array of int, or None if not known yet.
-        count: int.
-    """
+    """Raises a Refusal unless all indices, if known, are in [0, count)."""
     if values is None or not values.size:
         return
     for value in (values.min(), values.max()):
@@ -214,13 +200,13 @@ def indices(name: str, values: Any, count: int) -> None:
 
 
 def shown(value: Any) -> str:
-    """Returns `repr(value)` in one line of at most 120 characters, for a message."""
+    """Returns `repr(value)` in one line of at most 120 characters."""
     line = " ".join(repr(value).split())
     return line if len(line) <= 120 else f"{line[:120]}..."
 
 
 def printable(text: str) -> str:
-    """Returns a text with unprintable characters escaped, such as `\\x1b`."""
+    """Escapes unprintable characters, as `\\x1b`."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 

@@ -1,8 +1,8 @@
 """The ambient state of a trace: layers, data sources and back ends read it without an argument.
 
 Each thread has its own context and starts with the defaults. `carried` takes a context along for a function that
-another thread calls (a replica of `tf.distribute`) or that runs after its scope has ended (a recomputation in the
-backward pass). Functions that TensorFlow traces in the caller's thread (`tf.data`, `tf.function`) do not need it.
+another thread calls (a replica of `tf.distribute`) or that runs after its scope (a recomputation in the backward pass).
+Functions that TensorFlow traces in the caller's thread (`tf.data`, `tf.function`) do not need it.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ class Context:
     """Ambient state of the code that runs or is traced.
 
     Attributes:
-        annotator: Object (`partitioning.axes`) that lays out the tensors of one program for many devices, or None.
-        variable_axes: Logical axes of the variable in creation, for the back end that stores it.
+        annotator: Lays out the tensors of one program for many devices (`partitioning.axes`), or None.
+        variable_axes: Logical axes of the variable in creation, for the back end.
         part: Visible part of the global batch.
-        seed: int or integer scalar tensor, the seed of random numbers. None draws one from Keras' global generator.
+        seed: int or integer scalar tensor. None draws one from Keras' global generator.
         fused_program: Graph that `forms.fused` traces for XLA on a CPU, and the tensors shared by its loops, by key.
             Elsewhere None.
         no_drop: Whether each expert has a slot for every token, so that no prediction depends on its neighbours.
-        routes: Path of a layer of experts -> its gates, <float32>[batch, length, expert]. They multiply the experts'
-            outputs, and are 0 for experts without the token. Layers store them here. None records no gates.
+        routes: Path of a layer of experts -> its gates, <float32>[batch, length, expert], 0 for experts without the
+            token. Layers store them here. None records no gates.
         is_lowered: Whether the traced function is lowered for JAX, with variables of the pjrt back end as arguments.
         endless_passes: Whether `data.passes` repeats a training split without end.
     """
@@ -53,13 +53,13 @@ _context = contextvars.ContextVar("switch_tf", default=_DEFAULTS)
 
 
 def current() -> Context:
-    """Returns the context of the calling thread."""
+    """Returns the calling thread's context."""
     return _context.get()
 
 
 @contextlib.contextmanager
 def within(**changes: Any) -> Iterator[None]:
-    """Changes fields of the context in a `with` block, or in each call of a decorated function."""
+    """Changes the context in a `with` block, or in each call of a decorated function."""
     token = _context.set(dataclasses.replace(_context.get(), **changes))
     try:
         yield

@@ -22,9 +22,6 @@ def on_this_machine(described: Experiment, is_checked: bool = True) -> Experimen
     """Returns an experiment on the devices of all processes that train together.
 
     Starts the devices. With several processes, call it before any TensorFlow operation.
-
-    Raises:
-        Refusal: The layout does not suit the devices or, if `is_checked`, the parts cannot be trained together.
     """
     processes.say_who_is_awaited()
     partitioner = backends.create_partitioner(described.layout)
@@ -49,14 +46,9 @@ def _on(described, layout, partitioner, is_checked):
 
 
 def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tuple[Trainer, str]:
-    """Opens an experiment's initial weights, and makes its trainer with the vocabulary that they need.
+    """Makes an experiment's trainer, with the vocabulary that its initial weights need, and the configuration's text.
 
-    Args:
-        described: Experiment.
-        words: Arguments of `switch-tf`.
-
-    Returns:
-        (Trainer, text of its configuration).
+    `words` are arguments of `switch-tf`.
     """
     weights = formats.opened(described.run, described.config)
     described = dataclasses.replace(described, run=dataclasses.replace(
@@ -67,13 +59,13 @@ def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tu
 
 
 def train(described: Experiment) -> dict:
-    """Trains an experiment on this machine's devices (`Experiment.train`)."""
+    """Trains on this machine's devices (`Experiment.train`)."""
     trainer, configuration = make_trainer(on_this_machine(described))
     return trainer.train(configuration)
 
 
 def evaluate(described: Experiment, step: str, split: str, num_examples: int | None) -> dict:
-    """Scores a checkpoint of an experiment's run (`Experiment.evaluate`)."""
+    """Scores a checkpoint of a run (`Experiment.evaluate`)."""
     if step == "all":
         raise Refusal("step must be best, last or a step with a checkpoint, not 'all', because one is evaluated.")
     folder = places.at(described.run.model_dir)

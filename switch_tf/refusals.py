@@ -1,10 +1,10 @@
-"""The exception for mistakes of users, printed by commands as one sentence, and one line of any other exception."""
+"""The exception for mistakes of users, and one line of any exception."""
 
 import re
 
 from switch_tf import statuses
 
-# TensorFlow's names for the failed operation or iterators, before and after its message.
+# TensorFlow's names for the failed operation or iterators.
 _OPERATION = re.compile(r"\{\{.*?\}\}\s*|\s*\[(Op:|\[\{\{).*$|"
                         r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ")
 
@@ -12,15 +12,11 @@ _OPERATION = re.compile(r"\{\{.*?\}\}\s*|\s*\[(Op:|\[\{\{).*$|"
 class Refusal(ValueError):
     """A mistake of the user in one sentence: the rule, the value received and the way out.
 
-    Any other exception is a bug in this package, shown with its traceback.
-
-    Attributes:
-        exit_status: Exit status of the failed command, one of `statuses`.
+    `exit_status`: One of `statuses`, for the failed command.
     """
 
     exit_status = statuses.REFUSED
-    # With these attributes, Keras and AutoGraph re-raise the exception unchanged, and not as a paragraph about the call
-    # of a layer or traced function.
+    # Keras and AutoGraph re-raise exceptions with these unchanged, not as a paragraph about a layer's call.
     _keras_call_info_injected = True
     ag_pass_through = True
 
@@ -41,7 +37,7 @@ def first_line(error: BaseException | str) -> str:
 
 
 def sentence_about_data(error: BaseException) -> str | None:
-    """Returns the message of a `data.BadData`, even if wrapped in an error of TensorFlow; otherwise None."""
+    """Returns the message of a `data.BadData`, even if TensorFlow wrapped it; otherwise None."""
     if type(error).__name__ in ("BadData", "UnreachableData"):
         return str(error)
     match = re.search(r"\b(?:Bad|Unreachable)Data: (.*)", str(error))

@@ -1,7 +1,6 @@
 """Trains SentencePiece vocabularies: `python -m switch_tf.sentencepiece_training NUM_PIECES < SENTENCES > MODEL`.
 
-A separate command: SentencePiece cannot be interrupted within a process, and reports its progress only on standard
-error. Needs no TensorFlow.
+A process of its own: SentencePiece cannot be interrupted, and reports its progress only on standard error.
 """
 
 import contextlib
@@ -26,11 +25,11 @@ with epy.lazy_imports():  # not needed to check arguments
     import tqdm
     from sentencepiece import sentencepiece_model_pb2
 
-# A rule for a character in no text. Without any rule, SentencePiece prints a warning whenever it loads the model.
+# A rule for a character in no text. Without any, SentencePiece prints a warning whenever it loads the model.
 _RULES = "FFFF\tFFFD\n"
 
-# SentencePiece silently leaves out sentences of more than 4192 bytes.
-_LONGEST = 4000  # bytes
+# SentencePiece silently leaves out sentences of over 4192 bytes.
+_LONGEST = 4000
 
 _TOO_HIGH = re.compile(r"Vocabulary size (?:is )?too high \(\d+\).*?<= (\d+)")
 _TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -43,11 +42,10 @@ def train(
     """Returns a serialised unigram model, with the same bytes for the same sentences.
 
     Args:
-        sentences: Texts to learn the pieces from.
-        num_pieces: int. Size of the vocabulary without sentinels. Padding is 0, the end of sequence 1, unknown 2.
-        is_quiet: bool. Whether standard error stays empty.
-        keeps_whitespace: bool. Whether every space and newline is encoded, as source code needs. Otherwise text is
-            normalised (NFKC), and spaces and newlines become one space.
+        num_pieces: Size of the vocabulary without sentinels. Padding is 0, the end of sequence 1, unknown 2.
+        is_quiet: Whether standard error stays empty.
+        keeps_whitespace: Whether every space and newline is encoded, as source code needs. Otherwise text is normalised
+            (NFKC), and spaces and newlines become one space.
 
     Raises:
         RuntimeError: SentencePiece cannot train, for example because the text has too few different pieces.
@@ -59,7 +57,7 @@ def train(
             rules = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".tsv"))
             rules.write(_RULES)
             rules.flush()
-            # No sentence has a newline, so it becomes its byte.
+            # A newline, in no sentence, becomes its byte.
             options = {"remove_extra_whitespaces": False, "add_dummy_prefix": False,
                        "allow_whitespace_only_pieces": True, "normalization_rule_tsv": rules.name}
         sentencepiece.SentencePieceTrainer.train(
@@ -69,7 +67,7 @@ def train(
             vocab_size=num_pieces,
             pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
             pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>",
-            # Without these two, even a question mark was unknown.
+            # Without these, even a question mark was unknown.
             byte_fallback=True,
             required_chars="".join(c for c in string.printable if c.isprintable() and c != " "),
             character_coverage=0.9995,
@@ -98,15 +96,11 @@ def check_output(output: str) -> None:
 
 
 def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
-    """Trains a vocabulary in a separate process that Ctrl-C ends, and shows its progress.
+    """Trains a vocabulary in a process that Ctrl-C ends, and shows its progress.
 
     Args:
-        sentences: Texts to learn the pieces from.
         num_pieces: Size of the vocabulary without sentinels.
-        output: Path of the model. It appears when complete.
-
-    Raises:
-        Refusal: The text does not allow that size, or the process was killed.
+        output: The model appears when complete.
     """
     beside = os.path.dirname(output) or "." if places.is_local(output) else None
     with tempfile.TemporaryFile(dir=beside) as source, tempfile.TemporaryFile(dir=beside) as model:
@@ -127,7 +121,7 @@ def train_file(sentences: Sequence[str], num_pieces: int, output: str) -> None:
 
 
 def _show_progress(lines, num_pieces):
-    """Shows the progress of a training and returns the last lines of its log."""
+    """Returns the last lines of the log."""
     log, first = deque(maxlen=40), None
     with tqdm.tqdm(desc=f"training {num_pieces} pieces", bar_format="{desc} [{elapsed}]") as progress:
         for line in lines:
@@ -153,14 +147,14 @@ def _failure(log, num_pieces, status):
 
 
 def characters_per_token(model: str, sentences: Sequence[str]) -> float:
-    """Returns the mean number of characters per piece, over about 1000 sentences. `model` is a file."""
+    """Returns the mean characters per piece over about 1000 sentences. `model` is a file."""
     pieces = sentencepiece.SentencePieceProcessor(model_proto=places.at(model).read_bytes())
     some = sentences[::max(1, len(sentences) // 1000)]
     return sum(map(len, some)) / sum(len(pieces.encode(sentence)) for sentence in some)
 
 
 def describe(result: dict) -> str:
-    """Returns the text of the result of `switch-tf vocabulary`."""
+    """Returns the text of a result of `switch-tf vocabulary`."""
     return "\n".join((
         f"{result['num_texts']:,} texts, {result['num_sentences']:,} sentences; {result['num_pieces']:,} pieces, "
         f"{result['characters_per_token']:.2f} characters a token; with sentinels {result['num_ids']:,} ids.",

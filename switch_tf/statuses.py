@@ -1,8 +1,8 @@
-"""Exit statuses of commands. They tell a supervisor whether to restart a run."""
+"""Exit statuses of commands, for supervisors that restart runs."""
 
 FINISHED, BUG, REFUSED, DIVERGED, OUTAGE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-# How a run ended. Shells also use 130 after Ctrl-C.
+# Shells also use 130 after Ctrl-C.
 MEANINGS = {
     FINISHED: "the run has reached its last step",
     BUG: "a bug, with its traceback",
@@ -13,7 +13,7 @@ MEANINGS = {
 }
 EPILOG = f"Exit status: {'; '.join(f'{status}: {meaning}' for status, meaning in MEANINGS.items())}."
 
-# Later statuses may follow from earlier ones: an ended process is an outage for the rest.
+# A cause comes before its effects: an ended process is an outage for the rest.
 _CAUSES_FIRST = (BUG, DIVERGED, REFUSED, INTERRUPTED, OUTAGE, FINISHED)
 
 

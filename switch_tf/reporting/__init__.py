@@ -1,1 +1,1 @@
-"""Measurements of a run for people: metrics.jsonl, TensorBoard, progress lines and report.html."""
+"""A run for people: metrics.jsonl, TensorBoard, progress lines and report.html."""

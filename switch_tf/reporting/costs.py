@@ -1,4 +1,4 @@
-"""Sizes of a model, parameters, FLOPs and bytes: as a JSON object, and as text."""
+"""Sizes of a model: parameters, FLOPs and bytes."""
 
 import pathlib
 import sys
@@ -8,29 +8,23 @@ from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.optim import factoring
 from switch_tf.refusals import Refusal, first_line
 
-# Fields by which people know a model.
 _SIZES = ("d_model", "d_ff", "num_heads", "d_kv", "num_encoder_layers", "num_decoder_layers", "num_experts",
           "encoder_sparse_step", "decoder_sparse_step", "vocab_size")
 
-# Unit -> (least number, prefix). Parameters have no unit.
+# Unit -> (least number, prefix).
 _PREFIXES = {"B": ((2**40, " Ti"), (2**30, " Gi"), (2**20, " Mi"), (2**10, " Ki"), (1, " ")),
              "FLOP": ((1e12, " T"), (1e9, " G"), (1e6, " M")), "": ((1e9, "B"), (1e6, "M"))}
 
 
 def sizes(config: SwitchConfig) -> dict[str, int]:
-    """Returns the main fields of a configuration, and for a dense model no sparse ones."""
+    """Returns the main fields of a configuration. A dense model's have no sparse ones."""
     shown = {name: getattr(config, name) for name in _SIZES if config.num_experts or "sparse" not in name}
     chosen = ("expert_d_ff", "encoder_sparse_indices", "decoder_sparse_indices") if config.num_experts else ()
     return shown | {name: getattr(config, name) for name in chosen if getattr(config, name) is not None}
 
 
 def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> dict:
-    """Returns the sizes, parameters, FLOPs of a sequence and bytes of a model without building it.
-
-    Args:
-        config: Configuration of the model.
-        inputs_length, targets_length: Tokens of a sequence.
-    """
+    """Returns the sizes, parameters, FLOPs of a sequence and bytes of a model without building it."""
     flops = config.flops_by_part(inputs_length, targets_length)
     apart = {part: flops.pop(part) for part in ("attention_scores", "logits", "capacity_padding")}
     return {
@@ -46,11 +40,8 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
 
 
 def of_checkpoint(folder: str | pathlib.Path) -> dict:
-    """Returns the step, parameters and bytes of a checkpoint, and its run's task, vocabulary and sizes if known.
-
-    Args:
-        folder: Checkpoint folder, or run folder for its newest checkpoint.
-    """
+    """Returns the step, parameters and bytes of a (run's newest) checkpoint, and its run's task, vocabulary and
+    sizes."""
     try:
         checkpoint = folders.resolve(folder)
     except Refusal as error:
@@ -63,13 +54,13 @@ def of_checkpoint(folder: str | pathlib.Path) -> dict:
             names = dict.fromkeys(str(vocabulary.get("name")) for vocabulary in saved.vocabularies.values())
             of_run = {"task": saved.task, "task_feature_lengths": saved.task_feature_lengths,
                       "vocabulary": " and ".join(names), "sizes": sizes(saved.model)}
-        except Refusal as error:  # the checkpoint can be inspected nevertheless
+        except Refusal as error:
             print(first_line(error), file=sys.stderr)
     return {**of_run, "checkpoint": str(checkpoint), **folders.summary(checkpoint)}
 
 
 def table(configs: dict[str, SwitchConfig]) -> str:
-    """Returns a table of presets, a row for each."""
+    """Returns a table of presets."""
     lines = [f"{'preset':<24}{'parameters':>12}{'d_model':>9}{'layers':>10}{'heads':>7}{'experts':>9}"]
     for name, config in configs.items():
         layers = f"{config.num_encoder_layers} + {config.num_decoder_layers}"

@@ -1,4 +1,4 @@
-"""Summaries of a run from its `metrics.jsonl`, and `report.html` with curves and configuration."""
+"""Summaries of a run from its `metrics.jsonl`, and `report.html`."""
 
 import base64
 import html
@@ -21,7 +21,7 @@ with epy.lazy_imports():  # takes half a second
     import matplotlib
     import matplotlib.figure
 
-# Heading of a picture -> explanation below it.
+# Heading -> explanation.
 _EXPLANATIONS = {
     "Loss": "Cross-entropy in nats for each target token. Training is a mean over the steps since the point before, "
             "with dropout and jitter; held out is the validation split, without them. The unigram model knows only "
@@ -37,7 +37,7 @@ _EXPLANATIONS = {
                "of the router's probabilities: 0 if it is certain, the logarithm of the number of experts if it has no "
                "preference. The load-balancing loss is 1 if all experts get the same.",
 }  # fmt: skip
-# Largest number of records that keep their arrays. The picture has no more columns.
+# Records that keep their arrays. The picture has no more columns.
 _MOST_ARRAYS = 400
 _STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:100%}p{max-width:60em}"
           "pre{background:#f6f6f6;padding:1em;overflow-x:auto}")
@@ -45,7 +45,7 @@ _STYLE_OF_SUMMARY = "th{text-align:left;padding-right:2em;font-weight:normal;col
 
 
 def write(folder: pathlib.Path) -> None:
-    """Writes `loss.png` and `report.html` into a run folder from its `metrics.jsonl`, unless that is empty."""
+    """Writes `loss.png` and `report.html` from a run folder's `metrics.jsonl`, unless that is empty."""
     records = read_metrics(folder)
     if not records:
         return
@@ -61,9 +61,7 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
     for each held-out value its "first", "last" and "best" with their steps. A metric without a known direction has no
     best, and a unigram loss is a number.
 
-    Args:
-        folder: Run folder.
-        records: Defaults to `read_metrics(folder)`.
+    `records` default to `read_metrics(folder)`.
     """
     records = read_metrics(folder) if records is None else records
     summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
@@ -99,7 +97,7 @@ def read_metrics(folder: pathlib.Path) -> list[dict]:
     only some hundred records at equal distances keep them.
     """
     records: list[dict] = []
-    kept, every, count = [], 1, 0  # every n-th record keeps its arrays, to bound memory
+    kept, every, count = [], 1, 0  # every n-th record keeps its arrays
     for _, line in run_folder.records_of(folder / "metrics.jsonl"):
         record = {sys.intern(checks.printable(name)): value for name, value in line.items()}
         loads = {name: np.array(value, np.float32) for name, value in record.items()
@@ -133,7 +131,7 @@ def _page(folder, summary, pictures):
 
 
 def describe_summary(summary: dict) -> str:
-    """Returns a few lines from a run's summary with `step`, `report` and `plot`."""
+    """Returns a few lines from a run's summary."""
     lines, shares = [f"Step {summary['step']}."], find_shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
@@ -147,34 +145,29 @@ def describe_summary(summary: dict) -> str:
 
 
 def in_columns(rows: list[list[str]]) -> list[str]:
-    """Returns a line for each row of a table: the first column is left-aligned, further columns right-aligned."""
+    """Returns a table's lines: the first column left-aligned, further columns right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def page(title: str, body: str) -> str:
-    """Returns an HTML page.
-
-    Args:
-        title: str, plain text.
-        body: str, HTML.
-    """
+    """Returns an HTML page with a title of plain text."""
     title = html.escape(title)
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
             f"<h1>{title}</h1>{body}</html>\n")
 
 
 def image(text: str, png: bytes) -> str:
-    """Returns the HTML of an embedded PNG image with an alternative text."""
+    """Returns the HTML of a PNG image with an alternative text."""
     return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
-# Panels of a figure: name of a value, title.
+# Name of a value, title.
 _TRAINING = (("train/learning_rate", "learning rate"), ("train/gradient_norm", "gradient norm before clipping"))
 _SPEED = (("train/tokens_per_second", "tokens per second"),
           ("train/model_flops_utilization", "model FLOP utilisation"),
           ("train/input_wait_fraction", "time spent waiting for input"))
-# Suffixes of shares, drawn in per cent.
+# Suffixes, drawn in per cent.
 _SHARES = ("utilization", "wait_fraction", "tokens_dropped")
 _EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "router entropy (nats)"),
             ("load_balancing_loss", "load-balancing loss (1 = even)"))
@@ -190,14 +183,14 @@ def draw(records: list[dict]) -> dict[str, bytes]:
 
 
 def series(records: list[dict], name: str) -> tuple[list[int], list]:
-    """Returns the steps and values of one name, where it is present and finite."""
+    """Returns the steps and values of one name, where present and finite."""
     points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Any, np.ndarray]:
-    """Returns a matplotlib figure of a size in inches, and its axes [rows, columns]. `grid`: see `Figure.subplots`."""
-    matplotlib.rcParams["text.parse_math"] = False  # names of metrics and runs may hold dollar signs
+    """Returns a figure of a size in inches, and its axes [rows, columns]."""
+    matplotlib.rcParams["text.parse_math"] = False  # names may hold dollar signs
     figure = matplotlib.figure.Figure((width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **grid)
 
@@ -217,7 +210,7 @@ def _loss(records):
     for (label, (steps, values)), color in zip(curves.items(), (blue, *others * len(curves)), strict=False):
         axes.plot(steps, values, color=color, label=label,
                   marker="o" if label != "training" and len(steps) < 50 else None)
-    # The loss at step 0 is text, because it is twice the later values and would compress the axis.
+    # At step 0 it is twice the later values and would compress the axis.
     points = [point for curve in curves.values() for point in zip(*curve, strict=True)]
     learnt, start = [value for step, value in points if step], [value for step, value in points if not step]
     if learnt and start:
@@ -229,7 +222,7 @@ def _loss(records):
                           textcoords="offset points", color="tab:orange")
     axes.set(xlabel="step", ylabel="cross-entropy (nats per target token)", title="Loss")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2)  # outside the axes, so that it hides no curve
+    figure.legend(loc="outside lower center", ncols=2)  # hides no curve
     return figure
 
 
@@ -277,7 +270,7 @@ def _loads(records, layer):
 
 
 def png(figure: Any) -> bytes:
-    """Returns a matplotlib figure as a PNG image."""
+    """Returns a figure as PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
@@ -287,12 +280,12 @@ _LAYER = re.compile(r"(encoder|decoder)/[^/]*_[0-9]{1,9}(/.+)?")
 
 
 def router(layer: str, name: str) -> str:
-    """Returns the logged name of a statistic of a sparse layer's router."""
+    """Returns the logged name of a router's statistic."""
     return f"router/{layer}/{name}"
 
 
 def sparse_layers(names: Iterable[str]) -> list[str]:
-    """Returns the layers in logged names, in the order of the model. Ignores malformed names, as in damaged files."""
+    """Returns the layers in logged names, in the model's order. Ignores malformed names, as in damaged files."""
 
     def position(layer):
         stack, number, *sublayer = layer.split("/")
@@ -314,5 +307,5 @@ def find_shares(names: Iterable[str]) -> set[str]:
 
 
 def shown(value: float, is_share: bool) -> str:
-    """Returns the text of a value: four digits, or per cent for a share."""
+    """Returns a value's text: four digits, or per cent for a share."""
     return f"{value:.1%}" if is_share else f"{value:.4f}"

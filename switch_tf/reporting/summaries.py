@@ -27,12 +27,7 @@ _BUCKETS = 30  # of a histogram
 
 
 def origin(words: Sequence[str], config: SwitchConfig) -> str:
-    """Returns the comments at the head of a run's configuration: the command, the time and the versions.
-
-    Args:
-        words: Arguments of `switch-tf`.
-        config: Configuration of the model.
-    """
+    """Returns the head of a run's configuration, as comments: the command of `words`, the time and the versions."""
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     return (f"# {shlex.join(['switch-tf', *words])}\n"
             f"# {now}, switch_tf {switch_tf.__version__}, TensorFlow {tf.__version__}, Keras {keras.__version__}\n"
@@ -45,8 +40,8 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
     The load of a router is a list over experts. `dead_experts` counts its zeros.
 
     Args:
-        measured: StepMeasurements, on the host.
-        others: name -> further value, such as the speed.
+        measured: On the host.
+        others: Name -> further value, such as the speed.
     """
     batch = measured.batch
     values = {name: divide(term) for name, term in batch.loss_terms.items()}
@@ -62,7 +57,7 @@ def training_values(measured: StepMeasurements, others: dict[str, float]) -> dic
 
 
 def shown(values: dict[str, float]) -> str:
-    """Returns the values of an evaluation as a line of text."""
+    """Returns the values of an evaluation as a line."""
     shares = report.find_shares(values)
     return "  ".join(f"{name} {report.shown(value, name in shares)}" for name, value in values.items())
 
@@ -72,14 +67,14 @@ def _utilization(share):
 
 
 def divide(mean: Mean) -> Any:
-    """Returns total / weight of a Mean on the host, or the total if the weight is 0, as a float or a list of floats."""
+    """Returns total / weight of a Mean on the host, or the total if the weight is 0, as a float or list."""
     value = np.asarray(mean.total) / (mean.weight if mean.weight else 1.0)
     return value.tolist()
 
 
 @contextlib.contextmanager
 def writing_events(folder: places.Place) -> Iterator[None]:
-    """Raises a Refusal that names the folder if TensorBoard's writer fails within this scope."""
+    """Raises a Refusal that names the folder if TensorBoard's writer fails."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -93,12 +88,8 @@ class Writer:
     On a disk a step is in metrics.jsonl at once. In a bucket both are there within a minute, and before the next
     checkpoint.
 
-    TensorBoard reads training values from `events/train` and evaluations from `events/eval`, without the prefixes
-    "train/" and "eval/<mixture>/", so that equal tags share a chart. Tasks of a mixture keep their name: "<task>/loss".
-    An array becomes one histogram.
-
-    Args:
-        folder: RunFolder.
+    TensorBoard reads `events/train` and `events/eval`, without the prefixes "train/" and "eval/<mixture>/", so that
+    equal tags share a chart. Tasks of a mixture keep their name: "<task>/loss". An array becomes one histogram.
     """
 
     def __init__(self, folder: RunFolder):
@@ -114,11 +105,10 @@ class Writer:
         """Writes the values of a step.
 
         Args:
-            step: int.
-            values: logged name -> number or list of numbers. In an evaluation the whole mixture comes first.
-            declared: logged name -> whether a lower value is better, for metrics that declare it.
+            values: Logged name -> number or list of numbers. In an evaluation the whole mixture comes first.
+            declared: Logged name -> whether a lower value is better, for metrics that declare it.
         """
-        # Three digits of arrays: a line holds the load of thousands of experts, and load is far noisier.
+        # Three digits: a line holds the noisy load of thousands of experts.
         rounded = {name: [float(f"{entry:.3g}") for entry in value] if isinstance(value, list) else value
                    for name, value in values.items()}
         with writing(self._path):
@@ -137,7 +127,7 @@ class Writer:
                         continue
                     tf.summary.scalar(tag, value)
                     if kind == "eval" and tag.split("/")[-1] == "loss":
-                        # The held-out loss is only cross-entropy, and training has both.
+                        # The held-out loss is only cross-entropy.
                         tf.summary.scalar(tag.removesuffix("loss") + "cross_entropy", value)
 
     def _writer(self, kind, step):
@@ -151,7 +141,7 @@ class Writer:
         return self._writers[kind]
 
     def flush(self) -> None:
-        """Brings all written values into the run folder."""
+        """Brings all values into the run folder."""
         if self._mirror:
             with writing(self._path):
                 self._mirror.flush()
@@ -168,7 +158,7 @@ class Writer:
 
 
 class NoWriter:
-    """A writer without output, because another process writes."""
+    """A writer without output: another process writes."""
 
     def write(self, *step_and_values: Any) -> None:
         pass
@@ -176,16 +166,11 @@ class NoWriter:
     flush = close = write
 
 
-_QUIET_SECONDS = 15.0  # longest time without a line while a run trains
+_QUIET_SECONDS = 15.0  # longest time without a line
 
 
 class Progress:
-    """A progress bar on a terminal, and lines of text, both on standard error.
-
-    Args:
-        last_step: int.
-        is_shown: bool. Whether this process shows anything.
-    """
+    """A progress bar on a terminal, and lines of text, both on standard error."""
 
     def __init__(self, last_step: int, is_shown: bool = True):
         self._last_step = last_step
@@ -218,7 +203,7 @@ class Progress:
             tqdm.write(text, file=sys.stderr)
 
     def remaining_seconds(self, step: int, seconds_per_step: float) -> float:
-        """Returns the time to the last step, at the speed of the last logged steps."""
+        """Returns the time to the last step, at the last logged speed."""
         return (self._last_step - step) * seconds_per_step
 
     def log(self, step: int, values: dict) -> None:
@@ -226,7 +211,7 @@ class Progress:
         self._last_reported = step
         remaining = self.remaining_seconds(step, values["train/seconds_per_step"])
         dropped = [value for name, value in values.items() if name.endswith("/fraction_tokens_dropped")]
-        mfu = values.get("train/model_flops_utilization")  # absent for a chip of an unknown type
+        mfu = values.get("train/model_flops_utilization")  # absent for an unknown chip
         text = (f"step {step}/{self._last_step}  loss {values['train/loss']:.4f}  "
                 f"cross-entropy {values['train/cross_entropy']:.4f}  accuracy {values['train/accuracy']:.1%}  "
                 f"learning rate {values['train/learning_rate']:.3g}  "
