@@ -1,5 +1,4 @@
-"""The compiler's answers, as JSON objects of `estimate.as_json`: cache, parallel processes and text. Imports no
-TensorFlow."""
+"""The compiler's answers, as JSON objects: cache, processes and text. Imports no TensorFlow."""
 
 import concurrent.futures
 import hashlib
@@ -32,11 +31,7 @@ HEADINGS = {
 
 
 def cache_file(*question: str) -> pathlib.Path:
-    """Returns the cache file of a question. It depends on the compiler, its flags and this package.
-
-    Args:
-        question: Configuration, topology, depth.
-    """
+    """Returns the cache file of a question: configuration, topology, depth. Depends on compiler, flags and package."""
     key = hashlib.sha256()
     packages = ("tensorflow", "keras", "jaxlib", "libtpu", environment.cuda_plugin())
     versions = [f"{name}={environment.installed_version(name)}" for name in packages if name]
@@ -83,7 +78,7 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
         questions: Name -> command. Its last line of output is an answer, or it exits with status 2 and a message.
 
     Returns:
-        Name -> answer, or {"mistake": sentence} for a refused question.
+        Name -> answer, or {"mistake": sentence}.
     """
     started, answers, running = time.perf_counter(), {}, set()
 

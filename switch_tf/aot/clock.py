@@ -1,8 +1,7 @@
 """Predicts a step's time from the compiler's cycles for each instruction, in the order of its schedule.
 
-The TPU compiler writes `estimated_cycles` for nearly every operation. The GPU compiler writes none, so its operations
-take the least time by nominal rates. The core runs operations in the order of the text. Copies and collectives run in
-parallel, from their start to the wait for them.
+The GPU compiler writes no cycles, so its operations take the least time by nominal rates. The core runs operations in
+the order of the text. Copies and collectives run in parallel, from their start to the wait for them.
 """
 
 import collections
@@ -27,8 +26,8 @@ class Span(NamedTuple):
     Attributes:
         lane: "core", "copies" or "links".
         part, layer: From `attribute`.
-        start, seconds: Start and duration of one run.
-        times: Number of consecutive runs in a step.
+        start, seconds: Of one run.
+        times: Consecutive runs in a step.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Schedule(NamedTuple):
         spans: A loop has only its first pass.
         parts: Part of the model -> seconds on the core, with the sum `seconds`.
         layers: Layer -> seconds, likewise.
-        by_bytes: Kind of an operation without estimated cycles -> seconds by nominal rates.
+        by_bytes: Kind of an operation without cycles -> seconds by nominal rates.
     """
 
     seconds: float
@@ -67,11 +66,9 @@ class Schedule(NamedTuple):
         return json.dumps({"displayTimeUnit": "ns", "traceEvents": [*threads, *events]})
 
     def draw(self, parts: dict[str, float], compiled: tuple[int, int], layers: tuple[int, int]) -> bytes:
-        """Returns a PNG of this schedule, and of the time of each part of the model.
+        """Returns a PNG of this schedule, and of the `parts`, seconds by part of the whole model.
 
-        Args:
-            parts: Part -> seconds of a step of the whole model.
-            compiled, layers: Encoder and decoder layers of this schedule and of the whole model.
+        `compiled` and `layers` are encoder and decoder layers of this schedule and of the whole model.
         """
         names = sorted(parts, key=parts.get)
         palette = matplotlib.colormaps["tab20"]

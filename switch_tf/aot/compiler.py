@@ -13,8 +13,7 @@ from switch_tf.hardware.network import Network, Servers
 from switch_tf.partitioning import lowering
 from switch_tf.refusals import Refusal, first_line
 
-# By platform. Without a GPU to time programs on, XLA would take Triton's first, or fail if it has no tile for the
-# shape.
+# By platform. Without a GPU to time programs on, XLA would take Triton's, or fail if it has no tile for the shape.
 _OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 
@@ -25,7 +24,7 @@ class Compiled(NamedTuple):
         memory: Bytes by kind: "arguments", "outputs", "aliased" (outputs that replace an argument in place),
             "temporaries", "code", "peak".
         hlo: Text of the optimised program.
-        network: Has the places of the mesh's devices.
+        network: Knows the places of the mesh's devices.
     """
 
     memory: dict[str, int]

@@ -1,4 +1,4 @@
-"""Estimates memory, collectives and time of a training step on a pod from its compiled program."""
+"""Estimates memory, collectives and time of a training step from its compiled program."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ REPORT_PERIOD = 20  # seconds
 FEWEST_LAYERS = 4
 # For the first depth, between a busy and an idle machine's speed. The second depth uses the measured speed.
 LINES_PER_SECOND = {"TPU": 250, "GPU": 1500}
-# Share of the memory to fill: temporaries shrink less than in proportion.
+# Of the memory: temporaries shrink less than in proportion.
 ROOM = 0.9
 # Rows are padded to a chip's tiles, so sizes exceed its share.
 TOLERANCE = 1.5
@@ -42,13 +42,12 @@ class Estimate(NamedTuple):
     """Needs of one chip for a step.
 
     Attributes:
-        memory: Bytes by kind: as in `Compiled`, and "weights", "slots" and "gradients" (0, since they are temporaries).
+        memory: Bytes by kind: as in `Compiled`, and "weights", "slots" and "gradients" (0: they are temporaries).
         state: Bytes of all weights and slots on all chips.
-        compiled: Depths that were compiled.
-        files: Name -> text, with one complete step of each depth per file.
+        compiled: Depths.
+        files: Name -> text, one complete step per file.
         refused: The compiler's message if it found no room. Then only the values above exist.
         collectives: Kind -> count and bytes in a step.
-        flops: Of a step.
         roofline: Least seconds of a step.
         parts: Predicted seconds of a step, by part of the model.
         program, schedule: Of the deepest compiled model.
@@ -83,9 +82,7 @@ def answer(experiment: Experiment, topology: str, is_full: bool, save: str | Non
 def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estimate:
     """Compiles a step, whole (`is_full`) or at two shallow depths, and extrapolates linearly. Prints its progress.
 
-    Args:
-        experiment: Its layout has a complete mesh.
-        topology: Such as "v5e:4x4".
+    The experiment's layout has a complete mesh.
     """
     config, layout, run, settings = experiment.config, experiment.layout, experiment.run, experiment.settings
     check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
@@ -198,11 +195,10 @@ def needed(memory: dict[str, int]) -> int:
 
 
 def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Estimate) -> dict:
-    """Returns the JSON object of `switch-tf compile`, or only the compiler's message and advice if it found no room.
+    """Returns the JSON object of `switch-tf compile`, or the compiler's message and advice if it found no room.
 
-    "..._per_device", "chip_bytes" and "collectives" are for one chip. "counted_by" is "cycles" for the compiler's
-    cycles, or "rates" for lower bounds by nominal rates. "layers" and "seconds_by_bytes" are the deepest compiled
-    model's.
+    "..._per_device", "chip_bytes" and "collectives" are for one chip. "counted_by" is "cycles", or "rates" for lower
+    bounds by nominal rates. "layers" and "seconds_by_bytes" are the deepest compiled model's.
     """
     config, layout = experiment.config, experiment.layout
     batch_size, lengths = experiment.run.batch_size, experiment.run.task_feature_lengths

@@ -58,7 +58,6 @@ class Instruction(NamedTuple):
     """One instruction.
 
     Attributes:
-        name: Unique.
         shape: XLA's text of the result's shape.
         kind: Such as "fusion".
         line: Whole text.
@@ -94,9 +93,8 @@ class Module:
     Attributes:
         computations: Name -> instructions in the order of the schedule.
         entry: Name of the computation that a step runs.
-        instructions: By name.
         loops: Name of a "while" -> number of its passes, None if unreadable.
-        times: Name of a computation -> number of runs in a step. Loops with an unknown number of passes count once.
+        times: Name of a computation -> runs in a step. Loops with an unknown number of passes count once.
         stacks: Stack of each rematerialised layer: "layers_1_3" -> "encoder". It runs again outside its stack's scope:
             "layers_1_3/mlp_1/MatMul". Only a decoder has a scope named self_attention.
     """
@@ -221,7 +219,7 @@ class Module:
 def _steps(length, result, size, stride, pad, dilation, window_dilation):
     """Counts the pairs of a result and a window position along one dimension that read an input.
 
-    Batch dimensions of a product become such windows, mostly over padding and dilation.
+    Batch dimensions become such windows, mostly over padding and dilation.
     """
     places = (at * stride - pad + step * window_dilation for at in range(result) for step in range(size))
     return sum(0 <= place <= (length - 1) * dilation and place % dilation == 0 for place in places)
@@ -240,10 +238,10 @@ def arrays(shape: str) -> list[Array]:
 
 
 def attribute(module: Module) -> dict[str, tuple[str, str]]:
-    """Returns (part of the model, layer) of each operation of a program, such as ("attention", "encoder/layers_1").
+    """Returns (part of the model, layer) of each operation, such as ("attention", "encoder/layers_1").
 
-    An operation belongs to the layer in its name. A nameless operation, such as a copy, belongs to the layer of most
-    operations fused into it, else of its first attributed operand, consumer or caller. Otherwise it is `UNATTRIBUTED`.
+    A nameless operation, such as a copy, belongs to the layer of most operations fused into it, else of its first
+    attributed operand, consumer or caller. Otherwise it is `UNATTRIBUTED`.
     """
     sparse = {module.layer(instruction).removeprefix(_GRADIENT).partition("/router")[0]
               for instruction in module.instructions.values() if "router" in instruction.operation}

@@ -1,6 +1,6 @@
-"""Lowers a training step to StableHLO for the devices of a mesh, from shapes only: no weight is in memory.
+"""Lowers a training step to StableHLO for a mesh, from shapes only: variables are in reserved, untouched pages.
 
-It is the program that the pjrt back end trains. Variables are in reserved, untouched pages.
+It is the program that the pjrt back end trains.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Argument(NamedTuple):
     """An argument of a program, and also a result if the step updates it.
 
     Attributes:
-        name: Path of a variable, or name of a feature.
+        name: A variable's path or a feature's name.
         kind: "weight", "slot" or "feature".
         spec: Mesh axes that split each dimension at rest.
     """
@@ -65,14 +65,12 @@ class ShapesOnly(Partitioner):
 def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout: Layout, batch_size: int,
                task_feature_lengths: dict[str, int], settings: StepSettings, pack: bool = False,
                objective: Objective | None = None) -> Lowered:
-    """Lowers one training step of a SwitchTransformer. Model, optimizer and objective are not built.
+    """Lowers one training step. Model, optimizer and objective are not built. The layout's mesh is complete.
 
     Args:
-        layout: Has a complete mesh.
         batch_size: Sequences of the whole batch.
         task_feature_lengths: "inputs" and "targets", in tokens.
         pack: Whether sequences hold several examples, masked by segments.
-        objective: Defaults to `Objective()`.
     """
     partitioner, objective = ShapesOnly(layout), objective or Objective()
     partitioner.build(model, optimizer, lambda model: freeze(model, settings.trainable))

@@ -25,9 +25,9 @@ class Collective(NamedTuple):
         kind: XLA's kind.
         bytes: Of the result on one chip.
         group_size: Devices in a group.
-        axes: Mesh axes along which the members of a group differ.
+        axes: Mesh axes along which a group extends.
         shape: Text of the largest array.
-        where: Layer, or "gradient of" a layer, that it serves.
+        where: Layer, or "gradient of" a layer.
         times: Runs in a step.
     """
 
@@ -72,9 +72,9 @@ class Program:
 
     Attributes:
         flops: FLOPs of all matrix products.
-        expert_products: Size of the result of each matrix product of the experts, on one chip.
-        memory_traffic: Bytes that a chip reads from and writes to its memory, without on-chip memory. Counts whole
-            operands, even if only a part is read.
+        expert_products: Sizes of the results of the experts' matrix products, on one chip.
+        memory_traffic: Bytes that a chip reads and writes off the chip. Counts whole operands, even if only a part is
+            read.
         unread_loops: Names of loops with an unknown number of passes.
     """
 
@@ -121,14 +121,9 @@ def _traffic(module, computation):
 
 
 def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str, Collective], dict[str, str]]:
-    """Returns the collectives of a program, and the fusions that carry them.
+    """Returns {name: collective}, and {name of a fusion that starts, continues or awaits one: its name}.
 
-    Args:
-        mesh: Mesh axis -> size, in the order of its devices.
-
-    Returns:
-        (Name of an instruction -> collective, name of a fusion that starts, continues or awaits a collective -> name of
-        the collective).
+    `mesh` sizes are in the order of its devices.
     """
     carried = [(fusion.name, inner) for instructions in module.computations.values() for fusion in instructions
                if fusion.kind == "fusion" for inner in module.fused(fusion) if _COLLECTIVE.fullmatch(inner.kind)]
@@ -144,8 +139,7 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
             if match is None or instruction.name in fused and not is_scatter and first_names.setdefault(
                     _identity(instruction), instruction.name) != instruction.name:
                 continue
-            # An asynchronous collective's end has its shape. Without it, the operand comes first, and flags follow the
-            # result.
+            # An asynchronous collective's end has its shape. Without it, the operand is first, and flags are last.
             arrays = hlo.arrays(ends.get(instruction.name, instruction).shape)
             if instruction.name not in ends and match[2] and match[1] != "all-reduce":
                 arrays = arrays[1:2]
@@ -166,7 +160,7 @@ def read_collectives(module: hlo.Module, mesh: dict[str, int]) -> tuple[dict[str
 def _identity(instruction):
     """Returns a key shared by all copies of a collective, one for each operation that it overlaps.
 
-    Combined collectives share a channel, so the channel is not enough.
+    Combined collectives share a channel.
     """
     channel = re.search(r"channel_id=\d+", instruction.line)
     arrays = (array.text for array in hlo.arrays(instruction.shape))

@@ -49,7 +49,7 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
         ask: Maps {name: Choice} to {name: JSON object of the answer, or {"mistake": sentence}}.
 
     Returns:
-        The run's own choice, and the answers by choice, the best first.
+        The run's own choice, and the answers, the best first.
     """
     config, layout, num_microbatches = experiment.config, experiment.layout, experiment.settings.num_microbatches
     own = Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple, config.train_capacity_factor)
@@ -102,7 +102,7 @@ def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: in
 def orders(best: Choice) -> list[Choice]:
     """Returns the mesh with its axes in other orders. Members of the last axis are neighbours on the network.
 
-    With more than three axes, only two neighbouring axes are exchanged.
+    With more than three axes, only neighbouring axes are exchanged.
     """
     mesh = Layout(best.mesh_shape).mesh
     long = [axis for axis, size in mesh.items() if size > 1]

@@ -320,8 +320,7 @@ def _sampler_of(arguments):
 
 
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
-    """Returns the task's name, the TextModel, and the identity. `any_batch`: no `batch_size` unless shapes are
-    fixed."""
+    """Returns the task's name and what `_restore` returns. `any_batch`: no `batch_size` unless shapes are fixed."""
     described = _load_to_answer(arguments, folder)
     if any_batch and not described.partitioner.has_fixed_shapes:
         batch_size = None

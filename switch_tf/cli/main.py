@@ -52,14 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, two command lines at the end of
-    its `--help`. `run_NAME` returns the JSON object of `--json`, or a tuple of it and a text to print. `exit_status` in
-    the object sets the status of the process.
+    its `--help`. `run_NAME` returns the JSON object of `--json`, or a tuple of it and a text to print. Its
+    `exit_status` sets the status of the process.
 
     Returns:
         0 for success, 1 if the command found a fault, and else one of `statuses`.
 
     Raises:
-        Exception: A bug in switch_tf, with a note that asks to report it.
+        Exception: A bug, with a note that asks to report it.
     """
     environment.compute_with_tensorflow()
     try:

@@ -132,9 +132,7 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
 
     Args:
         arguments: Without `trust` the gin file may name only what the package ships.
-        folder: From `folder_of`.
-        on_one_device: Whether to compute on one device instead of under the run's layout. On a TPU VM it is the host's
-            CPU.
+        on_one_device: Whether to compute on one device, a TPU VM's host CPU, instead of under the run's layout.
     """
     file = folder / CONFIGURATION
     if not file.is_file():

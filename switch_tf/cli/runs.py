@@ -136,10 +136,7 @@ def _report(output, runs, is_complete=True):
 
 
 def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
-    """Returns the Comparison, and the command line's bindings for every variant.
-
-    Refuses mistakes that can be found without TensorFlow.
-    """
+    """Returns the Comparison, and the command line's bindings for every variant. Needs no TensorFlow."""
     files, paths = arguments.gin_file, arguments.gin_search_paths
     if not files:
         raise Refusal("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "

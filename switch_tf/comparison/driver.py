@@ -66,7 +66,6 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
     Args:
         trainers: Variant -> Trainer, not started.
         configurations: Variant -> text of its operative configuration.
-        batches_file: See `SameBatches`.
         turn: Steps.
 
     Returns:
@@ -108,12 +107,7 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
 def next_turn(steps: dict[str, int], train_steps: dict[str, int], turn: int) -> tuple[str, int] | None:
     """Returns the next variant and the step to train it to, or None when all are done.
 
-    Variants that are behind come first. Otherwise the order rotates.
-
-    Args:
-        steps: Variant -> current step.
-        train_steps: Variant -> last step.
-        turn: Turns end at its multiples.
+    Variants that are behind come first. Otherwise the order rotates. Turns end at multiples of `turn`.
     """
     behind = [name for name in steps if steps[name] < train_steps[name]]
     if not behind:

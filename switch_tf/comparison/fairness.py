@@ -54,8 +54,7 @@ def check_run(run: Run) -> None:
 
 
 def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:
-    """Returns the baseline's name, FLOPs per token without the router, and their excess as a share of the
-    baseline's."""
+    """Returns the baseline's name, FLOPs per token without the router, and their excess as a share."""
     flops = {}
     for name, config in configs.items():
         cost = work(config, task_feature_lengths)
@@ -67,10 +66,7 @@ def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> 
 def check_work(configs: dict[str, Any], task_feature_lengths: dict, unequal_work: Sequence[str] = ()) -> None:
     """Refuses a variant with over 2 % more or less work per token than the baseline, without the router.
 
-    Args:
-        configs: Variant -> SwitchConfig.
-        task_feature_lengths: "inputs" and "targets" in tokens.
-        unequal_work: Variants that may differ.
+    Variants in `unequal_work` may differ.
     """
     reference, flops, shares = work_without_router(configs, task_feature_lengths)
     for name, share in shares.items():
@@ -126,10 +122,7 @@ def _differences(records):
 def remarks(records: dict[str, dict], shares: dict[str, float], reference: str) -> list[str]:
     """Returns sentences about differences to the baseline that may matter, work first, then ordered by _ORDER.
 
-    Args:
-        records: Variant -> `continuation.record` of its run.
-        shares: From `work_without_router`.
-        reference: Name of the baseline.
+    `shares` come from `work_without_router`, `reference` is the baseline's name.
     """
     lines = [f"{name} does {_amount(share)} work for a token than {reference}, without the router."
              for name, share in shares.items() if abs(share) > _TOLERANCE]

@@ -263,8 +263,8 @@ def _tests(paired):
     Seeds share their batches with the baseline, so Student's t tests the mean of their differences against 0. Holm's
     method keeps the chance of any false difference at 5 %: the smallest of m p-values is multiplied by m, the next one
     by m - 1. `smallest_effect` is the mean that would be significant at the variant's place in that order. A variant is
-    tested only if it has several seeds and the baseline has all of them: a single run of the baseline would hide its
-    own chance.
+    tested only if it has several seeds and the baseline has all of them: a single baseline run would hide its own
+    chance.
     """
     differences = {name: np.array([run.losses[-1] - reference.losses[-1] for run, reference in runs])
                    for name, runs in paired.items()
@@ -288,8 +288,7 @@ def _share_of_gain(paired, curves):
     """Returns the share of its teachers' gain that a distilled variant keeps, or None without the teachers' runs.
 
     As in Tables 6 to 8 of the paper, `share` is the variant's mean gain over the baseline divided by the teacher's, or
-    None if the teacher has none. `shares` are by seed, and `compression` is the share of the teacher's parameters that
-    the student lacks.
+    None if the teacher has none. `compression` is the share of the teacher's parameters that the student lacks.
     """
     of_checkpoint = {run.checkpoint: run for run in curves}
     teachers = [of_checkpoint.get(run.record.get("Distillation.teacher")) for run, _ in paired]

@@ -57,8 +57,8 @@ def weights(config: Any) -> Iterator[Weight]:
 def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
     """Counts the FLOPs of one sequence's forward pass by part, two per multiply-add.
 
-    The first four parts are the weight products of the paper's Table 9 (footnote 7). `attention_scores` are queries by
-    keys and probabilities by values. `capacity_padding` counts empty slots at `train_capacity_factor`.
+    The first four parts are the products of Table 9 (footnote 7). `attention_scores` are queries by keys and
+    probabilities by values. `capacity_padding` counts empty slots at `train_capacity_factor`.
     """
     d, inner = config.d_model, config.num_heads * config.d_kv
     feed_forward = _feed_forward_products(config, config.d_ff, d)
@@ -104,7 +104,7 @@ def _feed_forward_products(config, hidden_width, output_width):
 
 
 def flops_per_step(config: Any, batch_size: int, inputs_length: int, targets_length: int) -> int:
-    """Counts the FLOPs of a training step, with a backward pass of twice the forward pass.
+    """Counts the FLOPs of a training step, its backward pass twice the forward pass.
 
     Excludes capacity padding and recomputation.
     """

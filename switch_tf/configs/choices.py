@@ -23,7 +23,7 @@ ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raises a Refusal that suggests the nearest of `choices` unless `value` is one of them."""
+    """Refuses a value that is not one of `choices`, and suggests the nearest."""
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise Refusal(f"{name} must be one of {listed}, not {shown(value)}.{nearest(value, choices)}")

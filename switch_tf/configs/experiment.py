@@ -32,11 +32,11 @@ class Experiment:
     Attributes:
         config: None if a user's function makes the model, until it exists.
         layout: Layout. Its mesh is complete once the devices are known.
-        model, optimizer: The model lacks its argument `config`. The default optimizer is Adafactor with T5's learning
+        model, optimizer: The model lacks its argument `config`. The optimizer defaults to Adafactor with T5's learning
             rates.
         objective: None for the cross-entropy of the targets.
-        gin: Gin that it was read from, or None.
-        partitioner: Partitioner of the layout. None for unknown devices and another machine's.
+        gin: The gin that it was read from.
+        partitioner: None for unknown devices and another machine's.
     """
 
     config: SwitchConfig | None
@@ -62,7 +62,7 @@ class Experiment:
         """Returns the experiment that gin files describe, without building it.
 
         Args:
-            files: Gin files. Later files win. Shipped files are found from any folder.
+            files: Later files win. Shipped files are found from any folder.
             bindings: "NAME=VALUE" that override the files.
             search_paths: Comma-separated folders, searched before the shipped files.
             changes: Macros to override, such as TRAIN_STEPS=300.
@@ -73,7 +73,7 @@ class Experiment:
 
     @classmethod
     def from_run(cls, folder: str | pathlib.Path, *, trust: bool = False, **changes: Any) -> "Experiment":
-        """Returns the experiment of a run folder. `changes` override macros, as in `from_gin`.
+        """Returns the experiment of a run folder. `changes` override macros.
 
         Args:
             trust: Whether to import modules that the folder names and this package does not ship.
@@ -171,11 +171,11 @@ class Experiment:
         return None
 
     def train(self) -> dict:
-        """Trains or resumes on this machine's devices, and returns the run's summary. Imports TensorFlow."""
+        """Trains or resumes on this machine's devices, and returns the run's summary."""
         return importlib.import_module("switch_tf.experiments").train(self)
 
     def evaluate(self, step: int | str = "last", split: str = "validation", num_examples: int | None = None) -> dict:
-        """Computes the task metrics of a checkpoint, as `switch-tf eval`. Imports TensorFlow.
+        """Computes the task metrics of a checkpoint, as `switch-tf eval`.
 
         Args:
             step: A step, "best" or "last".
@@ -188,9 +188,9 @@ class Experiment:
 
 
 def check_trust(found: Gin, file: str) -> None:
-    """Raises Refusal if a stranger's gin file names a module or function that the package does not ship.
+    """Refuses a stranger's gin file that names a module or function which the package does not ship.
 
-    `file` is for the message. Call it before `Gin.check`, since `check` imports modules.
+    `file` is for the message. Call it before `Gin.check` imports modules.
     """
     for module in found.imports:
         if module not in _MODULES and module.rpartition(".")[0] != parts.TASKS:

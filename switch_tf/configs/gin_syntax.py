@@ -184,7 +184,7 @@ class Gin:
         return self.macros[name]
 
     def text(self) -> str:
-        """Returns one gin file of everything, with the defaults of parts that need no TensorFlow."""
+        """Returns one gin file, with the defaults of parts that need no TensorFlow."""
         bound = {key: dict(parameters) for key, parameters in self.bound.items()}
         names = self.names()
         for name in filter(names.__contains__, (parts.CONFIG, parts.RUN, parts.STEP_SETTINGS, parts.LAYOUT)):
@@ -215,7 +215,7 @@ class Gin:
 
 
     def read_file(self, file: str, folders: Sequence[str], included_from: tuple[str, ...] = ()) -> None:
-        """Adds the bindings of a file and its includes, each from the first folder that has it."""
+        """Adds a file and its includes, each from the first folder that has it."""
         paths = [os.path.join(folder, file) for folder in (folders if places.is_local(file) else [""])]
         path = next((path for path in paths if "\0" not in path and places.at(path).is_file()), None)
         if path is None and included_from:
@@ -336,7 +336,7 @@ class Gin:
         return self
 
     def check_read(self, bindings: Sequence[str]) -> None:
-        """Raises Refusal if a macro of the command line's `bindings` is not read by the run.
+        """Refuses a macro in the command line's `bindings` that the run does not read.
 
         A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound.
         """
@@ -404,8 +404,7 @@ class Gin:
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = "") -> Gin:
     """Returns the contents of gin files with "NAME=VALUE" bindings, unchecked. Later files win.
 
-    Args:
-        search_paths: Comma-separated folders, searched before the shipped gin files.
+    Comma-separated `search_paths` come before the shipped files.
     """
     found, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     for file in files:
@@ -414,10 +413,9 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
 
 
 def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:
-    """Returns the assignments of another package's gin file, and the names of its includes.
+    """Returns another package's assignments, {"scope/name.parameter": value}, and the names of its includes.
 
-    Returns:
-        ({"scope/name.parameter": value}, names of included files). Its own macros are replaced by their values.
+    Its own macros are replaced by their values.
     """
     values, macros, includes = {}, {}, []
     for statement in _statements(_content(path), path):

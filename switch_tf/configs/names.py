@@ -53,18 +53,14 @@ def register_task(name: str) -> None:
 
 
 def declare_vocabulary(name: str, make: Callable) -> None:
-    """Declares a vocabulary that runs choose by name.
-
-    Args:
-        make: Returns the seqio vocabulary, always the same object.
-    """
+    """Declares a vocabulary by name. `make` returns the seqio vocabulary, always the same object."""
     if not callable(make):
         raise Refusal(f"A vocabulary is registered with a function that makes it, not {checks.shown(make)}.")
     _vocabularies[checks.text("The name of a vocabulary", name)] = make
 
 
 def check_vocabulary(name: str) -> None:
-    """Raises Refusal for a VOCABULARY that is neither declared, nor an existing file, nor a URL."""
+    """Refuses a VOCABULARY that is neither declared, nor an existing file, nor a URL."""
     if name not in _vocabularies and "://" not in name and not os.path.exists(name):
         known = ", ".join(sorted(_vocabularies)) or "none is registered"
         raise Refusal(f"VOCABULARY {name!r} is no registered vocabulary ({known}), and no SentencePiece model that can "

@@ -1,4 +1,4 @@
-"""Parts of a run by full name, as gin files bind them and an `Experiment` holds them.
+"""Parts of a run by full name, as gin files bind them.
 
 Parts that need TensorFlow are listed with their parameters, because gin files are read before its import.
 """
@@ -89,7 +89,7 @@ _DEEPEST = 20  # nesting of brackets
 class Part:
     """A function or class by full name, with arguments that may contain parts.
 
-    Without `is_made` it stays a function with these arguments.
+    Without `is_made` it stays a function.
     """
 
     name: str
@@ -122,7 +122,7 @@ def made(value: Any) -> Any:
 
 
 def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Applies a function to the leaves and keys of nested lists, tuples and dictionaries.
+    """Applies a function to the leaves and keys of nested containers.
 
     Raises:
         RecursionError: The value is nested too deeply.

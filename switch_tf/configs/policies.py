@@ -42,11 +42,10 @@ class Policy:
         is_balanced: Whether experts get equal shares without a load-balancing loss.
         has_kernel: Whether the router's logits are the inputs times a kernel [d_model, expert].
         needs_token_ids: Whether `scores.token_ids` is required.
-        experts_choose: Whether experts choose tokens, not tokens experts.
+        experts_choose: Whether experts choose tokens.
         counts_preference: Whether statistics and balance loss count a token's highest-scoring expert, not the chosen
             one.
-        state: Names of vectors that the router keeps between steps in `options.state`, <float32>[expert], initially
-            zero.
+        state: Names of vectors that the router keeps in `options.state`, <float32>[expert], initially zero.
         update: Function of `(policy, state, load)`, or "module:function". Returns the state after a training step.
             `state` is a dict, `load` <float32>[expert], the share of tokens by first choice.
         score: Function of `(policy, inputs, logits, weights)`, or "module:function". Returns the logits, <router
@@ -187,7 +186,7 @@ _policies: dict[str, Policy] = {}
 
 
 def register(policy: Policy) -> Policy:
-    """Makes a policy available by name and returns it. Registering the same function again replaces it."""
+    """Makes a policy available by name and returns it. The same function may be registered again."""
     if not isinstance(policy, Policy):
         raise Refusal(f"A policy is a policies.Policy, not {checks.shown(policy)}.")
     registered = _policies.get(policy.name)
@@ -256,7 +255,7 @@ def from_config(config: str | dict) -> str | Policy:
 
 
 def check_options(policy: Policy, num_selected_experts: int, num_experts: int, exploration: str) -> None:
-    """Raises Refusal if a router's options do not fit its policy. `num_experts` is 0 for a dense model."""
+    """Refuses router options that do not fit the policy. `num_experts` is 0 for a dense model."""
     if not isinstance(policy, Policy):
         raise Refusal(f"policy must be a policies.Policy, not {checks.shown(policy)}.")
     checks.integer("num_experts", num_experts, at_least=0)

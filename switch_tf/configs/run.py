@@ -24,15 +24,15 @@ class Run:
         batch_size: Sequences of the whole batch.
         log_period, eval_period, checkpoint_period: Steps between logs, evaluations and checkpoints. An eval_period of 0
             never evaluates.
-        eval_batches: Largest number of validation batches in an evaluation.
+        eval_batches: Largest number of validation batches.
         eval_each_task: Also evaluate the loss of each task of a mixture, on the same number of batches.
-        unigram_batches: Training batches that a unigram model is counted on. Its loss is logged at step 0.
+        unigram_batches: Training batches for a unigram model. Its loss is logged at step 0.
         pack: Several examples in one sequence.
         vocabulary: Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a SentencePiece model.
-        use_cached_tasks: Read tokens from `switch-tf cache` instead of text.
-        cache_dir: Folder of the cache. None for the default of `switch-tf cache`.
-        cache_parts: Parts of a training batch from the cache. Each process reads only its parts, so use the number of
-            processes on a pod. Another number gives other batches.
+        use_cached_tasks: Read tokens from `switch-tf cache`.
+        cache_dir: None for the default of `switch-tf cache`.
+        cache_parts: Parts of a cached training batch. Each process reads only its parts, so use the number of processes
+            on a pod. Another number gives other batches.
         skip_corrupt_records: Corrupt cache records to skip, for each task and each of the cache_parts. One more ends
             the run.
         seed: Seed of initial weights, order of the data, dropout and jitter.
@@ -40,18 +40,18 @@ class Run:
         initial_variables: "all" reads every weight, from the same model. "matching" reads weights that both models have
             with the same shape: all but the experts between a dense and a sparse model. "with_optimizer" reads every
             weight, the optimizer's slots and the step, and starts at the beginning of the data.
-        restart_changed_data: Restart data that have changed since the checkpoint. False refuses to resume then
+        restart_changed_data: Restart data that changed since the checkpoint. False refuses to resume then
             (`continuation.py`).
-        keep_checkpoints: Number of recent checkpoints to keep.
+        keep_checkpoints: Recent checkpoints to keep.
         keep_every: Also keep every checkpoint at a multiple of this step. 0 keeps none.
         on_failed_save: "stop" ends a run whose checkpoint cannot be written. "continue" prints the error and trains on,
             except at the end of the run.
         on_sigusr1: "stop" saves and ends the run at SIGUSR1, as at SIGTERM. "save" saves and trains on.
         max_hours: Hours after which the run is saved and ended.
-        best_metric: Also keep the checkpoint with the best value of this metric, for example "eval/glue_mrpc/f1". See
+        best_metric: Also keep the checkpoint with the best value of this metric, such as "eval/glue_mrpc/f1". See
             `directions`.
-        patience: Stop after this number of evaluations without a better value, counted from the first finite value. 0
-            never stops.
+        patience: Evaluations without a better value before stopping, counted from the first finite value. 0 never
+            stops.
         shown_examples: Held-out examples to print with predictions at the end, at most a batch.
         profile_steps: Steps to record with the profiler, soon after each start.
     """
@@ -131,7 +131,7 @@ class StepSettings:
         num_microbatches: Equal parts of the batch, processed in turn to save memory. The gradient is of the whole
             batch.
         clip_norm: Scales down gradients with a larger global norm.
-        steps_per_call: Training steps in one call of the compiled function. The host sees their mean metrics.
+        steps_per_call: Training steps in one compiled call. The host sees their mean metrics.
         use_xla: Compile the step with XLA. On a CPU only the optimizer's update, because TensorFlow's products are
             faster there.
         trainable: Weights to train: "all", "all_but_experts", "experts", "router" or "decoder".

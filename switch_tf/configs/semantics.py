@@ -123,8 +123,8 @@ class Grouping:
     def groups_multiple(self) -> int:
         """A divisor of the number of groups.
 
-        Semantics "t5x" takes the least common multiple with the number of experts. T5X itself uses the experts times
-        their replicas, devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS).
+        Semantics "t5x" takes the least common multiple with the number of experts. T5X multiplies the experts by their
+        replicas, devices / (NUM_EXPERT_PARTITIONS * NUM_MODEL_PARTITIONS).
         """
         if not self.rules.groups_fit_experts:
             return self.num_groups_multiple

@@ -9,9 +9,9 @@ from switch_tf.refusals import Refusal
 
 @functools.cache
 def folder() -> pathlib.Path:
-    """Returns the folder that holds the shipped `gin/`: the package of a wheel, or the parent of an editable install.
+    """Returns the folder that holds the shipped `gin/`: a wheel's package, or its parent in an editable install.
 
-    `importlib.resources` does not find the latter: it needs an `__init__.py`, and that would hide the gin library.
+    `importlib.resources` needs an `__init__.py` there, and that would hide the gin library.
     """
     package = pathlib.Path(__file__).resolve().parents[1]
     for candidate in (package, package.parent):

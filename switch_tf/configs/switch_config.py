@@ -39,34 +39,33 @@ class SwitchConfig:
         logits_via_embedding: Whether logits share the embedding (T5 1.0) or have their own weights (T5 1.1).
         scale_decoder_outputs: Whether to multiply the last hidden state by d_model^-0.5. None does so if logits share
             the embedding, as in T5.
-        end_id: End-of-sequence ids where `generate` stops, () for none. Functions that return text use the vocabulary's
-            own.
+        end_id: Ids where `generate` stops, () for none. Functions that return text use the vocabulary's own.
         dropout_rate: In [0, 1). One mask for all positions of a sequence.
         layer_norm_epsilon: Added to the mean square in RMS norms.
         relative_attention_num_buckets, relative_attention_max_distance: T5's relative position bias.
-        relative_attention_per_layer: Each layer has its own position bias, as in umT5 and scanned T5X models. Otherwise
-            a stack shares one, as in T5.
+        relative_attention_per_layer: Each layer, not stack, has its own position bias, as in umT5 and scanned T5X
+            models.
         init_scale: Feed-forward, expert, router and logit kernels start truncated normal with standard deviation
             sqrt(init_scale / fan_in). 0.1 in the paper (section 2.4), 1.0 in T5.
         attention_init_scale: The same for attention kernels, 1.0 in T5 and Mesh TensorFlow.
         num_experts: Experts of each sparse layer. 0 is a dense model.
         expert_d_ff: Width of the experts. None for d_ff.
         encoder_sparse_step, decoder_sparse_step: Layer i is sparse if i % step == step - 1. 0 for none.
-        encoder_sparse_indices, decoder_sparse_indices: Ascending indices of the sparse layers, instead of a step. ()
-            for none.
+        encoder_sparse_indices, decoder_sparse_indices: Ascending indices of sparse layers instead of a step, () for
+            none.
         group_size: Largest number of tokens per group. Tokens of a group compete for slots.
         num_groups_multiple: Divides the number of groups, so that splitting the batch into as many parts (devices,
             microbatches) splits no group.
         train_capacity_factor, eval_capacity_factor: Slots of an expert over tokens per expert (equation 3).
         min_expert_capacity: Smallest number of slots, limited by the tokens of a group.
-        routing_policy: Name of a policy, see `layers.Router` and `policies.register`.
+        routing_policy: See `layers.Router` and `policies.register`.
         decoder_routing_policy: None for the encoder's policy.
         allow_non_causal_decoder: Allows a decoder policy that reads later tokens (all but "switch" and "hash").
             Generation lacks them.
         num_selected_experts: Experts per token. None for the policy's default (2 for "top2", else 1).
         exploration: One of EXPLORATIONS (appendix C), see `layers.Router`.
-        jitter_noise: In [0, 1). In training, "input_jitter" multiplies the router's inputs by uniform numbers in [1 -
-            jitter_noise, 1 + jitter_noise].
+        jitter_noise: In [0, 1). "input_jitter" multiplies the router's training inputs by uniform numbers from 1 -
+            jitter_noise to 1 + jitter_noise.
         second_expert_policy: Later choices that "top2" and "top_n" carry out, one of SECOND_EXPERT_POLICIES.
         second_expert_threshold: In (0, 1). Used by "random" and "threshold".
         second_place_loss_weight: Relative weight of the second choices' balance loss.
@@ -80,7 +79,7 @@ class SwitchConfig:
             model's dtype.
         semantics: "switch_tf", or the grouping, capacity and loss rules of Mesh TensorFlow ("mtf"), T5X ("t5x") or
             Hugging Face ("hf").
-        expert_capacity: Slots per expert and sequence. Only semantics "hf" uses it, and requires it.
+        expert_capacity: Slots per expert and sequence, required by semantics "hf" and only valid there.
         dispatch: "einsum" (GShard), "index" (gathers), "ragged" (gathers without empty slots), or "auto" by device and
             load. All agree up to rounding.
         remat: Recomputes each layer's activations in the backward pass.

@@ -1,4 +1,4 @@
-"""Exports a model with its decoding as a SavedModel, from texts to texts or from ids to ids."""
+"""Exports a model with its decoding as a SavedModel."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
 
 
 def export_texts(text_model: TextModel, folder: str | pathlib.Path, about: dict) -> None:
-    """Writes a SavedModel for TensorFlow with tensorflow-text, and a `MODEL_CARD.md`, see `export`.
+    """Writes a SavedModel for TensorFlow with tensorflow-text, see `export`.
 
     Its signatures take any number of rows and return each row's best result. An empty text has an empty output and
     score 0.

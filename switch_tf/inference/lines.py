@@ -1,4 +1,4 @@
-"""Answers the lines, rows or elements of a file in order, and continues after a restart."""
+"""Answers a file's lines, rows or elements in order, and continues after a restart."""
 
 import json
 import pathlib
@@ -15,11 +15,8 @@ Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """Yields the lines of a file, rows of a table or elements of an array in order.
-
-    Args:
-        examples: From `data.TextFile.examples` or `data.examples_of_lines`. The first field is the input.
-    """
+    """Yields the lines of a file from `data.TextFile.examples` or `data.examples_of_lines`. The first field is the
+    input."""
     for number, example in enumerate(examples):
         if example.texts is None:
             shown = example.raw.decode("utf-8", errors="replace").removeprefix("\ufeff").rstrip("\r\n")
@@ -32,8 +29,7 @@ def read(examples: Iterable) -> Iterator[Line]:
 def answers(lines: Iterable[Line], model: Any, has_targets: bool = False) -> Iterator[list[dict]]:
     """Answers lines in batches, or scores the second text of each if it `has_targets`.
 
-    Args:
-        model: TextModel. Without a `batch_size` it answers one line at a time.
+    A `model` without a `batch_size` answers one line at a time.
 
     Yields:
         A dict for each line, with `input` and `error`, or `target` and `score`, or `output`, `score` and `others`, the
@@ -83,7 +79,7 @@ def _answer(asked, model):
 class Output:
     """A file of records. A later start with the same settings continues where it ends.
 
-    `num_known`: Number of records in the file when `after_what_is_there` returned.
+    `num_known`: Records in the file when `after_what_is_there` returned.
 
     Args:
         settings: JSON-able. Everything that the records depend on, kept in `<file>.settings.json`.

@@ -1,8 +1,7 @@
 """A server at a socket, with limits and deadlines for connections, and signals that end it.
 
-uvicorn waits without limit for a request's first byte and the end of its headers, and accepts connections until the
-process has no file descriptor left. XLA's compiler then aborts the process, since it cannot open its source of random
-numbers.
+uvicorn waits without limit for a request's headers, and accepts connections until the process has no file descriptor
+left. XLA's compiler then aborts the process, since it cannot open its source of random numbers.
 """
 
 import asyncio
@@ -23,9 +22,9 @@ from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import INTERRUPTED
 from switch_tf.storage import outputs
 
-HEADER_SECONDS = 10  # from the start of a connection or of a later request
+HEADER_SECONDS = 10  # from the start of a connection or a later request
 _KEEP_ALIVE_SECONDS = 30  # from an answer to the next request
-WRITE_SECONDS = 30  # for a client to receive a part of its answer
+WRITE_SECONDS = 30  # for a client to receive a part
 _STOPPING_SECONDS = 30  # for open requests after the first signal
 _MOST_HEADER_BYTES = 2**14
 _ACCEPTED_AT_ONCE = 16  # before they are counted
@@ -33,7 +32,7 @@ _MOST_CONNECTIONS = 2048
 _FEWEST_CONNECTIONS = 16
 _FOR_HEALTH = 16  # above the limit, only for /health
 _OTHER_DESCRIPTORS = 128  # for compilers, files and uncounted connections
-_SILENT, _ANSWERED, _SENDING = range(3)  # stages of a connection that waits for its client, in the order of dropping
+_SILENT, _ANSWERED, _SENDING = range(3)  # stages of waiting for the client, in the order of dropping
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -67,12 +66,11 @@ def make_room() -> int:
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server with limits and deadlines.
+    """A uvicorn server with limits and deadlines. `app` answers `/health`.
 
     In the main thread the first signal lets requests end, and the second one ends the process.
 
     Args:
-        app: ASGI app that answers `/health`.
         most: Largest number of connections, see `_Connection`.
         on_ready: Called when the server accepts requests.
     """
@@ -116,8 +114,8 @@ class HttpServer(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection of uvicorn with deadlines.
 
-    Above the limit it drops one that waits for its client: the oldest without a request, else with its answer, else
-    with an incomplete request. If all are busy, the new connection gets status 503, except for `/health`.
+    Above the limit it drops the oldest that waits for its client: without a request, else with its answer, else with an
+    incomplete request. If all are busy, the new connection gets status 503, except for `/health`.
     """
 
     def __init__(self, most, **arguments):

@@ -17,8 +17,7 @@ from switch_tf.refusals import Refusal
 def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.SimpleNamespace | None:
     """Returns the run of a `config.json` on one device, or None if only code can create its vocabulary.
 
-    Needs neither the task nor its data, and executes no code in the folder. The result has what answering needs:
-    `config`, `partitioner`, `run`, `make_model` and `reading`, a data.Reading.
+    Needs neither the task nor its data, and executes no code in the folder.
     """
     stored = {feature: vocabularies.Stored.from_data(fields) for feature, fields in saved.vocabularies.items()}
     if any(vocabulary.kind == vocabularies.OTHER for vocabulary in stored.values()):

@@ -31,10 +31,10 @@ from switch_tf.refusals import Refusal, first_line
 READ_SECONDS = 30  # from a request's headers to its end
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_BYTES_HELD = 2**28  # of incomplete requests
-_CHARACTERS_PER_TOKEN = 64  # of the longest accepted text; most tokens of a longer one would be cut
+_CHARACTERS_PER_TOKEN = 64  # of the longest accepted text; most of its tokens would be cut
 _FEWEST_CHARACTERS = 2**14
 _SMALL = 2**16  # bytes of a request parsed without a thread and always admitted
-_MOST_LONG = 4  # requests of the largest size, or as many bytes, parsed and tokenised at a time
+_MOST_LONG = 4  # largest requests, or as many bytes, parsed and tokenised at a time
 _CHARACTERS_PER_TURN = 2**14  # to tokenise before the next request's turn
 _MAX_LOOKING = 16  # waiting requests of the page, computed in turn
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -45,8 +45,7 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
 class Batcher:
     """Answers requests in a thread. The requests that wait when a batch ends are the next batch.
 
-    A request never waits for a batch to fill. Requests cancelled before their batch begins are skipped. `is_working`
-    says whether requests are accepted.
+    Requests cancelled before their batch begins are skipped. `is_working`: whether requests are accepted.
 
     Args:
         answer: Maps a list of requests to a list of results. All requests of the batch get its exception.
@@ -111,12 +110,12 @@ class Hosts:
     """Hosts that requests may name, so that pages of other sites cannot reach a server through a visitor's browser.
 
     A browser sends a page's requests to any address that its host name resolves to, even 127.0.0.1, and lets every page
-    post text anywhere without reading the answer. Its `Host` and `Origin` name the host and the page, and the page
-    cannot change them. Other clients send no `Origin`, so they may post.
+    post text anywhere without reading the answer. A page cannot change `Host` and `Origin`. Other clients send no
+    `Origin`, so they may post.
 
     Args:
         address: Of the server. For 0.0.0.0 and :: a request may name any IP address.
-        allowed: Additional names or addresses. Pages of these hosts may also post.
+        allowed: Additional names or addresses. Their pages may also post.
     """
 
     def __init__(self, address: str = "127.0.0.1", allowed: Sequence[str] = ()):
@@ -165,13 +164,12 @@ class Server:
     * `POST /v1/models/<name>:predict`, `{"instances": ["a text", ...]}` to `{"predictions": [{"outputs", "scores"},
       ...]}`, as TensorFlow Serving does for the `serving_default` of `exporting.export_texts`. `others` are a beam's
       further results. `cut` counts the tokens beyond the model's length.
-    * `POST /v1/models/<name>:look`, `{"instance": "a text"}` to its prediction and the experts of its tokens, see
-    `TextModel.routes`.
+    * `POST /v1/models/<name>:look`, `{"instance": "a text"}` to its prediction and `TextModel.routes`.
     * `GET /v1/models/<name>`, a description of the model; `/health`; `/metrics`, for Prometheus; `/`, the page.
 
     Errors have the body `{"error": "..."}` and a status: 400 for other JSON, 403 for a foreign `Host` or `Origin`, 404,
-    405, 408 for an incomplete request after `READ_SECONDS`, 413 for a long request or text, 500 for a failure of the
-    model, 503 if too many requests wait.
+    405, 408 after `READ_SECONDS`, 413 for a long request or text, 500 for a failure of the model, 503 if too many
+    requests wait.
 
     Args:
         text_model: Preferably with one program for all batches: `batch_size=None`, or on a back end with fixed shapes
@@ -357,7 +355,7 @@ class Server:
     async def _tokenised(self, request, texts):
         """Tokenises named texts. Requests take turns, so that a long one does not hold up the next.
 
-        Refuses texts without room to wait, and ends when the client disconnects.
+        Refuses texts without room to wait.
         """
         for name, text in texts.items():
             if not isinstance(text, str):

@@ -58,8 +58,7 @@ class TextModel:
         batch_size: Every batch is padded to this size. With None, one program takes batches of any shape, and programs
             for few inputs are compiled in the background (`FewRows`).
         partitioner: Partitioner that built the model, or None for one device of any library. With `has_fixed_shapes`,
-            `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to the largest lengths,
-            for a single program.
+            `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to the largest lengths.
     """
 
     def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
@@ -134,13 +133,12 @@ class TextModel:
         """Returns the experts of the tokens of a text and its answer, as chosen during decoding.
 
         Args:
-            inputs: `ids` of `read`.
-            outputs: `ids` of an `Answer`.
+            inputs, outputs: `ids` of `read` and of an `Answer`.
 
         Returns:
             JSON-able.
-            `inputs`: list of pieces of text.
-            `outputs`: list of pieces that the decoder reads: the start of sequence and `outputs` without its last id.
+            `inputs`: pieces of text.
+            `outputs`: pieces that the decoder reads: the start of sequence and `outputs` without its last id.
             `num_experts`: int.
             `layers`: list of dict, in order. `layer`: path. `reads`: "inputs" or "outputs". `experts`: for each token a
                 list of `[expert, gate]`, the largest gate first, empty for a token without an expert.
@@ -207,8 +205,7 @@ class FewRows:
     and so on to limit the number of programs, of some 50 MiB each.
 
     Args:
-        decode: Function to trace, from <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
-        inputs_length: Longest input.
+        decode: Maps <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
         most_rows: Largest number of inputs that a static shape makes faster, `decoding.max_fused_sequences`.
     """
 
@@ -220,7 +217,7 @@ class FewRows:
         self._maker: threading.Thread | None = None
 
     def program(self, rows: int, length: int) -> tuple[tuple[int, int], Callable[..., Any]] | None:
-        """Returns the shape to pad to and its program. Starts to compile a missing program, and returns None."""
+        """Returns the shape to pad to and its program, or starts to compile it and returns None."""
         rows = next((most for most in self._rows if rows <= most), 0)
         if not rows:
             return None
@@ -255,7 +252,6 @@ def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Pa
 
     Args:
         function: Maps a dict of <int32>[batch, length] to a nest of tensors, equal on every device.
-        partitioner: Partitioner that built the function's variables.
         join: Joins the results of all parts of the batch. Defaults to `partitioner.gather_rows`.
     """
     def call(features):

@@ -40,8 +40,7 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
 
 
 def of_checkpoint(folder: str | pathlib.Path) -> dict:
-    """Returns the step, parameters and bytes of a (run's newest) checkpoint, and its run's task, vocabulary and
-    sizes."""
+    """Returns the step, parameters and bytes of a (run's newest) checkpoint, and its run's task and vocabulary."""
     try:
         checkpoint = folders.resolve(folder)
     except Refusal as error:

@@ -93,8 +93,8 @@ def describe(value: dict, is_share: bool) -> str:
 def read_metrics(folder: pathlib.Path) -> list[dict]:
     """Returns the records of a run folder's `metrics.jsonl`, oldest first.
 
-    Skips torn lines and lines without a step, with a warning. Arrays (loads of experts) are <float32>. In a long run
-    only some hundred records at equal distances keep them.
+    Skips torn lines and lines without a step, with a warning. Arrays (loads of experts) are <float32>, in a long run
+    only in some hundred records at equal distances.
     """
     records: list[dict] = []
     kept, every, count = [], 1, 0  # every n-th record keeps its arrays

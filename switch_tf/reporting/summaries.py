@@ -37,11 +37,8 @@ def origin(words: Sequence[str], config: SwitchConfig) -> str:
 def training_values(measured: StepMeasurements, others: dict[str, float]) -> dict[str, Any]:
     """Returns the values to log for some training steps: means, and router losses summed over sparse layers.
 
-    The load of a router is a list over experts. `dead_experts` counts its zeros.
-
-    Args:
-        measured: On the host.
-        others: Name -> further value, such as the speed.
+    The load of a router is a list over experts. `dead_experts` counts its zeros. `others`: name -> value, such as the
+    speed.
     """
     batch = measured.batch
     values = {name: divide(term) for name, term in batch.loss_terms.items()}
@@ -88,8 +85,8 @@ class Writer:
     On a disk a step is in metrics.jsonl at once. In a bucket both are there within a minute, and before the next
     checkpoint.
 
-    TensorBoard reads `events/train` and `events/eval`, without the prefixes "train/" and "eval/<mixture>/", so that
-    equal tags share a chart. Tasks of a mixture keep their name: "<task>/loss". An array becomes one histogram.
+    TensorBoard's tags lack the prefixes "train/" and "eval/<mixture>/", so that equal tags share a chart. Tasks of a
+    mixture keep their name: "<task>/loss". An array becomes one histogram.
     """
 
     def __init__(self, folder: RunFolder):
