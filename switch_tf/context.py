@@ -1,8 +1,8 @@
 """The ambient state of a trace: layers, data sources and back ends read it without an argument.
 
-Each thread has its own context and starts with the defaults. `carried` takes a context along for a function that
-another thread calls (a replica of `tf.distribute`) or that runs after its scope (a recomputation in the backward pass).
-Functions that TensorFlow traces in the caller's thread (`tf.data`, `tf.function`) do not need it.
+Each thread starts with the defaults. `carried` takes a context along for a function that another thread calls (a
+replica of `tf.distribute`) or that runs after its scope (a recomputation in the backward pass). `tf.data` and
+`tf.function` trace in the caller's thread and do not need it.
 """
 
 import contextlib

@@ -25,7 +25,7 @@ with epy.lazy_imports():  # not needed to check arguments
     import tqdm
     from sentencepiece import sentencepiece_model_pb2
 
-# A rule for a character in no text. Without any, SentencePiece prints a warning whenever it loads the model.
+# A rule for a character in no text. Without any, SentencePiece prints a warning at each load.
 _RULES = "FFFF\tFFFD\n"
 
 # SentencePiece silently leaves out sentences of over 4192 bytes.
@@ -48,7 +48,7 @@ def train(
             (NFKC), and spaces and newlines become one space.
 
     Raises:
-        RuntimeError: SentencePiece cannot train, for example because the text has too few different pieces.
+        RuntimeError: SentencePiece cannot train, for example on a text with too few pieces.
     """
     model = io.BytesIO()  # a file's name would enter the model
     with contextlib.ExitStack() as stack:

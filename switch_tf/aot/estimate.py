@@ -195,7 +195,7 @@ def needed(memory: dict[str, int]) -> int:
 
 
 def as_json(experiment: Experiment, topology: str, chip: chips.Chip, found: Estimate) -> dict:
-    """Returns the JSON object of `switch-tf compile`, or the compiler's message and advice if it found no room.
+    """Returns the JSON object of `switch-tf compile`, or the compiler's refusal and advice.
 
     "..._per_device", "chip_bytes" and "collectives" are for one chip. "counted_by" is "cycles", or "rates" for lower
     bounds by nominal rates. "layers" and "seconds_by_bytes" are the deepest compiled model's.

@@ -94,7 +94,7 @@ class Module:
         computations: Name -> instructions in the order of the schedule.
         entry: Name of the computation that a step runs.
         loops: Name of a "while" -> number of its passes, None if unreadable.
-        times: Name of a computation -> runs in a step. Loops with an unknown number of passes count once.
+        times: Name of a computation -> runs in a step. Unreadable loops count once.
         stacks: Stack of each rematerialised layer: "layers_1_3" -> "encoder". It runs again outside its stack's scope:
             "layers_1_3/mlp_1/MatMul". Only a decoder has a scope named self_attention.
     """

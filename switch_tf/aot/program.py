@@ -73,9 +73,9 @@ class Program:
     Attributes:
         flops: FLOPs of all matrix products.
         expert_products: Sizes of the results of the experts' matrix products, on one chip.
-        memory_traffic: Bytes that a chip reads and writes off the chip. Counts whole operands, even if only a part is
-            read.
-        unread_loops: Names of loops with an unknown number of passes.
+        memory_traffic: Bytes to and from a chip's memory, without on-chip memory. Counts whole operands, even if only a
+            part is read.
+        unread_loops: Names of loops with unknown passes.
     """
 
     def __init__(self, text: str, mesh: dict[str, int]):

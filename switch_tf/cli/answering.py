@@ -50,7 +50,7 @@ switch-tf infer --run runs/first --interactive
 
 
 def add_infer_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     _add_decoding_arguments(parser)
     parser.add("--input",
                "a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as .gz), or lines "
@@ -148,7 +148,6 @@ def _choose_fields(field, target_field, has_targets, defaults, form):
 
 
 def _converse(model):
-    """Answers each line of standard input as it comes. Returns their number."""
     gap = ", such as one with <extra_id_0> for a gap" * (model.features.sentinels == "gaps")
     outputs.say(f"Type a text{gap}; Ctrl-D ends.")
     count = 0
@@ -170,7 +169,7 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 
 
 def add_export_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     _add_decoding_arguments(parser, answers=False)
     parser.add("--model", "in place of --run: a model that Keras saved, model.keras", "FILE")
     parser.add("--vocabulary",
@@ -232,7 +231,7 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 
 
 def add_serve_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     _add_decoding_arguments(parser)
     parser.add("--host", "to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)",
                "ADDRESS", default="127.0.0.1")

@@ -32,7 +32,7 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 
 
 def add_compile_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     options.add_gin_arguments(parser)
     parser.add("--topology",
                "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: h100:8, a server "
@@ -150,7 +150,7 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 
 
 def add_verify_layout_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser, num_devices=8)
     parser.add("--steps", "training steps to compare (default 3)", at_least=1, default=3)

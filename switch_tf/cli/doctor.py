@@ -12,7 +12,7 @@ switch-tf doctor --model_dir gs://my-bucket/runs
 
 
 def add_doctor_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.description = "Checks versions, accelerators, folders and resources of this machine."
     parser.add("--model_dir", "also check that runs can be kept there", "FOLDER")
 

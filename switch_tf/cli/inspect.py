@@ -20,7 +20,7 @@ switch-tf inspect runs/x --verify
 
 
 def add_inspect_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("what",
                "a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or a folder of "
                "Hugging Face", "PRESET|GIN_FILE|RUN|CHECKPOINT|FOLDER", nargs="?")
@@ -34,7 +34,7 @@ def add_inspect_arguments(parser: Parser) -> None:
 
 
 def run_inspect(arguments: Namespace) -> dict:
-    """Prints and returns the presets, a model's sizes without building it, or the state of checkpoints."""
+    """Prints and returns the presets, a model's sizes, or the state of checkpoints."""
     if arguments.verify:
         return _verify(arguments)
     if arguments.list:

@@ -51,9 +51,9 @@ _REPORT = "This is a bug of switch_tf and not your mistake: please report it wit
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, two command lines at the end of
-    its `--help`. `run_NAME` returns the JSON object of `--json`, or a tuple of it and a text to print. Its
-    `exit_status` sets the status of the process.
+    A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, the end of its `--help`.
+    `run_NAME` returns the JSON object of `--json`, or a tuple of it and a text to print. Its `exit_status` sets the
+    status of the process.
 
     Returns:
         0 for success, 1 if the command found a fault, and else one of `statuses`.

@@ -40,7 +40,7 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 
 
 def add_train_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser)
     parser.add("--processes",
@@ -87,7 +87,7 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 
 
 def add_compare_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     options.add_gin_arguments(parser)
     parser.add("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
                "FOLDER", nargs="+", default=[])
@@ -178,7 +178,7 @@ switch-tf eval --run runs/first --follow
 
 
 def add_eval_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     options.add_run_arguments(parser)
     parser.add("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
                "N|best|last|all", default="last")

@@ -36,7 +36,7 @@ switch-tf tasks docs_corpus_span_corruption
 
 
 def add_tasks_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("name", "a task or mixture to show three examples of", "NAME", nargs="?")
     parser.add("--split", "split of the examples (default: train, or the task's first)", "SPLIT")
     parser.add("--vocabulary", "instead of the task's own: a name, or the path of a SentencePiece model", "VOCABULARY")
@@ -104,7 +104,7 @@ def _shipped_files():
 
 
 def _file_of(name, files):
-    """Returns the file that names a task, else the first with a task registered together with it."""
+    """Returns the file of a task, else the first with a task registered together with it."""
     together = names.registers(name)
     tasks = {file: task for file, (task, _) in files.items() if task}
     having = ([file for file in tasks if tasks[file] == name]
@@ -113,10 +113,7 @@ def _file_of(name, files):
 
 
 def _apply_files(arguments):
-    """Registers the task of the gin files, or of the shipped file for the task `name`. Imports TensorFlow.
-
-    Returns the files and their content.
-    """
+    """Registers the task of the gin files, or of the shipped file for `name`. Returns the files and their content."""
     files, name = arguments.gin_file, arguments.name
     if not files:
         file = _file_of(name, _shipped_files())
@@ -141,7 +138,7 @@ switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --ou
 
 
 def add_vocabulary_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
                "FILE", nargs="+", required=True)
     parser.add("--size", "pieces, without the 100 sentinels that every task adds", at_least=1, required=True)
@@ -175,7 +172,7 @@ switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_fi
 
 
 def add_cache_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?")
     parser.add("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER")
     parser.add("--vocabulary", "the run's VOCABULARY, if it has one (default: the task's own)", "VOCABULARY")

@@ -36,7 +36,7 @@ switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/model
 
 
 def add_convert_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("--input",
                "a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow (with the "
                "--gin_file of its model), a run folder or a checkpoint", "FOLDER", required=True)
@@ -81,7 +81,7 @@ switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --outpu
 
 
 def add_upcycle_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",
                "CHECKPOINT", dest="source", required=True)
     options.add_output(parser)
@@ -127,7 +127,7 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 
 
 def add_average_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("--run", "a run folder", "FOLDER", required=True)
     parser.add("--last", "number of its newest checkpoints", required=True, at_least=2)
     options.add_output(parser)
@@ -150,7 +150,7 @@ switch-tf shrink --from runs/first/checkpoints/step_00000300 --num_experts=4 --o
 
 
 def add_shrink_arguments(parser: Parser) -> None:
-    """Declares the arguments."""
+    """Declares arguments."""
     parser.add("--from", "a run folder, for its newest checkpoint, or one of its checkpoints",
                "CHECKPOINT", dest="source", required=True)
     parser.add("--num_experts", "experts that each layer keeps", "K", required=True, type=int)

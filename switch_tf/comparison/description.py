@@ -30,14 +30,12 @@ class Comparison:
             experts, else the first one.
         common: Gin files and bindings of all variants: task, run, layout.
         seeds: All variants are trained with each seed in turn.
-        turn: Steps that a variant trains before the next one's turn, so that a busy machine slows all alike. The first
-            two are not timed.
+        turn: Steps of a variant before the next one's turn, so that a busy machine slows all alike. The first two are
+            not timed.
         may_differ: Fields of `Run` and `StepSettings` that may differ, named as in the error message.
-        unequal_work: Variants that may differ from the baseline by more than 2 % in FLOPs per token, without the
-            router.
-        trained_first: Variants that are trained before the rest begins. The rest may start from them or learn from
-            them: "{name}" in a binding is the run folder of the variant `name` with the same seed, as in
-            "TEACHER='{teacher}'".
+        unequal_work: Variants that may differ from the baseline by over 2 % in FLOPs per token, without the router.
+        trained_first: Variants trained before the rest. The rest may start or learn from them: "{name}" in a binding is
+            the run folder of the variant `name` with the same seed, as in "TEACHER='{teacher}'".
     """
 
     model_dir: str

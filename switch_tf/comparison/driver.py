@@ -1,4 +1,4 @@
-"""Trains a comparison one seed after another. A seed's variants take turns of a few steps on the same batches."""
+"""Trains a comparison, one seed after another. A seed's variants take turns on the same batches."""
 
 import contextlib
 import hashlib

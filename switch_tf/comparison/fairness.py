@@ -1,4 +1,4 @@
-"""Checks that runs can be compared: same data, rules and work per token. Needs no TensorFlow."""
+"""Checks that runs have the same data, rules and work per token. Needs no TensorFlow."""
 
 from collections.abc import Sequence
 from typing import Any

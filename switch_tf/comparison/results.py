@@ -42,7 +42,6 @@ class Curves:
     `name`: Variant.
     `checkpoint`: `folders.identity` of the newest checkpoint.
     `record`: From `continuation.record`.
-    `config`: SwitchConfig.
     `loss_name`: Name in metrics.jsonl of the mixture's loss.
     `steps`: Steps of evaluations after the start.
     `losses`: Smoothed losses of the mixture.
@@ -150,8 +149,7 @@ def compare(curves: list[Curves]) -> dict:
     """Returns the results of a comparison, JSON-able.
 
     The target is the baseline's smoothed last loss. A variant reaches it at its first evaluation with a smoothed loss
-    at or below it. Each seed is compared with the baseline's same seed, or with its first one. Speed-ups are medians
-    over seeds; a seed that does not reach the target counts as the slowest. Refuses losses over different tokens.
+    at or below it. Speed-ups are medians over seeds; a seed that does not reach the target counts as the slowest.
 
     Args:
         curves: At least two runs. Runs of a variant have the same name.

@@ -31,7 +31,7 @@ _STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:righ
 def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
     """Returns (name of the variant, run folder) of at least two different runs.
 
-    `folders` are run folders, and folders of comparisons, for all of their runs.
+    `folders` are run folders, and folders of comparisons.
     """
     runs = []
     for folder in map(places.at, folders):

@@ -188,7 +188,7 @@ class Experiment:
 
 
 def check_trust(found: Gin, file: str) -> None:
-    """Refuses a stranger's gin file that names a module or function which the package does not ship.
+    """Refuses a stranger's gin file that names a module or function that the package does not ship.
 
     `file` is for the message. Call it before `Gin.check` imports modules.
     """

@@ -315,7 +315,7 @@ class Gin:
         """Imports the modules of other packages and checks all names and macros.
 
         Args:
-            is_whole: Whether the files describe a complete run, so that each macro needs a value and a use.
+            is_whole: Whether the files describe a complete run: each macro needs a value and a use.
         """
         self.check_names()
         if is_whole:

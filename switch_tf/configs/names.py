@@ -17,7 +17,7 @@ def declare_tasks(names: Iterable[str], register: Callable[[], object]) -> None:
     """Declares seqio tasks and mixtures, to be registered on first use.
 
     Args:
-        names: A mixture "name" also covers its members "name.member". A repeated declaration replaces the earlier one.
+        names: A mixture "name" also covers its members "name.member". Later declarations win.
         register: Adds them to seqio's registry. Called once.
     """
     _tasks.update(dict.fromkeys(names, register))

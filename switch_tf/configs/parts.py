@@ -1,6 +1,6 @@
 """Parts of a run by full name, as gin files bind them.
 
-Parts that need TensorFlow are listed with their parameters, because gin files are read before its import.
+Gin files are read before TensorFlow is imported, so parts that need it are listed with their parameters.
 """
 
 import dataclasses

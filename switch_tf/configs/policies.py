@@ -33,7 +33,6 @@ class Policy:
     """Assignment of tokens to experts. `register` makes it available by name.
 
     Args:
-        name: Name in configurations.
         decide: Function of `(scores, options)`, see `layers.decisions`, or "module:function", imported at the first
             call. Returns TokenChoices, or ExpertChoices if `experts_choose`.
         num_choices: Experts per token. None for `num_selected_experts`.

@@ -13,7 +13,6 @@ class Rules:
     """Routing and loss rules of one implementation. The defaults are this package's rules.
 
     Args:
-        name: Value of `semantics`.
         groups_are_sequences: Each sequence is a group with `expert_capacity` slots per expert. Otherwise `group_size`
             and capacity factors decide.
         groups_fit_experts: The number of groups is also a multiple of the number of experts. Rows or columns of zeros

@@ -96,8 +96,6 @@ def _write(folder, module, serving_default, model, sampler, card, **facts):
 
 
 class _Decoder(tf.Module):
-    """The program from ids to ids. Holds the weights."""
-
     def __init__(self, model, max_length, sampler, end_id=None):
         super().__init__()
         self._weights = [variable.value for variable in model.variables]
@@ -110,8 +108,6 @@ class _Decoder(tf.Module):
 
 
 class _Answerer(_Decoder):
-    """The programs from texts to texts and from ids to ids."""
-
     def __init__(self, text_model):
         reading = text_model.features
         super().__init__(text_model.model, text_model.max_length, text_model.sampler, reading.targets.eos_id)

@@ -79,7 +79,7 @@ def _answer(asked, model):
 class Output:
     """A file of records. A later start with the same settings continues where it ends.
 
-    `num_known`: Records in the file when `after_what_is_there` returned.
+    `num_known`: Records that `after_what_is_there` found.
 
     Args:
         settings: JSON-able. Everything that the records depend on, kept in `<file>.settings.json`.

@@ -50,7 +50,6 @@ class Batcher:
     Args:
         answer: Maps a list of requests to a list of results. All requests of the batch get its exception.
         batch_size: Largest number of requests in a batch.
-        max_waiting: Largest number of waiting requests.
     """
 
     def __init__(self, answer: Callable[[list], list], batch_size: int, max_waiting: int):
@@ -175,7 +174,7 @@ class Server:
         text_model: Preferably with one program for all batches: `batch_size=None`, or on a back end with fixed shapes
             the server's own `batch_size`.
         name: Of the model in URLs.
-        about: JSON-able. Description of the model.
+        about: JSON-able description of the model.
         batch_size: Largest number of texts in a batch.
         max_waiting: Largest number of waiting texts of all requests.
     """

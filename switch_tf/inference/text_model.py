@@ -52,7 +52,6 @@ class TextModel:
 
     Args:
         model: SwitchTransformer, built.
-        features: data.Reading.
         inputs_length, max_length: Largest numbers of tokens to read and to decode, ends included.
         sampler: See `SwitchTransformer.generate`.
         batch_size: Every batch is padded to this size. With None, one program takes batches of any shape, and programs
@@ -201,8 +200,8 @@ class FewRows:
     """Compiled programs for one to four inputs.
 
     A program of static shape takes half the time of the one for any shape, but seconds to compile. A thread compiles it
-    when first needed, one at a time, and the program for any shape answers meanwhile. Lengths are padded to 32, 64, 128
-    and so on to limit the number of programs, of some 50 MiB each.
+    when first needed, one at a time; meanwhile the program for any shape answers. Lengths are padded to 32, 64, 128 and
+    so on, because a program takes some 50 MiB.
 
     Args:
         decode: Maps <int32>[rows, length] and <int32>[rows, 1] to a tuple of tensors [rows, ...].
@@ -295,7 +294,6 @@ def generate(model: "keras.Model", texts: list[str], vocabulary: Any, max_length
         vocabulary: Name of a registered vocabulary, path of a SentencePiece model, or a seqio vocabulary.
         max_length: Largest number of tokens to decode.
         sampler: See `SwitchTransformer.generate`.
-        batch_size: Number of texts in a batch.
         inputs_length: Tokens after which a text is cut.
     """
     if isinstance(texts, str):

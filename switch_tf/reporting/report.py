@@ -60,8 +60,6 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
     for each held-out value its "first", "last" and "best" with their steps. A metric without a known direction has no
     best, and a unigram loss is a number.
-
-    `records` default to `read_metrics(folder)`.
     """
     records = read_metrics(folder) if records is None else records
     summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
@@ -285,7 +283,7 @@ def router(layer: str, name: str) -> str:
 
 
 def sparse_layers(names: Iterable[str]) -> list[str]:
-    """Returns the layers in logged names, in the model's order. Ignores malformed names, as in damaged files."""
+    """Returns the layers in logged names, in the model's order. Ignores the malformed names of damaged files."""
 
     def position(layer):
         stack, number, *sublayer = layer.split("/")

@@ -64,7 +64,7 @@ def _utilization(share):
 
 
 def divide(mean: Mean) -> Any:
-    """Returns total / weight of a Mean on the host, or the total if the weight is 0, as a float or list."""
+    """Returns total / weight of a Mean on the host, or the total if the weight is 0."""
     value = np.asarray(mean.total) / (mean.weight if mean.weight else 1.0)
     return value.tolist()
 
@@ -178,7 +178,7 @@ class Progress:
                          dynamic_ncols=True)
 
     def resume(self, step: int) -> None:
-        """Sets the step that training starts from. The bar's rate and remaining time count from it."""
+        """Sets the step that training starts from, for the bar's rate and remaining time."""
         self._last_reported = step
         self._bar.reset(self._last_step)
         self._bar.initial = step
@@ -188,7 +188,7 @@ class Progress:
         self._bar.update(steps)
 
     def glance(self, step: int, loss: float) -> None:
-        """Prints the loss of the last step if no line was printed for some seconds, or for a tenth of the run."""
+        """Prints the last step's loss if no line was printed for some seconds or a tenth of the run."""
         is_due = 10 * (step - self._last_reported) >= self._last_step
         if is_due or time.monotonic() - self._last_line > _QUIET_SECONDS:
             self._last_reported = step
