@@ -1,7 +1,4 @@
-"""T5's attention, dense or with experts as projections, and relative position biases.
-
-Without bias terms; softmax in float32.
-"""
+"""T5's attention, dense or with experts as projections, and relative position biases."""
 
 from typing import Any
 
@@ -18,18 +15,15 @@ from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attent
 from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
-# Logical axes of the decoding cache, in the order of the products with query and probabilities. With other orders every
-# step would transpose the cache. With 256 keys this took longer than the rest of the step; swapping only the last two
-# axes of the keys still took a tenth.
+# Axes of the decoding cache, in the order of its products. With 256 keys, transposing it at each step took longer than
+# the rest of the step; swapping only the last two axes of the keys took a tenth.
 KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
 
 class _Attention(KeepsShape):
-    """The steps of both attentions after their projections."""
-
     def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
-        # Keras' autocast would round the position bias to bfloat16. Kernels are cast at their use.
+        # Keras' autocast would round the position bias to bfloat16.
         super().__init__(autocast=False, **kwargs)
         self._keep(num_heads=num_heads, d_kv=d_kv, dropout_rate=dropout_rate, init_scale=init_scale)
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
@@ -56,9 +50,9 @@ class _Attention(KeepsShape):
             checks.tensor("position_bias", position_bias, "float", (1, self.num_heads, query_length, key_length), True)
 
     def _drop_keys(self, value, training):
-        """Drops whole keys of a head from values, [batch, key, heads, d_kv].
+        """Drops keys of a head, as T5's dropout of probabilities with one mask for all queries.
 
-        Equals T5's dropout of probabilities, with one mask for all queries.
+        `value`: [batch, key, heads, d_kv].
         """
         if not training or not self.dropout.rate:
             return value
@@ -71,15 +65,9 @@ class _Attention(KeepsShape):
         """Attends from projected queries to keys, mixes values, and projects them back to d_model.
 
         Args:
-            query: <any float>[batch, query, heads, d_kv].
-            key: <any float>[batch, key, heads, d_kv].
-            value: <compute dtype>[batch, key, heads, d_kv].
-            attention_mask, position_bias: See `MultiHeadAttention`.
+            query, key, value: <float>[batch, length, heads, d_kv].
             keys: Axes of `key`: "bkhd" or, while decoding, "bhdk" (KEY_CACHE_AXES) or "bhkd" (VALUE_CACHE_AXES).
                 Cached values always have "bhkd".
-
-        Returns:
-            <compute dtype>[batch, query, d_model]
         """
         if keys == "bkhd":
             mixed = dot_product_attention(query, key, value, attention_mask, position_bias, self.out)
@@ -98,16 +86,15 @@ class MultiHeadAttention(_Attention):
     The usual 1/sqrt(d_kv) is folded into the initial query kernel: N(0, init_scale / (d_model d_kv)).
 
     Args:
-        num_heads: int.
-        d_kv: int. Width of a head.
-        dropout_rate: float in [0, 1). Dropout of the attention probabilities, with one mask for all queries.
-        init_scale: float. Factor of every initial variance.
+        d_kv: Width of a head.
+        dropout_rate: In [0, 1). Dropout of the attention probabilities, with one mask for all queries.
+        init_scale: Factor of every initial variance.
 
     Call arguments:
         inputs: <compute dtype>[batch, query, d_model].
-        inputs_kv: <compute dtype>[batch, key, d_model], or None for self-attention.
-        attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
-        position_bias: <float32>[1, heads, query, key], or its blocks by `cut`, or None. Added to the scores.
+        inputs_kv: <compute dtype>[batch, key, d_model]. None for self-attention.
+        attention_mask: <bool>[batch, 1, query or 1, key], True where a query may attend to a key.
+        position_bias: <float32>[1, heads, query, key], or its blocks by `cut`. Added to the scores.
         mask, inputs_mask, inputs_kv_mask: <bool>[batch, length], passed by Keras. Masked keys get no attention.
 
     Returns: <compute dtype>[batch, query, d_model].
@@ -142,11 +129,10 @@ class MultiHeadAttention(_Attention):
 
     def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Mask = None,
                position_bias: Tensor | None = None) -> Tensor:
-        """Attends to cached keys and values while decoding. Arguments are as for `call`, unchecked."""
+        """Attends to the cache while decoding. Arguments are as for `call`, unchecked."""
         return self.mix(self._project(inputs, self.query), *cache, attention_mask, position_bias, "bhdk")
 
     def _project(self, x, kernel):
-        # [batch, length, d_model] -> [batch, length, heads, d_kv]
         projected = products.product("blm,mhd->blhd", x, kernel)
         return partitioning.constrain(projected, ("batch", "length", "heads", "kv"))
 
@@ -156,23 +142,20 @@ class SwitchSelfAttention(Routed, _Attention):
     """Self-attention with experts as input projections (arXiv 2101.03961, appendix A, figure 10).
 
     One Switch layer computes the queries. A second, with its own router, computes one vector per token, both key and
-    value. Dropped tokens get zero vectors: a zero query attends by position bias only; a zero key receives attention,
-    but its value adds zero.
+    value. Dropped tokens get zeros: a zero query attends by position bias only; a zero key receives attention, but adds
+    zero.
 
-    Queries are multiplied by d_kv^-0.5 (Mesh TensorFlow), unlike in `MultiHeadAttention`.
-
-    The experts have their own dtype. With float32 experts in a bfloat16 model, scores come from float32 queries and
-    keys, and only values are cast to the dtype of the inputs.
+    Queries are multiplied by d_kv^-0.5 (Mesh TensorFlow), unlike in `MultiHeadAttention`. With float32 experts in a
+    bfloat16 model, scores come from float32 queries and keys.
 
     Args:
-        query_experts, key_value_experts: SwitchFeedForward with output_dim = num_heads * d_kv.
-        num_heads, d_kv, dropout_rate: See `MultiHeadAttention`.
-        init_scale: float. Multiplies the initial variance of the output projection.
+        query_experts, key_value_experts: Layers with output_dim = num_heads * d_kv.
+        d_kv, dropout_rate: See `MultiHeadAttention`.
+        init_scale: Factor of the output projection's initial variance.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True at tokens to route. Defaults to Keras' mask. To mask keys, use
-            `attention_mask` or Keras' mask.
+        padding_mask: <bool>[batch, length], True at tokens to route. Defaults to Keras' mask. Masks no keys.
         token_ids, return_router_stats, mask, inputs_mask: See `SwitchFeedForward`.
         attention_mask, position_bias: See `MultiHeadAttention`.
 
@@ -256,7 +239,7 @@ class SwitchSelfAttention(Routed, _Attention):
     def compute_output_spec(self, inputs: Tensor, attention_mask: Mask = None,
                             position_bias: PositionBias | None = None, training: bool = False,
                             return_router_stats: bool = False, **kwargs: Any) -> Any:
-        # Explicit for the reason in SwitchFeedForward.
+        # See SwitchFeedForward.
         checks.flag("return_router_stats", return_router_stats)
         self._check(inputs, inputs, attention_mask, position_bias, training)
         stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
@@ -273,9 +256,7 @@ def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_b
 
     Args:
         distance: <int>[...]. Key position minus query position.
-        is_bidirectional: bool. Whether half of the buckets are for keys after the query. If not, these have bucket 0.
-        num_buckets: int.
-        max_distance: int. Longer distances share a bucket.
+        is_bidirectional: Whether half of the buckets are for keys after the query. If not, these have bucket 0.
 
     Returns: <int32>, same shape as `distance`, in [0, num_buckets).
     """
@@ -300,13 +281,12 @@ class RelativePositionBias(Layer):
     """Learned bias for each head and relative position.
 
     Args:
-        num_heads: int.
-        num_buckets, max_distance: int. See `relative_position_bucket`.
-        is_bidirectional: bool. True in encoders, False in decoders.
+        num_buckets, max_distance: See `relative_position_bucket`.
+        is_bidirectional: True in encoders, False in decoders.
 
     Call arguments:
         query_length, key_length: int, or <int32> scalar if unknown while tracing.
-        first_query: int or <int32> scalar. Position of the first query. Keys start at position 0.
+        first_query: Position of the first query. Keys start at position 0.
 
     Returns: <float32>[1, heads, query, key].
     """
@@ -331,9 +311,9 @@ class RelativePositionBias(Layer):
     def call(self, query_length: int | Tensor, key_length: int | Tensor, first_query: int | Tensor = 0) -> Tensor:
         query_length = checks.size("query_length", query_length, at_least=1)
         key_length = checks.size("key_length", key_length, at_least=1)
-        # A bias depends only on key - query. One lookup of the query + key - 1 distances, then a shifted row for each
-        # query, keeps [query, key] constants and scatters out of the program.
-        furthest = self.max_distance  # longer distances share its bucket
+        # A bias depends only on key - query. One lookup of all distances, then a shifted row for each query, keeps
+        # [query, key] constants and scatters out of the program.
+        furthest = self.max_distance
         table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
                                          self.max_distance)
         distances = partitioning.arange(query_length + key_length) + 1 - query_length - first_query
@@ -342,7 +322,7 @@ class RelativePositionBias(Layer):
         dtype = dtypes.wide_dtype(self.compute_dtype)
         one_hot = ops.one_hot(buckets, self.num_buckets, dtype=dtype)
         by_distance = ops.einsum("hn,dn->hd", partitioning.use(self.rel_embedding, dtype), one_hot)
-        # Row i of `shifted` starts i places later in the repeated row; entry query_length - 1 + j is distance j - i.
+        # Entry [i, query_length - 1 + j] of `shifted` is distance j - i.
         width = query_length + key_length
         repeated = ops.tile(by_distance, (1, query_length))[:, :query_length * (width - 1)]
         shifted = ops.reshape(repeated, (self.num_heads, query_length, width - 1))

@@ -11,11 +11,10 @@ from switch_tf.ops import dtypes, forms, indexing, products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
 
-# Registers a class, so that Keras can load models that use it.
 serializable = keras.saving.register_keras_serializable("switch_tf")
 
 
-# Argument of a layer -> its smallest integer, or the rule of a number (`checks.number`).
+# Argument -> its smallest integer, or the rule of `checks.number`.
 _RULES = {
     "num_experts": 1, "vocab_size": 1, "d_model": 1, "d_ff": 1, "num_heads": 1, "d_kv": 1,
     "dropout_rate": "in [0, 1)", "expert_dropout_rate": "in [0, 1)", "jitter_noise": "in [0, 1)",
@@ -25,20 +24,19 @@ _RULES = {
 
 
 class Layer(keras.layers.Layer):
-    """Layer with its constructor's arguments in its config and in attributes of the same names."""
+    """Layer with its constructor's arguments in its config and as attributes."""
 
     def _keep(self, **arguments):
-        """Checks arguments by `_RULES` and stores them as attributes."""
         for name, value in arguments.items():
             check = checks.number if isinstance(_RULES[name], str) else checks.integer
             setattr(self, name, check(name, value, _RULES[name]))
 
     def _draw(self, purpose, shape):
-        """Draws <float32>[shape] uniform numbers in [0, 1). The first axis is this part of the batch."""
+        """Draws <float32>[shape] in [0, 1). The first axis is this part of the batch."""
         return random.uniform(random.layer_seed(self, purpose), tuple(shape))
 
     def get_config(self) -> dict[str, Any]:
-        # Reads the arguments of the package's class: a user's subclass may not keep its own as attributes.
+        # A user's subclass may not keep its own arguments as attributes.
         made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
         names = list(inspect.signature(made_here.__init__).parameters)[1:-1]  # without self and **kwargs
         return {**super().get_config(), **{name: _config_of(getattr(self, name)) for name in names}}
@@ -51,7 +49,7 @@ class Layer(keras.layers.Layer):
 
 
 def _config_of(argument):
-    """Returns an argument for a config, without a layer's `build_config`: the outer layer builds it."""
+    """Leaves out a layer's `build_config`: the outer layer builds it."""
     if not isinstance(argument, keras.layers.Layer):
         return argument
     config = keras.saving.serialize_keras_object(argument)
@@ -60,16 +58,16 @@ def _config_of(argument):
 
 
 class KeepsShape(Layer):
-    """Layer that keeps the shape and Keras mask of its input. `summary` shows the shape without a call."""
+    """Layer that keeps the shape and Keras mask of its input."""
 
     supports_masking = True
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
-        """Returns the output shape, a tuple of int or None."""
+        """Returns the output shape."""
         return tuple(input_shape)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns symbolic outputs by tracing `call`: inferring only the shape would skip its checks."""
+        """Traces `call`: inferring only the shape would skip its checks."""
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
 
@@ -83,7 +81,7 @@ class RMSNorm(KeepsShape):
     """T5's layer norm: RMS norm over the last dimension with a learned scale, in float32.
 
     Args:
-        epsilon: float. Added to the mean square.
+        epsilon: Added to the mean square.
 
     Call arguments:
         inputs: <compute dtype>[..., d_model].
@@ -111,9 +109,7 @@ def drop(x: Tensor, draws: Tensor, rate: float) -> Tensor:
     Rounds once, to the dtype of `x`: a bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
 
     Args:
-        x: <any float>[...].
-        draws: <float>[...], uniform in [0, 1).
-        rate: float in [0, 1).
+        draws: <float>, uniform in [0, 1), in the shape of `x`.
     """
     factors = ops.cast(draws >= rate, dtypes.wide_dtype(x.dtype)) * (1 / (1 - rate))
     return ops.cast(dtypes.widen(x) * factors, x.dtype)
@@ -126,9 +122,8 @@ class Dropout(KeepsShape):
     Masks do not depend on layout, microbatches or restarts.
 
     Args:
-        rate: float in [0, 1).
-        broadcast_axis: int, 0 or above, or None. Positions along this axis share one mask. T5 drops a feature along
-            the whole sequence.
+        rate: In [0, 1).
+        broadcast_axis: 0 or above. Positions along this axis share one mask, as along the sequence in T5.
     """
 
     def __init__(self, rate: float, broadcast_axis: int | None = None, **kwargs: Any):
@@ -155,10 +150,6 @@ class Dropout(KeepsShape):
 @serializable
 class TokenEmbedding(KeepsShape):
     """Embedding table with initial standard deviation 1 and unscaled outputs, as in T5.
-
-    Args:
-        vocab_size: int.
-        d_model: int. Width of an embedding.
 
     Call arguments:
         token_ids: <int32>[batch, length], each in [0, vocab_size).
@@ -200,8 +191,7 @@ class LogitsDense(KeepsShape):
     """Projection to logits with its own weights, as in T5 1.1.
 
     Args:
-        vocab_size: int.
-        init_scale: float. The initial variance is init_scale / d_model.
+        init_scale: The initial variance is init_scale / d_model.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].

@@ -1,4 +1,4 @@
-"""Inputs and outputs of routing policies: `Scores` and `Options` in, `TokenChoices` or `ExpertChoices` out."""
+"""Inputs and outputs of routing policies."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,10 +15,10 @@ from switch_tf.partitioning.tensors import Tensor
 class Scores(NamedTuple):
     """Inputs of a routing policy.
 
-    `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None for a policy without a kernel.
+    `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None without a kernel.
     `probs`: <router dtype>[group, tokens, expert], the router's softmax. None without a kernel.
     `is_real`: <bool>[group, tokens], False at padding.
-    `token_ids`: <int32>[group, tokens], or None if the caller passed none.
+    `token_ids`: <int32>[group, tokens] or None.
     """
 
     selection: Any
@@ -30,14 +30,12 @@ class Scores(NamedTuple):
 class Options(NamedTuple):
     """Settings of one call of a routing policy.
 
-    `num_experts`: int.
     `capacity`: int or int32 scalar tensor. Slots per expert and group.
-    `num_choices`: int. Experts per token.
-    `is_normalized`: bool. Divides the gates of several choices by their sum.
-    `training`: bool.
-    `policy`: policies.Policy, with the policy's parameters as fields.
+    `num_choices`: Experts per token.
+    `is_normalized`: Whether gates of several choices are divided by their sum.
+    `policy`: Record with the policy's parameters.
     `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference: decisions are deterministic.
-    `state`: dict of <float32>[expert], the vectors named by `policy.state`.
+    `state`: <float32>[expert] vectors named by `policy.state`.
     """
 
     num_experts: int
@@ -53,12 +51,11 @@ class Options(NamedTuple):
 class TokenChoices(NamedTuple):
     """Decisions of tokens that choose experts.
 
-    `expert_index`: <int32>[group, tokens, choice]. The chosen expert.
-    `slot`: <int32>[group, tokens, choice]. The token's position in its expert's buffer, in [0, capacity). Dropped
-        choices and padding have `capacity`. Choices of a group never share a slot of an expert.
+    `expert_index`: <int32>[group, tokens, choice].
+    `slot`: <int32>[group, tokens, choice]. Position in the expert's buffer, in [0, capacity), different for all choices
+        of a group. Dropped choices and padding have `capacity`.
     `gate`: <float32>[group, tokens, choice]. Factor of the expert's output. 0 without a slot.
-    `num_experts`: int.
-    `capacity`: int or int32 scalar tensor. Slots per expert and group.
+    `capacity`: See `Options`.
     """
 
     expert_index: Any
@@ -78,11 +75,10 @@ class TokenChoices(NamedTuple):
         Args:
             is_real: <bool>[group, tokens], False at padding.
             chosen: <int32>[group, tokens, choice]. A token counts for its first choice.
-            dtype: Dtype of the counts.
 
         Returns:
             `(load, num_filled, num_served)`. `load` is a Mean of <dtype>[expert]: tokens by first choice before
-            capacity, or tokens taken if experts choose. `num_filled` and `num_served` are <dtype> scalars.
+            capacity, or tokens taken if experts choose. The counts are <dtype> scalars.
         """
         wants = ops.one_hot(chosen[..., 0], self.num_experts, dtype="int32")
         wants = wants * ops.cast(is_real[..., None], "int32")
@@ -105,7 +101,7 @@ class ExpertChoices(NamedTuple):
         in empty slots.
     `gate`: <float32>[group, expert, slot]. Factor of the slot's output. 0 in empty slots.
     `num_tokens`: int or int32 scalar tensor. Tokens per group.
-    `num_experts`, `capacity`: See `TokenChoices`.
+    `capacity`: See `Options`.
     """
 
     token_index: Any
@@ -126,7 +122,7 @@ class ExpertChoices(NamedTuple):
 
     @property
     def gates(self) -> Tensor:
-        """Gates by expert, as `TokenChoices.gates`. Requires a known number of tokens."""
+        """Gates as in `TokenChoices.gates`. Requires a known number of tokens."""
         token = ops.one_hot(self.token_index, self.num_tokens, dtype=self.gate.dtype)  # zeros for an empty slot
         return ops.einsum("gest,ges->gte", token, self.gate)
 

@@ -1,13 +1,4 @@
-"""Dispatch of tokens to experts and combination of their outputs, in four forms with equal results.
-
-* `Einsum` multiplies by one-hot masks, as GShard (arXiv 2006.16668, section 3.1). TPU partitioners turn each product
-  into one all-to-all. Its cost grows with tokens times slots.
-* `Index` gathers rows. Cost and memory grow with tokens.
-* `Ragged` gathers rows without empty slots. It is fastest for few experts on CPU.
-* `Gathered` looks up the kernels of each row, to decode a few sequences with static shapes.
-
-`ExpertChoiceEinsum` and `ExpertChoiceIndex` are for experts that choose tokens: a token may be in many slots.
-"""
+"""Dispatch of tokens to experts and combination of their outputs, in forms with equal results."""
 
 import functools
 from collections.abc import Callable
@@ -24,21 +15,20 @@ from switch_tf.ops import dtypes, forms, products, random
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-# Axes of the slot buffers: split by group, split by expert, and as experts read them.
+# Axes of the slot buffers.
 AT_GROUPS = (None, "group", "capacity", "expert_embed")
 AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
 READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 # Overhead of one product per expert, in rows (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
-# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding` compiles with XLA.
+# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding` compiles.
 GATHERED_ROWS = 16
 
 
 class Dispatcher:
     """Moves tokens to the experts of their routing decisions and sums the gated outputs.
 
-    `dispatch` moves rows to experts: tokens -> buffers. `compute` applies the experts. `combine` sums gated outputs by
-    token: outputs -> combined. `dispatch` and `combine` are pure functions.
+    Buffers go to the experts, and outputs come back. `dispatch` and `combine` are pure functions.
 
     Shapes:
         tokens: <compute dtype>[group, tokens, d_model].
@@ -46,9 +36,6 @@ class Dispatcher:
             without buffers have <compute dtype>[row, d_model] and override `compute`.
         outputs: <compute dtype>, the shape of the buffers with last dimension output_dim.
         combined: <float32>[group, tokens, output_dim], zeros for dropped tokens.
-
-    Args:
-        decisions: `decisions.TokenChoices`, or `decisions.ExpertChoices` for the ExpertChoice forms.
     """
 
     dispatch: Callable[[Tensor], Tensor]
@@ -58,10 +45,10 @@ class Dispatcher:
         self.decisions: Any = decisions  # each form takes one of the two types
 
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
-        """Applies an ExpertFeedForward: buffers -> outputs.
+        """Applies the experts: buffers -> outputs.
 
-        One all-to-all moves buffers from groups to experts, and a second moves outputs back. If `expert_embed` is
-        split, devices that share experts send different parts of each row (Mesh TensorFlow, T5X), not equal rows.
+        One all-to-all moves buffers to experts, and a second moves outputs back. If `expert_embed` is split, devices
+        that share experts send different parts of each row (Mesh TensorFlow, T5X), not equal rows.
         """
         for axes in (AT_GROUPS, AT_EXPERTS, READ_BY_EXPERTS):
             buffers = partitioning.constrain(buffers, axes)
@@ -71,7 +58,7 @@ class Dispatcher:
         return outputs
 
     def run(self, experts: ExpertFeedForward, tokens: Tensor, training: bool) -> Tensor:
-        """Dispatches, applies an ExpertFeedForward and combines: tokens -> combined."""
+        """Dispatches, applies the experts and combines: tokens -> combined."""
         # `aot` attributes time to these scopes.
         with keras.name_scope("dispatch"):
             buffers = self.dispatch(tokens)
@@ -81,13 +68,12 @@ class Dispatcher:
 
 
 def _gated(outputs, gate):
-    """Multiplies outputs by gates in float32, with broadcasting."""
     outputs = dtypes.widen(outputs)
     return outputs * ops.cast(gate, outputs.dtype)
 
 
 def _sum_choices(outputs, gate):
-    """Sums each token's gated outputs: [token * choice, width], <float32>[group, tokens, choice] -> combined."""
+    """Sums by token: [token * choice, width], <float32>[group, tokens, choice] -> combined."""
     num_choices = gate.shape[-1]
     outputs = ops.reshape(outputs, (*ops.shape(gate)[:2], num_choices, outputs.shape[-1]))
     outputs = _gated(outputs, ops.expand_dims(gate, -1))
@@ -99,12 +85,15 @@ def _with_gradient(forward, backward, rows):
 
 
 def _read_or_zero(rows, index):
-    """Gathers rows. One index past the last row reads zeros."""
+    """Gathers rows. One index past the last reads zeros."""
     return ops.take(ops.concatenate([rows, ops.zeros((1, rows.shape[-1]), rows.dtype)], axis=0), index, axis=0)
 
 
 class Einsum(Dispatcher):
-    """Dispatches TokenChoices by products with masks."""
+    """Dispatches TokenChoices by products with one-hot masks, as GShard (arXiv 2006.16668, section 3.1).
+
+    TPU partitioners turn each product into one all-to-all. Cost grows with tokens times slots.
+    """
 
     def dispatch(self, tokens: Tensor) -> Tensor:
         first, *others = self._masks(tokens.dtype)
@@ -115,7 +104,7 @@ class Einsum(Dispatcher):
                    for choice, mask in enumerate(self._masks(outputs.dtype)))
 
     def _masks(self, dtype):
-        """Yields <dtype>[group, tokens, expert, capacity] for each choice: 1 where a token fills a slot, else 0."""
+        """Yields <dtype>[group, tokens, expert, capacity] for each choice: 1 where a token fills a slot."""
         for choice in range(self.decisions.slot.shape[-1]):
             expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
             # A dropped token's slot is `capacity`, so its one-hot row is zero.
@@ -125,10 +114,9 @@ class Einsum(Dispatcher):
 
 
 class Index(Dispatcher):
-    """Dispatches TokenChoices by gathers in both directions.
+    """Dispatches TokenChoices by gathers in both directions. Cost and memory grow with tokens.
 
-    The maps between choices and rows are inverse on the kept choices. So the gradient of a gather is a gather by the
-    inverse map, without a scatter of rows.
+    The maps between kept choices and rows are inverse, so the gradient of a gather is a gather by the inverse map.
     """
 
     read = staticmethod(_read_or_zero)
@@ -140,7 +128,7 @@ class Index(Dispatcher):
         self._map_rows(decisions.expert_index * num_groups + group, num_groups)
 
     def _map_rows(self, buffer, num_groups):
-        """Maps each choice to a row. `buffer`: <int32>[group, tokens, choice], expert * groups + group."""
+        """`buffer`: <int32>[group, tokens, choice], expert * groups + group."""
         num_experts, capacity = self.decisions.num_experts, self.decisions.capacity
         self._buffer_shape = (num_experts, num_groups, capacity)
         self._fill_rows(buffer * capacity + self.decisions.slot, num_experts * num_groups * capacity)
@@ -148,7 +136,7 @@ class Index(Dispatcher):
     def _fill_rows(self, row, num_rows):
         """Computes `_row_of_choice`, <int32>[token, choice], and `_choice_of_row`, <int32>[row].
 
-        A choice without a row maps to `num_rows`. An empty row maps to the number of all choices.
+        A choice without a row maps to `num_rows`, an empty row to the number of all choices.
         """
         num_groups, group_tokens, num_choices = ops.shape(row)
         all_choices = num_groups * group_tokens * num_choices
@@ -160,7 +148,7 @@ class Index(Dispatcher):
         self._row_of_choice = ops.reshape(row, (-1, num_choices))
 
     def _move(self, rows, there, back):
-        """Sums rows read at each index in `there`. The gradient sums upstream rows read at each index in `back`."""
+        """Sums rows read at each index in `there`. The gradient reads upstream rows at each index in `back`."""
         return _with_gradient(lambda rows: sum(self.read(rows, index) for index in there),
                               lambda upstream: sum(self.read(upstream, index) for index in back), rows)
 
@@ -177,11 +165,10 @@ class Index(Dispatcher):
 
 
 class Ragged(Index):
-    """Dispatches TokenChoices by gathers to rows sorted by expert.
+    """Dispatches TokenChoices by gathers to rows sorted by expert. Fastest for few experts on CPU.
 
-    Rows per expert depend on values, so XLA cannot compile it. Buffers are rows, [group * tokens * choice + 1,
-    d_model]. The last row is always empty: choices without a row read its zeros. Other empty rows are never read and
-    have arbitrary contents.
+    Rows per expert depend on values, so XLA cannot compile it. Buffers are [group * tokens * choice + 1, d_model]. The
+    last row is always empty: choices without a row read its zeros. Other empty rows hold arbitrary values, never read.
     """
 
     read = staticmethod(functools.partial(ops.take, axis=0))
@@ -197,16 +184,16 @@ class Ragged(Index):
                                   ops.reshape(buffer, (-1,)), num_segments=num_experts * num_groups)
         starts = ops.cumsum(lengths) - lengths
         self._fill_rows(ops.take(starts, buffer) + decisions.slot, num_groups * group_tokens * num_choices)
-        # One more row, always empty. Empty rows may hold any value, so any valid index does.
+        # One more row, always empty. Any valid index does for empty rows.
         self._choice_of_row = ops.append(self._choice_of_row, 0) % ops.size(self._row_of_choice)
-        # Rows of each expert, <int32>[expert], and the group and place of each row (`dropout_draws`).
+        # <int32>[expert], and the group and place of each row for `dropout_draws`.
         self._lengths = ops.sum(ops.reshape(lengths, (num_experts, num_groups)), axis=1)
         group = ops.take(random.batch_positions(num_groups), buffer % num_groups)
         self._group = ops.take(group, self._choice_of_row)
         self._place = ops.take(decisions.slot * num_experts + decisions.expert_index, self._choice_of_row)
 
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
-        """Applies each expert to its rows. Returns zeros in empty rows.
+        """Applies each expert to its rows. Empty rows get zeros.
 
         At inference, experts without rows are skipped if rows are fewer than experts or of unknown number.
         """
@@ -217,8 +204,7 @@ class Ragged(Index):
                 outputs = [self._compute_in_a_loop(experts, buffers)]
             else:
                 if not training and num_rows < num_experts:
-                    # One of the rows is empty. top_k is stable: it returns experts with rows first, in the
-                    # order of their rows.
+                    # One row is empty. top_k is stable: experts with rows come first, in the order of their rows.
                     busy = ops.top_k(ops.cast(lengths > 0, "int32"), num_rows - 1)[1]
                     lengths = ops.take(lengths, busy)
                     kernels = [_slices(kernel, busy, buffers.dtype) for kernel in kernels]
@@ -234,7 +220,6 @@ class Ragged(Index):
             return ops.concatenate([*outputs, ops.zeros((num_empty, experts.wo.shape[-1]), outputs[-1].dtype)], axis=0)
 
     def _compute_in_a_loop(self, experts, rows):
-        """Applies experts in a loop, one turn per expert with rows, for an unknown number of rows."""
         lengths = self._lengths
         busy = ops.nonzero(lengths > 0)[0]
         starts = ops.cumsum(lengths) - lengths
@@ -253,14 +238,13 @@ class Ragged(Index):
 
 
 def _slices(kernel, indices, dtype):
-    """Returns kernels by index, a list of [d_model, d_ff]. TensorFlow slices whole entries without a copy."""
+    """Slices whole [d_model, d_ff] entries, in TensorFlow without a copy."""
     value = ops.convert_to_tensor(kernel)
     return [ops.cast(ops.squeeze(ops.slice(value, (index, 0, 0), (1, *kernel.shape[1:])), 0), dtype)
             for index in ops.unstack(indices, indices.shape[0])]
 
 
 def _split(rows, lengths):
-    """Splits rows by length: [row, width], <int32>[piece] lengths -> list of [length, width]."""
     count = lengths.shape[0]
 
     @ops.custom_gradient
@@ -281,7 +265,7 @@ def _split(rows, lengths):
 class Gathered(Dispatcher):
     """Computes each choice of TokenChoices as its own row, to predict a few tokens with static shapes.
 
-    Moves no rows: each of [group * tokens * choice, d_model] looks up the kernels of its expert.
+    Each of [group * tokens * choice, d_model] rows looks up the kernels of its expert.
     """
 
     def dispatch(self, tokens: Tensor) -> Tensor:
@@ -318,18 +302,14 @@ class ExpertChoiceEinsum(Einsum):
 
 
 class ExpertChoiceIndex(Dispatcher):
-    """Dispatches ExpertChoices by a gather, and combines by a segment sum.
-
-    Each is the gradient of the other.
-    """
+    """Dispatches ExpertChoices by a gather and combines by a segment sum, each the gradient of the other."""
 
     def __init__(self, decisions: ExpertChoices):
         super().__init__(decisions)
         num_groups, num_tokens = ops.shape(decisions.token_index)[0], decisions.num_tokens
         group = ops.arange(num_groups, dtype="int32")[:, None, None]
         self._all_tokens = num_groups * num_tokens
-        # The token of each slot over all groups, <int32>[expert, group, capacity]. Empty slots have the number of all
-        # tokens.
+        # <int32>[expert, group, capacity] over all groups. Empty slots have the number of all tokens.
         token = ops.where(decisions.token_index < num_tokens, decisions.token_index + group * num_tokens,
                           self._all_tokens)
         self._token = ops.transpose(token, (1, 0, 2))
@@ -359,7 +339,6 @@ def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> D
     """Returns the dispatcher for a router's decisions.
 
     Args:
-        decisions: TokenChoices or ExpertChoices.
         dispatch: "einsum", "index", "ragged" (for TokenChoices only), or "auto" for the fastest.
     """
     name = fastest(decisions) if dispatch == "auto" else dispatch
@@ -373,7 +352,7 @@ def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> D
 
 
 def fastest(decisions: TokenChoices | ExpertChoices) -> str:
-    """Returns the name of the fastest dispatch of the decisions on the current device."""
+    """Returns the name of the fastest dispatch on the current device."""
     first, *others = forms.suited_dispatches()
     if isinstance(decisions, ExpertChoices):
         # No slots are empty, so "ragged" has no advantage.
@@ -381,7 +360,7 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
     num_groups, num_tokens, num_choices = decisions.slot.shape
     no_drop = context.current().no_drop
     if first != "ragged":
-        # In a decoding step of a few sequences, buffers would have a row for every expert and sequence.
+        # Buffers would have a row for every expert and sequence.
         is_step = no_drop and num_tokens == 1 and isinstance(num_groups, int)
         is_gathered = is_step and num_groups * num_choices <= GATHERED_ROWS and not partitioning.is_partitioned()
         return "gathered" if is_gathered else first
@@ -389,8 +368,8 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
         # Without drops, nearly all slots are empty.
         return "ragged" if no_drop else others[0]
     num_rows = num_groups * num_tokens * num_choices
-    # In a decoding step, or with fewer choices than experts, most slots are empty, and reading kernels dominates.
-    # Otherwise a row per slot is compared with the overhead of products.
+    # In a decoding step, or with fewer choices than experts, reading kernels dominates. Otherwise a row per slot is
+    # compared with the overhead of products.
     is_ragged = num_tokens == 1 or num_rows < decisions.num_experts or (
         num_rows + decisions.num_experts * ROWS_PER_PRODUCT < decisions.num_experts * num_groups * decisions.capacity)
     return "ragged" if is_ragged else others[0]

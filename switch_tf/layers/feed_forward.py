@@ -17,8 +17,6 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
 
 
 class _Kernels(Layer):
-    """Kernels and activation of the dense layer and the experts."""
-
     def __init__(self, d_ff, activation, dropout_rate, init_scale, **kwargs):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
@@ -26,19 +24,19 @@ class _Kernels(Layer):
         self._keep(d_ff=d_ff, dropout_rate=dropout_rate, init_scale=init_scale)
 
     def _add_kernels(self, d_model, output_dim, width, stacked=(), stacked_axes=()):
-        """Creates `wi`, or `wi_0` and `wi_1` for a gated activation, and `wo`. `width`: logical axis of d_ff."""
+        """`width`: Logical axis of d_ff."""
 
         def add(name, shape, axes, initializer):
             return partitioning.add_weight(self, name, (*stacked, *shape), (*stacked_axes, *axes), initializer)
 
         names = ("wi_0", "wi_1") if self.activation in GATED_ACTIVATIONS else ("wi",)
-        # Shared: `add_weight` clones it, and creating a second one would shift the seeds of all later weights.
+        # Shared: `add_weight` clones it, and a second one would shift the seeds of all later weights.
         initializer = kernel_initializer(self.init_scale, d_model)
         self.input_kernels = [add(name, (d_model, self.d_ff), ("embed", width), initializer) for name in names]
         self.wo = add("wo", (self.d_ff, output_dim), (width, "embed"), kernel_initializer(self.init_scale, self.d_ff))
 
     def activate(self, products):
-        """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation, from the list of products."""
+        """Returns act(x wi), or act(x wi_0) * (x wi_1) for a gated activation."""
         hidden = _FUNCTIONS[self.activation](products[0])
         return hidden if len(products) == 1 else hidden * products[1]
 
@@ -48,11 +46,11 @@ class FeedForward(KeepsShape, _Kernels):
     """Feed-forward layer without biases: act(x wi) wo, or (act(x wi_0) * (x wi_1)) wo.
 
     Args:
-        d_ff: int. Hidden width.
+        d_ff: Hidden width.
         activation: "relu", "gelu" (exact, by erf), "gelu_tanh" or "silu"; gated "reglu", "geglu" (gelu by tanh, as in
             T5 1.1), "geglu_exact" (gelu by erf) or "swiglu".
-        dropout_rate: float in [0, 1). Dropout of the hidden units, with one mask for all positions.
-        init_scale: float. The initial variance is init_scale / fan_in.
+        dropout_rate: In [0, 1). Dropout of the hidden units, with one mask for all positions.
+        init_scale: The initial variance is init_scale / fan_in.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
@@ -84,12 +82,10 @@ class ExpertFeedForward(_Kernels):
     """Feed-forward experts, one per row of the expert dimension.
 
     Args:
-        num_experts: int.
-        d_ff: int. Hidden width of each expert.
-        activation: One of ACTIVATIONS, see `FeedForward`.
-        dropout_rate: float in [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).
-        init_scale: float. Each kernel's initial variance is init_scale / fan_in.
-        output_dim: int or None. Width of the outputs. None for the width of the inputs.
+        d_ff: Hidden width of each expert.
+        activation, init_scale: See `FeedForward`.
+        dropout_rate: In [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).
+        output_dim: Width of the outputs. None for the width of the inputs.
 
     Call arguments:
         inputs: <compute dtype>[num_experts, num_groups, expert_capacity, d_model]. Empty slots are zeros.
@@ -136,7 +132,7 @@ class ExpertFeedForward(_Kernels):
 
 
 def _products(buffers, kernels):
-    """Computes egcm,emf->egcf with one product per expert. A four-dimensional einsum would transpose the kernels."""
+    """Computes egcm,emf->egcf. A four-dimensional einsum would transpose the kernels."""
     num_experts, num_groups, expert_capacity, width = ops.shape(buffers)
     rows = ops.reshape(buffers, (num_experts, num_groups * expert_capacity, width))
     outputs = products.product("erm,emf->erf", rows, kernels)

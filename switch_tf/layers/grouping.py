@@ -1,7 +1,4 @@
-"""Group sizes and expert capacity for the tokens of a batch.
-
-Groups depend on the global batch, never on the layout (see `partitioning.axes`).
-"""
+"""Groups and expert capacity for a batch. They depend on the global batch, never on the layout."""
 
 import fractions
 import math
@@ -16,7 +13,7 @@ from switch_tf.refusals import Refusal
 
 
 class Groups(NamedTuple):
-    """`count` groups of `size` tokens: ints, or int32 scalar tensors if the number of tokens is unknown."""
+    """`count` groups of `size` tokens: int32 scalar tensors if the number of tokens is unknown."""
 
     count: Any
     size: Any
@@ -26,10 +23,8 @@ class Plan(NamedTuple):
     """Groups of a batch.
 
     Attributes:
-        groups: Groups.
         capacity: int or int32 scalar tensor. Slots of each expert per group.
-        shape: (sequences, length) of the batch with added rows or columns of zeros. Masked tokens fill the rest of
-            `groups`.
+        shape: (sequences, length) after added rows or columns of zeros. Masked tokens fill the rest of `groups`.
     """
 
     groups: Groups
@@ -45,10 +40,8 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
     `groups_are_sequences` (a Hugging Face encoder) and experts that choose tokens keep their capacity.
 
     Args:
-        grouping: Grouping.
         shape: (sequences, length), ints or int32 scalar tensors.
-        training: bool. Requires a batch that divides into groups, see `plan_groups`.
-        experts_choose: bool. Whether experts choose tokens.
+        training: Whether the batch must divide into groups, see `plan_groups`.
     """
     if grouping.rules.groups_are_sequences:
         # An expert takes each token once.
@@ -63,7 +56,7 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
 
 
 def _completed(shape, multiple):
-    """Returns the shape with added rows or columns, whichever is less, for a multiple of tokens (Flaxformer)."""
+    """Adds rows or columns, whichever is less, for a multiple of tokens (Flaxformer)."""
     rows, columns = shape
     # Each part of a batch is completed separately.
     multiple //= math.gcd(multiple, context.current().part.count)
@@ -76,7 +69,6 @@ def _completed(shape, multiple):
 
 
 def _common_divisor(size, multiple):
-    """Returns the greatest common divisor of a size, int or tensor, and an int."""
     if isinstance(size, int):
         return math.gcd(size, multiple)
     # Not ops.gcd: XLA computes no shapes from its loop.
@@ -85,14 +77,10 @@ def _common_divisor(size, multiple):
 
 
 def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
-    """Returns the fewest equal groups of at most `group_size` tokens. Their number is a multiple of `groups_multiple`.
+    """Returns the fewest equal groups of at most `group_size` tokens of a global batch, or None if it does not divide.
 
-    Returns None if `num_tokens` does not divide. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X) the search
-    starts at num_tokens // group_size groups.
-
-    Args:
-        num_tokens: int. Tokens of the global batch.
-        grouping: Grouping.
+    Their number is a multiple of `groups_multiple`. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X) the
+    search starts at num_tokens // group_size groups.
     """
     multiple = grouping.groups_multiple
     if num_tokens % multiple:
@@ -106,7 +94,6 @@ def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
 
 
 def _fewest_groups(num_tokens, grouping):
-    """Returns the first number of groups to try."""
     if grouping.rules.may_exceed_group_size:
         return num_tokens // grouping.group_size
     return -(-num_tokens // grouping.group_size)
@@ -116,9 +103,8 @@ def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: 
     """Raises Refusal unless a training batch divides into groups. Names the nearest batch sizes that do.
 
     Args:
-        num_sequences, length: int. Shape of the global batch.
-        grouping: Grouping.
-        num_parts: int. Parts of the batch, each with whole groups.
+        num_sequences, length: Shape of the global batch.
+        num_parts: Parts of the batch, each with whole groups.
     """
     num_tokens, multiple = num_sequences * length, grouping.groups_multiple
     groups = global_groups(num_tokens, grouping)
@@ -144,8 +130,6 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
 
     Args:
         shape: (sequences, length) of this part, ints or int32 scalar tensors.
-        grouping: Grouping.
-        training: bool.
     """
     part, multiple = context.current().part, grouping.groups_multiple
     num_tokens = shape[0] * shape[1]
@@ -153,7 +137,7 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
         if part.count > 1:
             raise Refusal("The batch size must be known while tracing where a batch is cut into parts; give the "
                           "input signature a batch size.")
-        # Computes `global_groups` in the graph, for tokens padded to a multiple of `groups_multiple`.
+        # `global_groups` in the graph, for tokens padded to a multiple of `groups_multiple`.
         quotient = ops.maximum(-(-num_tokens // multiple), 1)
         first = _fewest_groups(quotient * multiple, grouping)
         factors = ops.arange(1, quotient + 1, dtype="int32")
@@ -171,14 +155,7 @@ def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bo
     """Returns an expert's slots in a group, by equation 3 of the paper.
 
     Rounds down, applies the minimum, then limits to the group's tokens. `Rules` may change rounding, limit and order.
-
-    Args:
-        group_tokens: int or int32 scalar tensor.
-        grouping: Grouping.
-        training: bool.
-
-    Returns:
-        int, or int32 scalar tensor.
+    Tensors are int32 scalars.
     """
     rules, least, factor = grouping.rules, grouping.min_expert_capacity, grouping.capacity_factor(training)
     if isinstance(group_tokens, int):
@@ -186,7 +163,7 @@ def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bo
     else:
         minimum, maximum, cast, rounded, cut = ops.minimum, ops.maximum, ops.cast, ops.round, ops.floor
     if rules.is_exact:
-        # A limited denominator keeps products in the graph within int64: str(0.1 + 0.2) has seventeen digits.
+        # Keeps products in the graph within int64: str(0.1 + 0.2) has seventeen digits.
         ratio = fractions.Fraction(str(factor)).limit_denominator(10**6) / grouping.num_experts
         capacity = cast(group_tokens, "int64") * ratio.numerator // ratio.denominator
     else:

@@ -13,13 +13,10 @@ def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
 
     Args:
         inputs: <any float>[batch, length, d_model].
-        padding_mask: <bool>[batch, length] or None. The caller's own mask.
-        *keras_masks: As `padding_mask`. Keras passes its mask as `mask` to layers called with one tensor, and as
-            `inputs_mask` to layers called with several.
-        name: str. Argument name for error messages.
-
-    Returns:
-        <bool>[batch, length], True at real tokens, or None.
+        padding_mask: <bool>[batch, length], True at real tokens, or None. The caller's own mask.
+        *keras_masks: Keras passes `mask` to layers called with one tensor, and `inputs_mask` to layers called with
+            several.
+        name: Argument name for error messages.
     """
     mask = next((mask for mask in (padding_mask, *keras_masks) if mask is not None), None)
     if mask is None:
@@ -35,11 +32,10 @@ def attention_mask(query_segments: Tensor, key_segments: Tensor, is_causal: bool
     Args:
         query_segments: <int32>[batch, query]. Number of the packed example, 0 for padding.
         key_segments: <int32>[batch, key].
-        is_causal: bool. Whether later keys are masked.
+        is_causal: Whether later keys are masked.
 
     Returns:
-        <bool>[batch, 1, query, key], True where a query may attend to a key. Padding attends to padding, so no row is
-        empty (Mesh TensorFlow).
+        <bool>[batch, 1, query, key]. Padding attends to padding, so no row is empty (Mesh TensorFlow).
     """
     mask = ops.equal(ops.expand_dims(query_segments, -1), ops.expand_dims(key_segments, 1))
     if is_causal:
@@ -62,17 +58,17 @@ def without_keys(attention_mask: Mask, key_is_real: Mask) -> Mask:
 
 
 def encoder_is_real(features: dict[str, Tensor]) -> Tensor:
-    """Returns the encoder's padding mask, <bool>[batch, length], from its segments or else its nonzero tokens."""
+    """Returns <bool>[batch, length] from the encoder's segments, else its nonzero tokens."""
     if "encoder_segment_ids" in features:
         return features["encoder_segment_ids"] > 0
     return ops.not_equal(features["encoder_input_tokens"], 0)
 
 
 def decoder_is_real(features: dict[str, Tensor], rules: Rules) -> Tensor:
-    """Returns the decoder's padding mask, <bool>[batch, length], from its segments, else its targets, else all True.
+    """Returns <bool>[batch, length] from the decoder's segments, else its targets, else all True.
 
-    The inputs cannot mark padding: their first token, the start of the sequence, is also 0. With
-    `Rules.masks_decoder_inputs` a 0 at position 0 or before a token is a start (Flaxformer's `get_decoder_logit_mask`).
+    The inputs cannot mark padding: their first token is also 0. With `Rules.masks_decoder_inputs` a 0 at position 0 or
+    before a token is a start (Flaxformer's `get_decoder_logit_mask`).
     """
     tokens = features["decoder_input_tokens"]
     if rules.masks_decoder_inputs:

@@ -26,8 +26,7 @@ class Routed:
     """Base class of layers and models with routers. Precedes Keras' base class.
 
     Attributes:
-        router_observer: object or None. In training, the call passes a tuple of RouterStats, one per router, to its
-            `update` and traces it.
+        router_observer: In training, the call passes one RouterStats per router to its `update`, and traces it.
     """
 
     router_observer: Any = None
@@ -38,14 +37,14 @@ class Routed:
 
     @property
     def routers(self) -> dict[str, int]:
-        """Number of experts by router name. Defined by subclasses."""
+        """Number of experts by router name."""
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer or model without adding losses and returns `(outputs, router_stats)`.
 
-        Takes the arguments of the call. `training` defaults to False, even inside a model in training. `router_stats`
-        is the RouterStats of a layer with one router, or a tuple of them in the order of `routers`.
+        `training` defaults to False, even inside a model in training. `router_stats` is the RouterStats of a layer with
+        one router, or a tuple of them in the order of `routers`.
         """
         if "training" not in list(inspect.signature(type(self).call).parameters)[1:1 + len(args)]:
             kwargs = {"training": False, **kwargs}
@@ -70,32 +69,31 @@ class SwitchFeedForward(Routed, KeepsShape):
     passes it on unchanged. Calls add the weighted losses with `add_loss`.
 
     Args:
-        num_experts, d_ff, activation: See `ExpertFeedForward`.
-        group_size, num_groups_multiple: int, see `semantics.Grouping`. A training batch must divide into groups. Other
+        num_experts, d_ff, activation, output_dim: See `ExpertFeedForward`.
+        group_size, num_groups_multiple: See `semantics.Grouping`. A training batch must divide into groups. Other
             batches, and batches of unknown size, are padded with masked tokens.
         train_capacity_factor, eval_capacity_factor, min_expert_capacity, expert_capacity: See `semantics.Grouping`.
-        expert_dropout_rate: float, see `ExpertFeedForward`.
-        load_balancing_loss_weight, router_z_loss_weight: float. Coefficients of the losses that `layer(x)` adds.
-        init_scale: float or None, see `Router` and `ExpertFeedForward`. None for the router's, by default 0.1.
+        expert_dropout_rate: The experts' `dropout_rate`.
+        load_balancing_loss_weight, router_z_loss_weight: Coefficients of the losses that `layer(x)` adds.
+        init_scale: See `Router` and `ExpertFeedForward`. None for the router's, by default 0.1.
         jitter_noise, router_dtype: See `Router`. None for the router's.
-        semantics: "switch_tf", or "mtf", "t5x" or "hf" for the grouping, capacity, padding and loss rules of Mesh
-            TensorFlow, T5X or Hugging Face, see `semantics.Rules`.
+        semantics: "switch_tf", or "mtf", "t5x" or "hf" for the rules of Mesh TensorFlow, T5X or Hugging Face, see
+            `semantics.Rules`.
         dispatch: "einsum", "index", "ragged" or "auto", see `layers.dispatch`.
-        router: Name or record of a policy, or a `Router`. A Router sets jitter_noise, router_dtype and init_scale, and
-            different values are refused.
-        output_dim: int or None. Width of the outputs, by default d_model.
+        router: Name or record of a policy, or a `Router`. A Router sets jitter_noise, router_dtype and init_scale.
+            Different values are refused.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
         padding_mask: <bool>[batch, length], True at real tokens. Defaults to Keras' mask.
         token_ids: <int32>[batch, length]. Required by the "hash" policy.
-        return_router_stats: bool. Returns `(outputs, RouterStats)` and adds no losses. Set by `forward`.
-        mask, inputs_mask: Keras' mask, passed by Keras and propagated to the outputs.
+        return_router_stats: Returns `(outputs, RouterStats)` and adds no losses. Set by `forward`.
+        mask, inputs_mask: Passed by Keras and propagated to the outputs.
 
     Returns: <compute dtype>[batch, length, output_dim].
     """
 
-    # The paper's hyperparameters, for functional models.
+    # The paper's hyperparameters.
     def __init__(self, num_experts: int, d_ff: int, activation: str = "relu", group_size: int = 4096,
                  num_groups_multiple: int = 1, jitter_noise: float | None = None,
                  train_capacity_factor: float = 1.25, eval_capacity_factor: float = 2.0, min_expert_capacity: int = 4,
@@ -121,7 +119,6 @@ class SwitchFeedForward(Routed, KeepsShape):
         self.d_ff, self.activation, self.output_dim = self.experts.d_ff, activation, self.experts.output_dim
 
     def _make_router(self, router, **options):
-        """Returns the Router, after checking that it fits the layer's arguments."""
         options = {name: value for name, value in options.items() if value is not None}
         if isinstance(router, str | Policy):
             return Router(self.num_experts, policy=router, semantics=self.semantics, dtype=self.dtype_policy,
@@ -199,7 +196,6 @@ class SwitchFeedForward(Routed, KeepsShape):
 
     def _check(self, inputs, padding_mask=None, token_ids=None, training=False, return_router_stats=False, mask=None,
                inputs_mask=None):
-        """Checks the call arguments and returns the padding mask."""
         checks.flag("training", training)
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
@@ -222,17 +218,16 @@ class SwitchFeedForward(Routed, KeepsShape):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SwitchFeedForward":
-        # Layers saved by 0.1.0 may differ from their router in init_scale. It only set initial values.
+        # Layers saved by 0.1.0 may differ from their router in init_scale.
         return super().from_config({**config, "init_scale": None})
 
 
 def _is_zero(count):
-    """Returns whether a count, int or tensor, is known to be 0."""
     return isinstance(count, int) and not count
 
 
 def _padded(x, counts):
-    """Adds `counts` zeros, ints or tensors, at the end of the leading axes."""
+    """Adds `counts` zeros at the end of the leading axes."""
     if all(map(_is_zero, counts)):
         return x
     return ops.pad(x, (*((0, count) for count in counts), *((0, 0),) * (len(x.shape) - len(counts))))

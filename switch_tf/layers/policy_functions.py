@@ -1,7 +1,4 @@
-"""The shipped routing policies: functions from `Scores` and `Options` to decisions.
-
-They choose by `scores.selection` and gate by `scores.probs`. Padding is never routed and takes no slot.
-"""
+"""The shipped routing policies. They choose by `scores.selection` and gate by `scores.probs`."""
 
 from typing import Any
 
@@ -22,9 +19,9 @@ def switch(scores: Scores, options: Options) -> TokenChoices:
 
 
 def batch_prioritized(scores: Scores, options: Options) -> TokenChoices:
-    """Routes to the top k experts, most confident tokens first.
+    """Routes to the top k experts, most confident tokens first, as Mesh TensorFlow's `switch_max`.
 
-    V-MoE (arXiv 2106.05974, section 4), Mesh TensorFlow's `switch_max`.
+    V-MoE (arXiv 2106.05974, section 4).
     """
     confidence = dtypes.widen(ops.max(scores.probs, axis=-1))
     confidence = ops.where(ops.isnan(confidence), -1.0, confidence)
@@ -36,21 +33,16 @@ def batch_prioritized(scores: Scores, options: Options) -> TokenChoices:
 def top_n(scores: Scores, options: Options) -> TokenChoices:
     """Routes by GShard's top-2 gating (arXiv 2006.16668, algorithm 1), for any number of choices.
 
-    All first choices take slots before any second choice. Gates are normalized before tokens are dropped.
+    Gates are normalized before tokens are dropped.
     """
     expert_index = slots.top_experts(scores, options.num_choices)
     return slots.assign(scores, options, expert_index, is_wanted=lambda gates: second_choices(gates, options))
 
 
 def second_choices(gates: Tensor, options: Options) -> Tensor:
-    """Selects the choices of GShard's top-2 that compete for slots, by a `policies.TopN`.
+    """Selects the choices of GShard's top-2 that compete for slots: <bool> for gates, True for first choices.
 
-    Args:
-        gates: <float32>[group, tokens, choice].
-        options: Options.
-
-    Returns:
-        <bool>[group, tokens, choice], True for first choices.
+    `gates`: <float32>[group, tokens, choice].
     """
     policy: Any = options.policy  # a Top2 or TopN
     rule, threshold, later = policy.second_expert, policy.threshold, gates[..., 1:]
@@ -92,7 +84,7 @@ def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenCh
 def hashed(scores: Scores, options: Options) -> TokenChoices:
     """Routes by token id modulo the number of experts, with gate 1 (Lingvo; arXiv 2106.04426).
 
-    SentencePiece orders ids by frequency, so tokens of similar frequency spread evenly over experts.
+    SentencePiece orders ids by frequency, so every expert gets frequent and rare tokens.
     """
     expert_index = ops.cast(scores.token_ids, "int32")[..., None] % options.num_experts
     return slots.assign(scores, options, expert_index, gates=ops.ones_like(expert_index, dtype="float32"))
@@ -101,7 +93,7 @@ def hashed(scores: Scores, options: Options) -> TokenChoices:
 def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
     """Routes to the best expert; in training, to the best expert of a balanced assignment.
 
-    Balances exp(logits) by Sinkhorn's iterations without a gradient, as V-MoE's `sparsity_constrained_ot` and Lingvo's
+    Sinkhorn's iterations on exp(logits), without a gradient, as V-MoE's `sparsity_constrained_ot` and Lingvo's
     `optimal_transport`. The gate stays the router's probability. Inference does not balance, as in BASE
     (arXiv 2103.16716), so predictions do not depend on their batch.
     """
@@ -115,10 +107,8 @@ def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
 
     Args:
         logits: <float32>[group, tokens, expert], finite.
-        is_real: <bool>[group, tokens], False at padding.
 
-    Returns:
-        <float32>[group, tokens, expert], without a gradient.
+    Returns: Same shape, without a gradient.
     """
     logits = ops.stop_gradient(logits)
     absent = -1e9 * ops.cast(~is_real[..., None], logits.dtype)
@@ -133,8 +123,7 @@ def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
 def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
     """Lets each expert take the tokens that give it the highest probability (arXiv 2202.09368).
 
-    Experts are balanced by construction. A token's output is the sum over the experts that took it, gated by its
-    unnormalized probabilities.
+    A token's output sums the experts that took it, gated by its unnormalized probabilities.
     """
     # [group, tokens, expert] -> [group, expert, tokens]
     wanted = ops.softmax(ops.transpose(scores.selection, (0, 2, 1)), axis=1)

@@ -19,7 +19,7 @@ from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
 INPUT_DROPOUT_RATE = 0.1
-# Score of NaN tokens, so that sorting never sees a NaN. They prefer no expert.
+# Score of NaN tokens, so that sorting never sees a NaN.
 NO_PREFERENCE = -1e9
 
 
@@ -27,40 +27,37 @@ NO_PREFERENCE = -1e9
 class Router(Layer):
     """Assigns experts, slots and gates to tokens.
 
-    Computes jitter, logits, softmax, choice and losses in `router_dtype` from a float32 kernel (selective precision,
-    section 2.4). Padding is never routed, takes no slot and is not counted.
+    Jitter, logits, softmax, choice and losses are in `router_dtype` from a float32 kernel (selective precision, section
+    2.4). Padding is never routed, takes no slot and is not counted.
 
     Args:
-        num_experts: int.
-        num_selected_experts: int or None. Experts per token. None for the policy's default.
+        num_selected_experts: Experts per token. None for the policy's default.
         policy: "switch" (section 2.1), "ntlb" (appendix B), "batch_prioritized", "top2" (GShard), "top_n",
-            "expert_choice", "hash", "sinkhorn", or a registered name, see `policies.register`. Or a record with other
-            parameters, such as `policies.Top2(threshold=0.5)`.
-        exploration: Exploration in training (appendix C). "input_jitter" multiplies the router's copy of the inputs by
+            "expert_choice", "hash", "sinkhorn", or a registered name, see `policies.register`. Or a record such as
+            `policies.Top2(threshold=0.5)`.
+        exploration: In training (appendix C). "input_jitter" multiplies the router's copy of the inputs by
             uniform numbers in [1 - jitter_noise, 1 + jitter_noise]. "input_dropout" drops a tenth of it. "sample" draws
             experts from the router's probabilities. "argmax" does not explore.
-        jitter_noise: float in [0, 1).
+        jitter_noise: In [0, 1).
         second_expert_policy, second_expert_threshold: Parameters of "top2" and "top_n" if `policy` is a name, see
             `policies.TopN`.
-        second_place_loss_weight: float. Weight of the second choices' balance loss relative to the first choices' (0.5
-            in Mesh TensorFlow). Requires a policy with at least two choices.
+        second_place_loss_weight: Weight of the second choices' balance loss relative to the first choices' (0.5 in Mesh
+            TensorFlow). Requires at least two choices.
         router_dtype: "float32", or "bfloat16" to measure the effect of selective precision.
-        init_scale: float. The kernel's initial variance is init_scale / d_model.
+        init_scale: The kernel's initial variance is init_scale / d_model.
         semantics: Rules of the load-balancing loss, see `losses.load_balancing_loss`. "t5x" also leaves the gates of
             several choices unnormalized.
 
     Call arguments:
         inputs: <any float>[group, tokens, d_model].
-        padding_mask: <bool>[group, tokens], True at real tokens. Defaults to Keras' mask. Ignored by semantics
-            that route padding.
+        padding_mask: <bool>[group, tokens], True at real tokens. Defaults to Keras' mask. Ignored by semantics that
+            route padding.
         expert_capacity: int or integer scalar tensor. Slots per expert and group.
         token_ids: <int32>[group, tokens]. Required by "hash".
-        is_present: <bool>[group, tokens], False at the padding of an incomplete group, never routed. None if all tokens
-            are present.
-        mask, inputs_mask: Keras' mask, passed by Keras.
+        is_present: <bool>[group, tokens], False at the padding of an incomplete group. None if all are present.
+        mask, inputs_mask: Passed by Keras.
 
-    Returns: `(decisions, RouterStats)`. The decisions are `decisions.TokenChoices`, or `decisions.ExpertChoices` if
-        experts choose.
+    Returns: `(decisions, RouterStats)`: `decisions.TokenChoices`, or `decisions.ExpertChoices` if experts choose.
     """
 
     def __init__(self, num_experts: int, num_selected_experts: int | None = None,
@@ -151,7 +148,7 @@ class Router(Layer):
         return decisions, self._stats(scores, logits, decisions)
 
     def _logits(self, inputs, training):
-        """Computes logits: <any float>[group, tokens, d_model] -> <router dtype>[group, tokens, expert]."""
+        """<any float>[group, tokens, d_model] -> <router dtype>[group, tokens, expert]."""
         x = ops.cast(inputs, dtypes.wide_dtype(inputs.dtype, self.router_dtype))
         if training and self.exploration == "input_jitter" and self.jitter_noise:
             noise = self._draw("jitter", ops.shape(inputs))
@@ -174,7 +171,7 @@ class Router(Layer):
         """Updates the policy's state, if any, after a training step.
 
         Args:
-            expert_load: Mean of <float32>[expert] over the whole batch.
+            expert_load: Mean of <float32>[expert] over the global batch.
         """
         if not self.has_state:
             return
@@ -186,7 +183,7 @@ class Router(Layer):
         return {name: partitioning.use(variable, variable.dtype) for name, variable in self._state_vectors.items()}
 
     def _stats(self, scores, logits, decisions):
-        """Returns RouterStats over real tokens. `scores.probs` is not None here."""
+        """`scores.probs` is not None here."""
         probs = dtypes.widen(scores.probs)
         real = ops.cast(scores.is_real, probs.dtype)
         num_real = ops.sum(real)
@@ -221,7 +218,7 @@ class Router(Layer):
 def _gumbel(draws):
     """Converts uniform draws to Gumbel noise.
 
-    The argmax of logits plus noise is a sample from their softmax. The top k are a sample without replacement.
+    The top k of logits plus noise are a sample from their softmax without replacement.
     """
-    # A draw of 0 becomes half the generator's step, so both logarithms are finite. The largest draw is 1 - 2^-24.
+    # Half the generator's step for a draw of 0 keeps both logarithms finite. The largest draw is 1 - 2^-24.
     return -ops.log(-ops.log(ops.maximum(draws, 2.0**-25)))

@@ -23,7 +23,7 @@ def top_experts(scores: Scores, count: int) -> Tensor:
 def probabilities(scores: Scores, expert_index: Tensor) -> Tensor:
     """Looks up the probabilities of experts: <int32>[group, tokens, choice] -> <float32>, same shape."""
     num_experts = scores.probs.shape[-1]
-    # The gradient of a product with a one-hot is a product. A gather's would be a scatter.
+    # A gather's gradient would be a scatter.
     chosen = ops.one_hot(expert_index, num_experts, dtype=scores.probs.dtype)
     return dtypes.widen(ops.sum(ops.expand_dims(scores.probs, 2) * chosen, axis=-1))
 
@@ -33,13 +33,11 @@ def assign(scores: Scores, options: Options, expert_index: Tensor, gates: Tensor
     """Assigns slots first come first served, all first choices before all second choices.
 
     Args:
-        scores: Scores.
-        options: Options.
-        expert_index: <int32>[group, tokens, choice]. The requested experts of each token.
+        expert_index: <int32>[group, tokens, choice]. The requested experts.
         gates: <float32>[group, tokens, choice]. Defaults to the probabilities, normalized over several choices if
             `options.is_normalized`.
         order: <int32>[group, tokens]. Token indices in order of service. Defaults to the order of the sequence.
-        is_wanted: Maps the gates to <bool>[group, tokens, choice]: the choices that compete for slots. None for all.
+        is_wanted: Maps the gates to <bool>[group, tokens, choice]: the choices that compete for slots.
     """
     if gates is None:
         gates = probabilities(scores, expert_index)
@@ -77,7 +75,6 @@ def positions(in_line: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
     Args:
         in_line: <int32>[group, entry]. An expert, or `num_experts` for none.
-        num_experts: int.
 
     Returns:
         `(place, length)`: <int32>[group, entry], and <int32>[group, expert], the number of entries of each expert.

@@ -1,1 +1,1 @@
-"""The training step, what surrounds it, and the loop."""
+"""The training step and the loop."""

@@ -1,4 +1,4 @@
-"""The state of a run, and the training loop with logging, evaluation and checkpoints."""
+"""The training loop, with logging, evaluation and checkpoints."""
 
 import dataclasses
 import threading
@@ -27,23 +27,19 @@ from switch_tf.training import stopping
 from switch_tf.training.speed import Meter, Peak, Profiling
 from switch_tf.training.train_step import Divergence, compile_steps, first_bad_tensor
 
-_PATIENCE = 20  # seconds to wait for a batch before printing a message
-_GRACE = 5  # seconds to wait for a batch after a signal
+_PATIENCE = 20  # seconds without a batch before a message
+_GRACE = 5  # seconds without a batch after a signal
 _WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
             "examples of every task, for which small data are read over and over.")
 
 
 @dataclasses.dataclass
 class State:
-    """Everything that a run needs to continue.
+    """Everything that a run needs to continue. The model and the optimizer are built.
 
     Args:
-        model: SwitchTransformer, built.
-        optimizer: Keras optimizer, built.
-        batches: data.Batches with the next training batches.
-        checkpointer: Checkpointer of the run.
-        step: int, training steps taken.
-        sums: StepMeasurements on the host, summed since the last logged step, or None.
+        step: Training steps taken.
+        sums: StepMeasurements on the host, summed since the last logged step.
     """
 
     model: SwitchTransformer
@@ -62,15 +58,6 @@ class Training:
     """A run in progress, made by `Trainer.start`. Call `advance` any number of times, then `finish`.
 
     Only `last_save`, `request_save` and `rescue` are for other threads. As a context manager it closes the run.
-
-    Args:
-        state: State.
-        run: Run.
-        settings: StepSettings.
-        objective: Objective, built.
-        partitioner: Partitioner.
-        folder: RunFolder.
-        progress: summaries.Progress.
     """
 
     def __init__(self, state: State, run: Run, settings: StepSettings, objective: Objective, partitioner: Partitioner,
@@ -100,7 +87,7 @@ class Training:
         self._is_begun = False
         self._stop_reason: Callable[[], str | None] = lambda: None
         self._stopped_by: str | None = None
-        self._patience_reason = None  # set if PATIENCE ended the run
+        self._patience_reason = None
         self._is_finished = False
         self._is_open = True
 
@@ -122,18 +109,17 @@ class Training:
         """Trains until `step`. Checkpoints on the way are complete when it returns.
 
         Args:
-            step: int, at most the run's last one.
-            stop_reason: function called after every call of the step and every batch of an evaluation. Returns a reason
-                to stop, or None. All processes stop together. The next start repeats an interrupted evaluation. After a
-                second interruption it is left out, unless it is at the last step or for a `best_metric`.
-            num_untimed_steps: int. First steps to leave out of the speed, because runs that train in turns start with
-                cold caches.
-            look_at: function called before each call of the step, with the steps taken and the batches, a dict of
-                <int32>[steps_per_call, batch, length].
+            step: At most the run's last one.
+            stop_reason: Called after every call of the step and every batch of an evaluation. Returns a reason to stop,
+                or None. All processes stop together. The next start repeats an interrupted evaluation. A second
+                interruption leaves it out, unless it is at the last step or for a `best_metric`.
+            num_untimed_steps: First steps to leave out of the speed: runs that train in turns start with cold caches.
+            look_at: Called before each call of the step with the steps taken and the batches, <int32>[steps_per_call,
+                batch, length] by name.
 
         Raises:
-            Divergence: a loss or gradient is not finite.
-            Refusal: a checkpoint could not be written, unless `on_failed_save` lets the run go on.
+            Divergence: A loss or gradient is not finite.
+            Refusal: A checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
         self._stop_reason = stop_reason
         self._begin()
@@ -177,14 +163,11 @@ class Training:
 
         The process must end afterwards. Several processes cannot be saved so, because each compiles for itself.
 
-        Args:
-            reason: str. The reason to stop.
-
         Returns:
             A sentence about the save, or None if the run's own thread will save.
 
         Raises:
-            Refusal: the checkpoint could not be written.
+            Refusal: The checkpoint could not be written.
         """
         if self.partitioner.num_processes > 1 or not self._changing.acquire(blocking=False):
             return None
@@ -233,10 +216,10 @@ class Training:
         """Records why the run ended, writes the report and releases the run folder.
 
         Args:
-            error: str. First line of the error that ended the run before `finish`, or "".
+            error: First line of the error that ended the run before `finish`.
 
         Raises:
-            Refusal: a pending checkpoint failed, and `error` is empty.
+            Refusal: A pending checkpoint failed, and `error` is empty.
         """
         if not self._is_open:
             return
@@ -262,7 +245,7 @@ class Training:
             raise unsaved
 
     def _try_last(self, action):
-        """Returns an action's result. Prints a failure and returns None, because the checkpoints are saved."""
+        """Prints a failure and returns None, because the checkpoints are saved."""
         try:
             return action()
         except (OSError, Refusal) as failure:
@@ -270,7 +253,7 @@ class Training:
             return None
 
     def _write_end(self, error):
-        """Records in the run folder why the run ended, for `eval --follow`."""
+        """Records why the run ended, for `eval --follow`."""
         if not self._owns_folder():
             return
         if error:  # may have followed a signal, during the save
@@ -285,7 +268,6 @@ class Training:
         self.folder.write_end(self.state.step, reason)
 
     def _owns_folder(self):
-        """Returns whether this process writes into the run folder and still has it."""
         if not self.partitioner.is_chief:
             return False
         try:
@@ -295,7 +277,7 @@ class Training:
         return True
 
     def _begin(self):
-        """Once: makes an evaluation that is due or was interrupted, and traces the step."""
+        """Once: evaluates if that is due or was interrupted, and traces the step."""
         if self._is_begun:
             return
         self._is_begun = True
@@ -313,11 +295,9 @@ class Training:
             self._say(f"... {time.perf_counter() - started:.0f} s.{later}")
 
     def _is_due(self, period):
-        """Returns whether a periodic action is due. A period of 0 is never due."""
         return bool(period) and (self.state.step % period == 0 or self.state.step == self.run.train_steps)
 
     def _takes_request(self):
-        """Returns whether any process has asked for a checkpoint since the last call."""
         if self.run.on_sigusr1 != "save" and self.partitioner.num_processes > 1:
             return False
         is_requested = self._is_save_requested.is_set()
@@ -325,7 +305,7 @@ class Training:
         return self.partitioner.any_process(is_requested)
 
     def _is_out_of_patience(self):
-        """Returns whether PATIENCE ends the run. All processes agree."""
+        """All processes agree."""
         if reason := self._best.reason_to_stop(self.state.step):
             self._say(f"Ended at step {self.state.step} by {reason}.")
         self._patience_reason = reason
@@ -340,7 +320,7 @@ class Training:
         return is_stopped
 
     def _take_steps(self, is_timed, look_at):
-        """Runs the next call of the step. Returns False if a signal came and no batch did."""
+        """Returns False if a signal came and no batch did."""
         state, num_steps = self.state, self.settings.steps_per_call
         asked = time.perf_counter()
         try:
@@ -382,7 +362,7 @@ class Training:
     def _impatience(self):
         """Returns a function that decides whether to stop waiting for a batch, some seconds after a signal.
 
-        Several processes never stop, because the rest would hang in the next collective.
+        Several processes never stop: the rest would hang in the next collective.
         """
         asked, heard, is_announced = time.monotonic(), None, False
 
@@ -398,10 +378,8 @@ class Training:
 
         return gives_up
 
-    # Periodic actions.
-
     def _log(self):
-        """Writes means over the steps since the last multiple of LOG_PERIOD."""
+        """Writes means since the last multiple of LOG_PERIOD."""
         self.folder.check_is_there()
         state = self.state
         speeds = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
@@ -426,7 +404,7 @@ class Training:
             if (self.run.best_metric or self.state.step == self.run.train_steps
                     or self.state.step > self._first_step):
                 self._say(f"The evaluation of step {self.state.step} is made at the next start.")
-            else:  # stopped twice. On an often preempted machine, training would never advance.
+            else:  # stopped twice: on an often preempted machine, training would never advance
                 self._say(f"The evaluation of step {self.state.step} is left out.")
                 self._writer.write(self.state.step, {LEFT_OUT: 1})
         except FailedSave as failure:
@@ -438,7 +416,6 @@ class Training:
                          f"command goes on from {self._last_checkpoint()}.") from error
 
     def _validate(self, go_on):
-        """Evaluates the current step, logs the results, and keeps the checkpoint if it is the best."""
         run, step = self.run, self.state.step
         self._evaluator = self._evaluator or self._make_evaluator()
         results = self._evaluator.run(go_on, has_records=False)
@@ -487,25 +464,17 @@ class Training:
                 self._save(is_last)
 
     def _go_on_after(self, failure):
-        """Raises the error of a failed save, unless the run is to continue."""
         if self.run.on_failed_save == "stop":
             raise failure
         self._say(f"{failure.sentence} Training goes on, since Run.on_failed_save is 'continue'.")
 
-    # Messages of a run that ends early.
-
     def lost_process(self, cause: str) -> str:
-        """Returns the message for a run that has lost another process.
-
-        Args:
-            cause: str. Half a sentence.
-        """
+        """Returns the message for a run that has lost another process. `cause` is half a sentence."""
         return (f"{cause}, so process {self.partitioner.process_index} ends at step {self.state.step}. The last good "
                 f"checkpoint is {self._last_checkpoint()}; start all processes again with the same command to go on "
                 "from it.")
 
     def _settled_checkpoint(self):
-        """Waits for a save under way, and returns the last checkpoint."""
         self.state.checkpointer.settle()
         return self._last_checkpoint()
 

@@ -60,10 +60,7 @@ def say_who_is_awaited() -> None:
 
 @contextlib.contextmanager
 def one_of_several(command: str) -> Iterator[None]:
-    """Lets a signal end this process while C++ code waits for other processes, and hides JAX's collective log lines.
-
-    Has no effect on a single process.
-    """
+    """Lets a signal end this process while C++ code waits for other processes, and hides JAX's collective log lines."""
     if len(cluster.members().addresses) == 1:
         yield
     else:
@@ -72,13 +69,9 @@ def one_of_several(command: str) -> Iterator[None]:
 
 
 def agree(partitioner: "Partitioner", entries: dict[str, Any]) -> None:
-    """Raises Refusal if the configurations of the processes differ. All processes call it together.
+    """Raises Refusal if `entries`, JSON values by name, differ between processes. All processes call it together.
 
     Otherwise they would hang in each other's collectives, or train inconsistent weights.
-
-    Args:
-        partitioner: Partitioner of all processes.
-        entries: Name -> JSON value that must be the same.
     """
     if partitioner.num_processes == 1:
         return
@@ -98,7 +91,7 @@ def agree(partitioner: "Partitioner", entries: dict[str, Any]) -> None:
 
 
 def _different(name, first, other):
-    """Returns a clause with two values of an entry, for tables and lists only the first difference."""
+    """Describes two values, of tables and lists only the first difference."""
     first, other = first.get(name, "missing"), other.get(name, "missing")
     if isinstance(first, dict) and isinstance(other, dict):
         key = next(key for key in [*first, *other] if first.get(key) != other.get(key))
@@ -112,12 +105,7 @@ def _different(name, first, other):
 class CommonEnd:
     """A context that ends this process with a message if another is lost, and quickly if it fails itself.
 
-    Args:
-        partitioner: Partitioner of all processes.
-        command: Name of the command, for the message.
-
-    Attributes:
-        message: Function that returns the message for a cause, half a sentence.
+    `message` returns the message for a cause, half a sentence.
     """
 
     def __init__(self, partitioner: "Partitioner", command: str):
@@ -150,7 +138,6 @@ class CommonEnd:
 
 
 def _reason(error):
-    """Extracts the cause from a back end's error."""
     match = re.search(r"(Collective ops is aborted by: [^\n]*|Task \S+ heartbeat timeout|Connection [^\n]*|"
                       r"failed to connect[^\n]*)", error)
     return match[1] if match else error.strip().partition("\n")[0]
@@ -159,7 +146,7 @@ def _reason(error):
 def run(words: list[str], count: int, num_devices: int | None = None) -> int:
     """Runs `switch-tf` with `words` in `count` processes and prints the output of the first process.
 
-    The processes get SIGTERM when this process ends in any way. They share the GPUs equally.
+    They get SIGTERM when this process ends in any way, and share the GPUs equally.
 
     Returns:
         The exit status of the process that ended the rest, see `statuses`.
@@ -218,9 +205,9 @@ def run(words: list[str], count: int, num_devices: int | None = None) -> int:
 
 
 def _wait(children, signals=()):
-    """Waits for all children. After a failure, the remaining ones get some time to end by themselves.
+    """Waits for all children. After a failure, the rest get some time to end by themselves.
 
-    `signals`: Signals passed on to all children so far.
+    `signals`: Passed on to all children so far.
     """
     deadline, killed = None, set()
     while True:

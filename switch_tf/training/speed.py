@@ -1,4 +1,4 @@
-"""Measures training speed and the devices' peak FLOPs per second, and records profiles of steps."""
+"""Training speed, the devices' peak FLOPs per second, and profiles of steps."""
 
 import contextlib
 import math
@@ -20,12 +20,7 @@ _FIRST_CALL = 2  # after calls that compile and fill caches
 
 
 class Peak:
-    """Peak rate of several devices: the nominal rate of the first, or a measured rate of large products.
-
-    Args:
-        dtype: str, dtype of the products.
-        count: int, number of devices.
-    """
+    """Peak rate of several devices: the nominal rate of the first, or a measured rate of large products."""
 
     def __init__(self, dtype: str, count: int):
         self._nominal, self._count, self._fastest = nominal_flops(dtype), count, 0.0
@@ -42,7 +37,7 @@ class Peak:
         Without a nominal rate it is the largest measured rate. Measures again after a minute, or when a run exceeds it.
 
         Args:
-            used: float, FLOPs per second that a run achieves.
+            used: FLOPs per second that a run achieves.
         """
         if self._rate_of_products is None:
             return self._nominal and self._nominal * self._count
@@ -76,15 +71,7 @@ def measuring(dtype: str) -> Callable[[], float]:
 
 
 def compile_products(dtype: str, size: int) -> Callable:
-    """Returns a function that computes a chain of square products in one call.
-
-    Args:
-        dtype: str.
-        size: int. Rows and columns.
-
-    Returns:
-        A function from the number of products, an <int32> scalar, to one element of the last product.
-    """
+    """Returns a function that chains square products: their number, an <int32> scalar -> one element of the last."""
     factor = tf.fill((size, size), tf.cast(1 / size, dtype))  # maps ones to ones
 
     @tf.function(autograph=False)
@@ -101,9 +88,7 @@ class Profiling:
 
     Args:
         num_calls: Calls of the step to record, 0 for none.
-        folder: Run folder, for the folder of the profile.
-        partitioner: Partitioner of the run.
-        say: Function that prints a line of text.
+        folder: Run folder.
     """
 
     def __init__(self, num_calls: int, folder: pathlib.Path, partitioner: Partitioner, say: Callable[[str], None]):
@@ -120,11 +105,7 @@ class Profiling:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Runs one call of the step, recorded if it is due.
-
-        Args:
-            number: Steps taken before.
-        """
+        """Runs one call of the step after `number` steps, recorded if it is due."""
         if self.is_recording and self._annotate is None:
             folder = self._recording.enter_context(places.uploaded(self._folder))
             self._annotate = self._recording.enter_context(self._partitioner.profile(folder))
@@ -151,8 +132,7 @@ class Meter:
     """Counts steps, tokens and training time.
 
     Args:
-        flops_per_step: float, FLOPs of the model itself.
-        peak: Peak, for utilisation.
+        flops_per_step: FLOPs of the model itself.
     """
 
     def __init__(self, flops_per_step: float, peak: Peak):
@@ -174,10 +154,9 @@ class Meter:
         """Counts steps that end now.
 
         Args:
-            num_steps: int.
-            num_tokens: float, real tokens in these steps.
-            input_wait: float, seconds spent waiting for input.
-            is_timed: bool. Untimed steps count only without timed steps.
+            num_tokens: Real tokens in these steps.
+            input_wait: Seconds of waiting for input.
+            is_timed: Untimed steps count only without timed steps.
         """
         self._is_timed = is_timed
         self._sums[int(is_timed), 1:] += num_steps, num_tokens, input_wait

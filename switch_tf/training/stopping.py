@@ -1,7 +1,6 @@
 """Ends runs on signals and on notices of Google Cloud, and sets exit statuses for errors that may pass.
 
-The first signal stops a run in order, the second ends the process. A thread waits for the signals, because Python runs
-handlers only in the main thread, and a stalled dataset may block it.
+A thread waits for the signals: Python runs handlers only in the main thread, and a stalled dataset may block it.
 """
 
 import contextlib
@@ -28,8 +27,8 @@ with epy.lazy_imports():  # imports TensorFlow
 # SIGHUP arrives when a terminal or ssh session closes. Slurm announces the end of a job by SIGUSR1 or SIGUSR2.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# Seconds in which a signal repeats the first: `timeout` sends two, and the kernel one for each thread of an ended
-# parent. Every Ctrl-C counts.
+# Seconds in which a signal repeats the first: `timeout` sends two, the kernel one for each thread of an ended parent.
+# Every Ctrl-C counts.
 _ONE_REQUEST, _ONE_REQUEST_OF_ENDED_PARENT = 2, 5
 _PATIENCE = 5  # seconds until a run that has not stopped is saved here
 # A pre-empted VM has 30 seconds, one with a maintenance event 60 if the entry was read before.
@@ -50,7 +49,7 @@ def not_ignored() -> list[signal.Signals]:
 
 
 class _Listening:
-    """A context in which a thread passes each signal that is not ignored to the subclass' `_heard`."""
+    """Passes each signal that is not ignored to `_heard`, in a thread."""
 
     def __init__(self):
         self._read_end, self._write_end = os.pipe()
@@ -80,11 +79,7 @@ class _Listening:
 
 
 class Ending(_Listening):
-    """A context in which a signal ends the process immediately, with a message.
-
-    Args:
-        command: Name of the command, for the message.
-    """
+    """A context in which a signal ends the process immediately, with a message."""
 
     def __init__(self, command: str):
         super().__init__()
@@ -99,9 +94,6 @@ class Stopping(_Listening):
 
     Google Cloud's notice that this TPU VM will stop is also a reason. A run that does not react within seconds, as in a
     compilation, is saved here.
-
-    Args:
-        say: Function that prints a line of text.
     """
 
     def __init__(self, say: Callable[[str], None]):
@@ -137,12 +129,7 @@ class Stopping(_Listening):
         self._trainings = trainings
 
     def stop(self, reason: str, hint: str = "") -> None:
-        """Asks to stop. May be called in any thread.
-
-        Args:
-            reason: The reason to stop.
-            hint: Further half of a sentence.
-        """
+        """Asks to stop, in any thread. `hint` is a further half of a sentence."""
         is_first, self.reason = self.reason is None, self.reason or reason
         saved = "".join(f" {training.last_save()}" for training in self._trainings[:1])
         self._say(f"{reason}: saving after this step{hint}.{saved}")
@@ -188,7 +175,6 @@ def classify(refusal: Refusal, is_running: bool = True) -> None:
     """Sets the exit status of a Refusal by its causes, unless it is set.
 
     Args:
-        refusal: Refusal that ends a run.
         is_running: Whether the run has begun, so that its paths were valid.
     """
     if refusal.exit_status != REFUSED:
@@ -211,7 +197,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _is_outage(error, is_running):
-    """Returns whether an error is an outage, or None if undecided."""
+    """Returns None if undecided."""
     classes = {one.__name__ for one in type(error).__mro__}
     if isinstance(error, gzip.BadGzipFile):
         return False

@@ -1,7 +1,4 @@
-"""The training step: gradients of the whole batch's loss, then the update, compiled by `compile_steps`.
-
-Also refuses impossible steps, and diagnoses values that are not finite (`first_bad_tensor`).
-"""
+"""The training step: gradients of the whole batch's loss, then the update, compiled by `compile_steps`."""
 
 import contextlib
 import functools
@@ -24,7 +21,7 @@ from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import as_used
 from switch_tf.refusals import Refusal
 
-# Choice -> whether to train the weight with a path in the model.
+# Choice -> whether it trains the weight of a path.
 _PARTS = {
     "experts": lambda path: "/experts/" in path,
     "all_but_experts": lambda path: "/experts/" not in path,
@@ -39,13 +36,9 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
     """Computes the gradients of the loss over the whole batch, accumulated over microbatches and devices.
 
     Args:
-        model: SwitchTransformer, built.
-        features: dict of <int32>[batch, length], this device's part of the batch.
-        seed: int, the run's.
-        step: <int> scalar.
-        settings: StepSettings.
-        partitioner: Partitioner. Defaults to one device.
-        objective: Objective, built. Defaults to `Objective()`.
+        features: <int32>[batch, length] by name, this device's part of the batch.
+        partitioner: Defaults to one device.
+        objective: Defaults to `Objective()`.
 
     Returns:
         `(gradients, measured)`: a dense tensor for each trainable variable, and StepMeasurements.
@@ -90,7 +83,7 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
 
 
 def _zeros_measured(model, features, settings, objective):
-    """Returns the zeros that sums of `measure` start from, with the structure of its traced results."""
+    """Returns zeros with the structure of `measure`'s traced results."""
     # Never runs, so it may read variables of any back end.
     traced = tf.function(context.within(is_lowered=True)(
         lambda: objective.measure(model.config, features, *model.forward(features), settings)), autograph=False)
@@ -109,12 +102,9 @@ def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, g
     """Clips by `settings.clip_norm`, if set, and updates every variable and every router's state once.
 
     Args:
-        model: SwitchTransformer, built.
-        optimizer: Keras optimizer, built.
-        gradients: Tensor for each trainable variable, of the whole batch.
-        norm: scalar, their global norm.
+        gradients: For each trainable variable, of the whole batch.
+        norm: Their global norm.
         expert_loads: `RouterStats.expert_load` of each of `stateful_routers`.
-        settings: StepSettings.
     """
     if settings.clip_norm is not None:
         scale = settings.clip_norm / tf.maximum(norm, settings.clip_norm)
@@ -129,12 +119,9 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
     """Traces `steps_per_call` training steps as one function.
 
     Args:
-        model: SwitchTransformer, built.
-        optimizer: Keras optimizer, built. Its `iterations` is the step.
-        seed: int, the run's.
-        settings: StepSettings.
-        partitioner: Partitioner. Defaults to one device.
-        objective: Objective, built. Defaults to `Objective()`.
+        optimizer: Built. Its `iterations` is the step.
+        partitioner: Defaults to one device.
+        objective: Defaults to `Objective()`.
 
     Returns:
         A function from features placed by `partitioner.place`, <int32>[steps_per_call, batch, length], to `(measured,
@@ -178,7 +165,7 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
 
 
 def _rows(value, index, count):
-    """Returns part `index` of the batch: <int32>[batch, length] -> <int32>[batch / count, length]."""
+    """<int32>[batch, length] -> <int32>[batch / count, length]."""
     if count == 1:
         return value
     parts = tf.reshape(partitioning.constrain(value, (None, "length")), (count, -1, *value.shape[1:]))
@@ -186,12 +173,7 @@ def _rows(value, index, count):
 
 
 def check_trainable(trainable: str, config: SwitchConfig) -> None:
-    """Raises Refusal for a choice without weights to train.
-
-    Args:
-        trainable: str, see `freeze`.
-        config: SwitchConfig.
-    """
+    """Raises Refusal for a choice, see `freeze`, without weights to train."""
     is_missing = (trainable == "decoder" and config.is_encoder_only) or (
         trainable in ("experts", "router") and not config.sparse_layer_names) or (
         trainable == "router" and config.routing_policy == config.decoder_policy == "hash")
@@ -204,7 +186,6 @@ def freeze(model: keras.Model, trainable: str) -> None:
     """Freezes the weights that a run does not train. Called before the optimizer is built.
 
     Args:
-        model: SwitchTransformer, built.
         trainable: "all", "all_but_experts", "experts", "router" or "decoder". The decoder includes its own logits, but
             not an embedding shared with the encoder.
     """
@@ -217,11 +198,9 @@ def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_f
     """Raises Refusal unless groups, microbatches and the layout's pieces divide the batch.
 
     Args:
-        config: SwitchConfig.
-        layout: Layout with a complete mesh.
-        batch_size: int, sequences of the whole batch.
-        task_feature_lengths: dict, "inputs" and "targets" in tokens.
-        num_microbatches: int.
+        layout: With a complete mesh.
+        batch_size: Sequences of the whole batch.
+        task_feature_lengths: "inputs" and "targets", in tokens.
     """
     if layout.is_one_program and config.dispatch in ("index", "ragged"):
         raise Refusal(f"dispatch={config.dispatch!r} moves rows by their place in one device's memory, and this "
@@ -257,14 +236,10 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
     Repeats the step without compilation, with the same state, seed and batch.
 
     Args:
-        model: SwitchTransformer, built.
-        features: dict of <int32>[batch, length].
-        seed: int, the run's.
-        step: int, the step that failed.
-        settings: StepSettings.
-        partitioner: Partitioner. Defaults to one device. If it splits the model, only weights are checked, to gather no
-            activations.
-        objective: Objective, built. Defaults to `Objective()`.
+        features: <int32>[batch, length] by name.
+        step: The step that failed.
+        partitioner: Defaults to one device. If it splits the model, only weights are checked, to gather no activations.
+        objective: Defaults to `Objective()`.
 
     Returns:
         A phrase such as "the output of encoder/layers_1/mlp/router".
@@ -290,7 +265,6 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
 
 @contextlib.contextmanager
 def _checked_outputs(model):
-    """Makes every layer check its floating-point outputs in this scope."""
     def call_and_check(layer, call, *args, **kwargs):
         outputs = call(*args, **kwargs)
         is_traced = not tf.executing_eagerly()  # traced for the structure of its results, without values
@@ -315,5 +289,4 @@ def _is_finite(tensor) -> bool:
 
 
 def _short(path: str) -> str:
-    """Strips the model's name from a path."""
     return path.partition("/")[2]

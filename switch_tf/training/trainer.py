@@ -47,14 +47,11 @@ class Trainer:
     for checkpoints.
 
     Args:
-        model: SwitchTransformer, not built.
-        optimizer: Keras optimizer.
-        run: Run.
-        step_settings: StepSettings.
-        partitioner: Partitioner. Defaults to one device.
+        model: Not built.
+        partitioner: Defaults to one device.
         initial_weights: `conversion.formats.Opened` of the run's `initial_checkpoint`, to start from instead.
-        activation_dtype: str or None. The ACTIVATION_DTYPE of the model's policy, recorded in the run.
-        objective: Objective. Defaults to `Objective()`, the cross-entropy of the targets.
+        activation_dtype: ACTIVATION_DTYPE of the model's policy, recorded in the run.
+        objective: Defaults to `Objective()`, the cross-entropy of the targets.
     """
 
     def __init__(self, model: SwitchTransformer, optimizer: keras.optimizers.Optimizer, run: Run,
@@ -106,11 +103,11 @@ class Trainer:
         """Locks the run folder and prepares the next step. May be called once.
 
         Args:
-            operative_config: str, the resolved configuration, written into the run folder.
-            progress: summaries.Progress. Defaults to a new progress bar.
+            operative_config: Resolved configuration, written into the run folder.
+            progress: Defaults to a new progress bar.
 
         Raises:
-            Refusal: the folder is locked, or its checkpoints or another process have a different configuration.
+            Refusal: The folder is locked, or its checkpoints or another process have a different configuration.
         """
         run, partitioner = self.run, self.partitioner
         lines = [line for line in operative_config.splitlines() if not line.startswith("#")]
@@ -137,7 +134,6 @@ class Trainer:
             raise
 
     def _prepare(self, folder, say):
-        """Builds model, optimizer and input, and restores the newest checkpoint or the initial weights."""
         model, optimizer, run, settings, partitioner = (self.model, self.optimizer, self.run, self.step_settings,
                                                         self.partitioner)
         keras.utils.set_random_seed(run.seed)
@@ -170,7 +166,6 @@ def _size(variables):
 
 
 def _start(state, run, initial, say):
-    """Reads the weights of a new run, and the optimizer's slots and the step for "with_optimizer"."""
     variables = tensors.state_variables(state.model)
     if run.initial_variables == "with_optimizer":
         state.step = tensors.restore(initial.path, tensors.state_variables(state.model, state.optimizer))["step"]
@@ -189,10 +184,7 @@ def _start(state, run, initial, say):
 
 
 def _resume(state, run, folder, configuration, say):
-    """Restores the newest readable checkpoint. Returns False if there is no checkpoint.
-
-    Refuses another configuration, and a folder with unreadable checkpoints only.
-    """
+    """Restores the newest readable checkpoint. Returns False if there is no checkpoint."""
     broken = []
 
     def pass_over(path, error):
@@ -228,9 +220,9 @@ def _resume(state, run, folder, configuration, say):
 
 
 def _candidates(run, configuration, on_broken=lambda path, error: None):
-    """Yields the checkpoints in a run's folder that it may resume from, newest first. Refuses another configuration.
+    """Yields the checkpoints that a run may resume from, newest first. Refuses another configuration.
 
-    Lazy, because older checkpoints matter only after damaged ones. `on_broken` gets the path and error of damaged ones.
+    Lazy, because older checkpoints matter only after damaged ones.
 
     Yields:
         (folder, contents of its `checkpoint.json`, lines about changes of the configuration, whether to restart the
@@ -244,12 +236,11 @@ def _candidates(run, configuration, on_broken=lambda path, error: None):
 
 
 def _opened(initial):
-    """Opens a path of initial weights."""
     return tensors.InitialWeights(initial) if isinstance(initial, str | pathlib.Path) else initial
 
 
 def _check_start(run, configuration, initial):
-    """Refuses a run that can neither resume from its folder nor start from `initial`."""
+    """Refuses a run that can neither resume nor start from `initial`."""
     if next(_candidates(run, configuration), None) is not None or initial is None:
         return
     initial = _opened(initial)
@@ -267,7 +258,7 @@ def _check_start(run, configuration, initial):
 
 
 def _vocabularies(run, saved, configuration, checkpoint):
-    """Describes the vocabularies of a checkpoint's run and of this run, as a user can type them, with fingerprints.
+    """Describes the vocabularies of a checkpoint's run and of this run, with fingerprints.
 
     None if they are equal, or the checkpoint's run folder has no `config.json`.
     """
@@ -294,13 +285,6 @@ def keep_config(folder: pathlib.Path, model: SwitchTransformer, run: Run, activa
 
     A model with the user's own class or dtype, or a task without inputs or targets, is described by the gin file only.
     A failure to write is printed. A foreign `config.json`, such as a Hugging Face model's, stays.
-
-    Args:
-        folder: path of the run folder.
-        model: SwitchTransformer.
-        run: Run.
-        activation_dtype: str or None. The ACTIVATION_DTYPE of the model's policy.
-        say: function that prints a line of text.
     """
     try:
         if run_config.is_foreign(folder):

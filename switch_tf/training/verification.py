@@ -1,7 +1,7 @@
 """Compares a layout with one device on the same batches: the loss, every gradient and every weight.
 
 In float64 the order of a sum changes only the sixteenth digit, so no hidden unit crosses its ReLU's edge and no token
-changes its expert, unlike in float32. A wrong layout differs far more.
+changes its expert, unlike in float32.
 """
 
 import functools
@@ -39,12 +39,12 @@ class Difference(NamedTuple):
 class Verification(NamedTuple):
     """Differences between one device and a layout.
 
-    `loss`, `later_loss`: relative difference of the loss in the first step, and the largest in all steps.
-    `gradient`: largest max |a - b| / max |a| over variables, in the first step.
-    `weight`: largest rms(a - b) / rms(a) over weights, after the last step. Root mean square, because rounding may flip
-        single steps of an optimizer that divides by the gradient's size.
-    `losses`: pairs of losses (one device, layout), step by step.
-    `program`: text of the layout's compiled step, see `Partitioner.program_text`.
+    `loss`, `later_loss`: Relative difference of the loss in the first step, and the largest in all steps.
+    `gradient`: Largest max |a - b| / max |a| over variables, in the first step.
+    `weight`: Largest rms(a - b) / rms(a) over weights, after the last step. Rounding may flip single steps of an
+        optimizer that divides by the gradient's size.
+    `losses`: Pairs (one device, layout), step by step.
+    `program`: See `Partitioner.program_text`.
     """
 
     loss: Difference
@@ -61,10 +61,7 @@ class Verification(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Results of a few steps: losses, gradients of the first step, final weights, and their paths.
-
-    `program`: see `Verification`.
-    """
+    """Results of a few steps: losses, gradients of the first step, final weights, and their paths."""
 
     losses: list[float]
     gradients: list[np.ndarray]
@@ -74,7 +71,7 @@ class Outcome(NamedTuple):
 
 
 def compare(expected: Outcome, actual: Outcome) -> Verification:
-    """Returns the largest differences between the outcome on one device and another outcome."""
+    """Returns the largest differences from the outcome on one device."""
     losses = list(zip(expected.losses, actual.losses, strict=True))
     by_step = [Difference(abs(a - b) / abs(a), f"step {step + 1}") for step, (a, b) in enumerate(losses)]
     later = max(by_step, key=lambda difference: difference.value)
@@ -88,12 +85,9 @@ class Twin:
     """A model and its optimizer under a partitioner, with their compiled step.
 
     Args:
-        make_model: function that returns a SwitchTransformer, not built.
-        make_optimizer: function that returns a Keras optimizer, not built.
-        partitioner: Partitioner.
-        seed: int, for initial weights, dropout and jitter.
-        settings: StepSettings with steps_per_call 1.
-        make_objective: function that returns an Objective, not built.
+        make_model, make_optimizer, make_objective: Return objects that are not built.
+        seed: For initial weights, dropout and jitter.
+        settings: With steps_per_call 1.
     """
 
     def __init__(self, make_model: Callable[[], keras.Model], make_optimizer: Callable[[], keras.optimizers.Optimizer],
@@ -125,12 +119,7 @@ class Twin:
             for variables in (self.model.trainable_variables, stored)]))
 
     def train(self, batches: list[dict], on_step: Callable[[int, float], None] = lambda step, loss: None) -> Outcome:
-        """Takes a step with each batch, from the current values.
-
-        Args:
-            batches: list of dicts of <int32>[batch, length].
-            on_step: function called after each step with its number and loss.
-        """
+        """Takes a step with each batch of <int32>[batch, length]. Calls `on_step` with its number and loss."""
         losses, gradients = [], None
         for features in batches:
             placed = self.partitioner.place({name: value[None] for name, value in features.items()})
@@ -148,7 +137,6 @@ class Twin:
 
 
 def _largest(size, paths, expected, actual) -> Difference:
-    """Returns the largest size(|a - b|) / size(|a|) over tensors."""
     differences = []
     for path, a, b in zip(paths, expected, actual, strict=True):
         value = float(size(np.abs(a - b)) / (size(np.abs(a)) or 1.0))
@@ -160,8 +148,6 @@ def verify(described: Experiment, num_steps: int, dumps: str | pathlib.Path) -> 
     """Compares training steps of a run under its layout with the same steps on one device.
 
     Args:
-        described: Experiment on this machine's devices.
-        num_steps: Training steps to compare.
         dumps: Folder of `collectives.dump_partitioned_programs`.
 
     Returns:
