@@ -18,16 +18,13 @@ class RouterStatistics(keras.callbacks.Callback):
     """Router statistics of each epoch's training batches, for the history and the logs of later callbacks.
 
     Keys are `router/<statistic>` by the names of `metrics.RouterStats` (means over the epoch's tokens and over layers)
-    and `router/dead_experts` (number of experts, over all layers, that no token chose). Sums accumulate on the device
-    during the step, and work with XLA, `steps_per_execution` and `tf.distribute`.
+    and `router/dead_experts` (experts, over all layers, that no token chose). Sums accumulate on the device, and work
+    with XLA, `steps_per_execution` and `tf.distribute`.
 
     Place it before callbacks that monitor a key, such as EarlyStopping. It makes `fit` retrace its step.
 
     Args:
-        per_layer: bool. Whether to also add `router/<layer>/<statistic>` for each layer.
-
-    Raises:
-        Refusal: From `fit`, for a model without experts or a back end other than TensorFlow.
+        per_layer: Whether to also add `router/<layer>/<statistic>` for each layer.
     """
 
     def __init__(self, per_layer: bool = False):
@@ -65,7 +62,6 @@ class RouterStatistics(keras.callbacks.Callback):
 
 
 def _outermost_observed(layer):
-    """Returns the outermost layers or models that pass statistics to an observer."""
     if isinstance(layer, Routed):
         return [layer] if layer.routers else []
     inner = layer._flatten_layers(include_self=False, recursive=False)
@@ -73,11 +69,7 @@ def _outermost_observed(layer):
 
 
 class _Sums:
-    """Sums of RouterStats over batches and replicas.
-
-    Args:
-        routers: dict from router name to number of experts (`Routed`).
-    """
+    """Sums of RouterStats over batches and replicas. `routers` has the number of experts by name."""
 
     def __init__(self, routers):
         self._routers = routers
@@ -85,7 +77,6 @@ class _Sums:
         self._loads = [_sum((num_experts,)) for num_experts in routers.values()]
 
     def update(self, router_stats):
-        """Adds a tuple of RouterStats, one per router."""
         numbers = [ops.cast(number, "float32") for stats in router_stats for name in _MEANS
                    for number in getattr(stats, name)]
         self._sums.assign_add(ops.reshape(ops.stack(numbers), self._sums.shape))
@@ -93,7 +84,6 @@ class _Sums:
             load.assign_add(ops.cast(stats.expert_load.total, "float32"))
 
     def take(self):
-        """Returns the statistics of each router by name, and resets all sums to zero."""
         sums, *loads = (ops.convert_to_numpy(variable).copy() for variable in (self._sums, *self._loads))
         for variable in (self._sums, *self._loads):
             variable.assign(ops.zeros_like(variable))
@@ -104,6 +94,6 @@ class _Sums:
 
 
 def _sum(shape):
-    """Creates a float32 variable that sums over replicas, even in a bfloat16 model."""
+    """Creates a sum over replicas, float32 even in a bfloat16 model."""
     return keras.Variable("zeros", shape, "float32", trainable=False, autocast=False, aggregation="sum",
                           synchronization="on_read")

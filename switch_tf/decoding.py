@@ -52,7 +52,6 @@ def check_decodes(config: SwitchConfig) -> None:
 
 
 def _continues_after(tokens, ends):
-    """Returns whether sequences continue after tokens, <int32>[...] -> <bool>[...]: False at each of `ends`."""
     continues = ops.ones_like(tokens, "bool")
     for end in ends:
         continues = continues & ops.not_equal(tokens, end)
@@ -70,16 +69,14 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
     """Decodes until all sequences have ended or reached `max_length`, and returns the last state after `start`.
 
     On CPU a few sequences run in one program of XLA: operations between their matrix products take as long as the
-    products, and XLA fuses them.
+    products, and XLA fuses them. It cannot compile dispatch="ragged".
 
     Args:
-        model: SwitchTransformer. Never fused with dispatch="ragged": XLA cannot compile it.
-        max_length: int. Maximum number of decoded tokens.
-        step: Function from `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state
-            to the next state.
-        cross_cache: Tree of tensors, constant over steps.
-        start: Tuple of tensors and trees of tensors. The first is <bool>[batch], whether a sequence continues.
-        num_rows: int or None. Number of sequences decoded at once, if known.
+        step: Maps `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state to the
+            next state.
+        cross_cache: Constant over steps.
+        start: Tensors and trees of tensors. The first is <bool>[batch], whether a sequence continues.
+        num_rows: Number of sequences decoded at once, if known.
     """
     def continues(state):
         return (state[0] < max_length) & ops.any(state[1])
@@ -94,7 +91,6 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
 
 
 def _log_probs(logits, tokens):
-    """Computes the log probabilities of tokens, <float32>[batch, length]."""
     normalizer, logit, _ = indexing.normalizers_and_targets(logits, tokens)
     return logit - normalizer
 
@@ -103,8 +99,7 @@ def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
     """Computes the log probability of each target sequence given its inputs.
 
     Args:
-        model: SwitchTransformer, built.
-        features: dict as for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
+        features: As for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
 
     Returns:
         <float32>[batch], in nats.
@@ -116,12 +111,12 @@ def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
 
 
 class Sampler:
-    """Base class of the samplers. `_search` decodes a batch."""
+    """Base class of the samplers."""
 
     num_beams = 1
     _any_layout = False
-    # Returns ids and scores as in `Decoded`. Without scores, saves a pass over the logits and returns the best results,
-    # <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
+    # Returns ids and scores as in `Decoded`. Without scores, saves a pass over the logits and returns only the best
+    # results, <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
     _search: Callable[..., tuple[Tensor, Tensor | None]]
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
@@ -131,10 +126,9 @@ class Sampler:
         Experts drop no tokens, except in encoders with semantics="hf" (`context.Context.no_drop`).
 
         Args:
-            model: SwitchTransformer, built.
-            features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-            max_length: int. Maximum number of decoded tokens, including the end of sequence.
-            end_id: int or tuple of int. Ids that end a sequence. None for `SwitchConfig.end_id`.
+            features: With `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
+            max_length: Maximum number of decoded tokens, including the end of sequence.
+            end_id: Ids that end a sequence. None for `SwitchConfig.end_id`.
             rows: <int32>[batch]. Number of each row among all decoded rows, for `Sample`. None for 0, 1, 2, ...
         """
         return Decoded(*self._run(model, features, max_length, end_id, rows))
@@ -165,8 +159,6 @@ class Sampler:
 
 
 class _TokenByToken(Sampler):
-    """A sampler with one result. `_choose` picks its tokens one at a time."""
-
     _choose: Callable[..., Tensor]
 
     def _search(self, model, features, max_length, ends, rows, has_scores):
@@ -208,11 +200,10 @@ class Sample(_TokenByToken):
     A sample depends only on the seed, the row's number and the position, not on its batch.
 
     Args:
-        temperature: float, above 0. Divides the logits. Values below 1 favour likely tokens.
-        top_k: int or None. Sample from this many most probable tokens, including ties with the last.
-        top_p: float in (0, 1] or None. Sample from the smallest set of most probable tokens with this total
-            probability, after `top_k` (arXiv 1904.09751).
-        seed: int, 0 or above.
+        temperature: Above 0. Divides the logits. Values below 1 favour likely tokens.
+        top_k: Sample from this many most probable tokens, including ties with the last.
+        top_p: In (0, 1]. Sample from the smallest set of most probable tokens with this total probability, after
+            `top_k` (arXiv 1904.09751).
     """
 
     temperature: float = 1.0
@@ -241,8 +232,7 @@ class Sample(_TokenByToken):
             is_needed = ops.cumsum(probs, axis=-1) - probs < self.top_p  # by the probability of the tokens before
             smallest = ops.min(ops.where(is_needed, descending, float("inf")), axis=-1, keepdims=True)
             logits = ops.where(logits < smallest, -float("inf"), logits)
-        # Takes the shortest exponential waiting time. Short times need more than 24 random bits, so a second draw
-        # supplies lower bits.
+        # Takes the shortest exponential waiting time. Short times need more than 24 random bits, from a second draw.
         seed = random.step_seed(self.seed, position)
         below = random.step_seed(self.seed, -1 - position)
         places = partitioning.arange(vocab_size)
@@ -261,9 +251,9 @@ class Beam(Sampler):
     among the `num_beams` best candidates.
 
     Args:
-        num_beams: int, at least 1. Number of live sequences.
-        length_penalty: float, 0 or above. 0 ranks by probability. Larger values favour longer sequences.
-        num_results: int, at least 1 and at most `num_beams`. Number of sequences to return.
+        num_beams: Number of live sequences.
+        length_penalty: 0 or above. 0 ranks by probability. Larger values favour longer sequences.
+        num_results: Number of sequences to return, at most `num_beams`.
     """
 
     num_beams: int = 4
@@ -280,7 +270,7 @@ class Beam(Sampler):
         beams, vocab_size, wide = self.num_beams, model.config.vocab_size, dtypes.wide_dtype(model.compute_dtype)
         if 2 * beams > vocab_size:
             raise Refusal(f"num_beams must be at most {vocab_size // 2}, half of the vocabulary, not {beams}.")
-        # Leaves enough candidates to extend even if every end is a candidate of every beam.
+        # Enough candidates to extend even if every end is a candidate of every beam.
         num_candidates = beams * min(vocab_size, 1 + max(1, len(set(ends))))
 
         def penalty(length):
@@ -335,7 +325,7 @@ class Beam(Sampler):
 
 
 def _gather(entries, index):
-    """Gathers entries of each row: [batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
+    """[batch, entry, ...], <int>[batch, chosen] -> [batch, chosen, ...]."""
     index = ops.reshape(index, (*ops.shape(index), *(1,) * (len(entries.shape) - 2)))
     return ops.take_along_axis(entries, index, axis=1)
 

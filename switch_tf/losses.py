@@ -20,13 +20,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
         logits: <float32>[batch, length, vocab].
         targets: <int32>[batch, length].
         loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
-        z_loss_weight: float, 0 or above. The z-loss, weight * logsumexp(logits)^2, keeps the logits' normaliser near 0.
-        label_smoothing: float in [0, 1). Share of each target's probability spread over the whole vocabulary. The
-            entropy of the smoothed target is not subtracted (as in Mesh TensorFlow, unlike T5X).
+        z_loss_weight: 0 or above. The z-loss, weight * logsumexp(logits)^2, keeps the logits' normaliser near 0.
+        label_smoothing: In [0, 1). Share of each target's probability spread over the whole vocabulary. The entropy of
+            the smoothed target is not subtracted (Mesh TensorFlow, unlike T5X).
 
     Returns:
         Means over real targets: cross-entropy and weighted z-loss in nats per token, and the share of targets with the
-        largest logit. Ties go to the first, so a model with equal logits is not right everywhere.
+        largest logit. Ties go to the first.
     """
     z_loss_weight = checks.number("z_loss_weight", z_loss_weight, "0 or above")
     label_smoothing = checks.number("label_smoothing", label_smoothing, "in [0, 1)")
@@ -56,7 +56,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
     Args:
         logits, teacher_logits: <float32>[batch, length, vocab].
         loss_weights: See `cross_entropy`.
-        temperature: float above 0, T.
+        temperature: T, above 0.
 
     Returns:
         Mean over real targets, in nats per token.
@@ -87,8 +87,8 @@ def most_probable(teacher_logits: Tensor, num_tokens: int, temperature: float = 
 
     Args:
         teacher_logits: <float32>[batch, length, vocab].
-        num_tokens: int, k, at most the vocabulary's size.
-        temperature: float above 0, T.
+        num_tokens: k, at most the vocabulary's size.
+        temperature: T, above 0.
     """
     logits = _at_temperature("teacher_logits", teacher_logits, temperature)
     num_tokens = checks.integer("num_tokens", num_tokens, 1)
@@ -102,15 +102,12 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
                               temperature: float = 1.0) -> Mean:
     """Computes `soft_cross_entropy` to a teacher's Predictions, with all remaining tokens as one outcome.
 
-    Equals `soft_cross_entropy` if k is the vocabulary's size. Otherwise it is smaller, by the teacher's
-    probability of the remaining tokens times their cross-entropy.
+    Equals `soft_cross_entropy` if k is the vocabulary's size. Otherwise it is smaller, by the teacher's probability of
+    the remaining tokens times their cross-entropy.
 
     Args:
-        predictions: Predictions at temperature T.
+        predictions: At temperature T.
         logits, loss_weights, temperature: See `soft_cross_entropy`.
-
-    Returns:
-        Mean over real targets, in nats per token.
     """
     logits = _at_temperature("logits", logits, temperature)
     if not isinstance(predictions, Predictions):
@@ -130,13 +127,12 @@ def _soft_mean(per_target, loss_weights, temperature):
 
 
 def _at_temperature(name, logits, temperature):
-    """Checks logits and temperature, and returns their quotient."""
     temperature = checks.number("temperature", temperature, "above 0")
     return dtypes.widen(_checked(name, logits, "float", (None, None, None))) / temperature
 
 
 def _split_log_probs(logits, token_ids):
-    """Returns the log probabilities of some tokens, and of the rest together."""
+    """Returns log probabilities of some tokens, and of the rest together."""
     chosen, others = indexing.split_off(logits, token_ids)
     # 1 - sum(probs) would lose all digits of a small rest, and its gradient.
     log_rest = ops.logsumexp(others, axis=-1)
@@ -150,7 +146,7 @@ class Balance(NamedTuple):
     Attributes:
         fraction: <float32>[group, expert], f_e times the number of experts, without a gradient.
         mean_prob: <float32>[group, expert], P_e.
-        num_counted: <float32>[group], number of tokens, the weight of the group's loss.
+        num_counted: <float32>[group], tokens, the weight of the group's loss.
     """
 
     fraction: Any
@@ -174,10 +170,10 @@ def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask
     Args:
         router_probs: <float32>[group, tokens, expert].
         expert_index: <int32>[group, tokens] with the first choice, or [group, tokens, choice] with all choices.
-        padding_mask: <bool>[group, tokens], True at real tokens, or None.
-        semantics: str. See `semantics.Rules`. "mtf" divides by all tokens, like Mesh TensorFlow: with one choice it
-            includes padding in f and P and multiplies f by the mean of the mask; with several it masks both. "t5x"
-            counts every choice in f, so the even loss of k choices is k. "t5x" and "hf" ignore the mask.
+        padding_mask: <bool>[group, tokens], True at real tokens.
+        semantics: See `semantics.Rules`. "mtf" divides by all tokens, like Mesh TensorFlow: with one choice it includes
+            padding in f and P and multiplies f by the mean of the mask; with several it masks both. "t5x" counts every
+            choice in f, so the even loss of k choices is k. "t5x" and "hf" ignore the mask.
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
@@ -192,9 +188,9 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Mask = Non
 
     Args:
         router_probs, expert_index, padding_mask, semantics: See `load_balancing_loss`.
-        second_place_weight: float, 0 or above. Weight of the second choices' loss (Mesh TensorFlow). This loss is 1.0
-            when even; weight 0 leaves it out. The probabilities of second choices are renormalised without the first
-            choice, and their factors follow the first choices' factors: [group, 2 * expert].
+        second_place_weight: 0 or above. Weight of the second choices' loss (Mesh TensorFlow), 1.0 when even. 0 leaves
+            it out. Probabilities of second choices are renormalised without the first choice, and their factors
+            follow the first choices' factors: [group, 2 * expert].
     """
     rules = rules_of(semantics)
     second_place_weight = checks.number("second_place_weight", second_place_weight, "0 or above")
@@ -240,7 +236,7 @@ def router_z_loss(router_logits: Tensor, padding_mask: Mask = None) -> Tensor:
 
     Args:
         router_logits: <float32>[group, tokens, expert].
-        padding_mask: <bool>[group, tokens], True at real tokens, or None.
+        padding_mask: <bool>[group, tokens], True at real tokens.
 
     Returns:
         <float32> scalar.
@@ -257,14 +253,12 @@ def router_z_mean(router_logits: Tensor, padding_mask: Mask = None) -> Mean:
 
 
 def _real(padding_mask, like):
-    """Returns 1 at real tokens and 0 at padding, in a tensor's dtype and shape."""
     if padding_mask is None:
         return ops.ones_like(like)
     return ops.cast(_checked("padding_mask", padding_mask, "bool", like.shape), like.dtype)
 
 
 def _checked(name, value, kind, shape):
-    """Checks a value by `checks.tensor`, after converting lists, and returns a tensor."""
     value = ops.convert_to_tensor(value) if isinstance(value, list | tuple) else value
     checks.tensor(name, value, kind, shape)
     return ops.convert_to_tensor(value)

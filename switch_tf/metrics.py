@@ -1,4 +1,4 @@
-"""Metrics as (total, weight) pairs. They merge exactly over microbatches, replicas and steps, and are divided once."""
+"""Metrics as (total, weight) pairs, merged exactly over microbatches, replicas and steps, and divided once."""
 
 import operator
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class RouterStats(NamedTuple):
 
     Attributes:
         expert_load: [num_experts], share of the tokens that choose each expert first, before capacity; with expert
-            choice, share of the tokens taken.
+            choice, of the tokens taken.
         fraction_tokens_dropped: Share of the tokens that no expert took.
         router_entropy: Entropy of the router's probabilities, in nats.
         router_confidence: Largest probability.
@@ -60,9 +60,9 @@ class Measurements(NamedTuple):
     """Metrics of a batch: a tree of Means, merged and divided together.
 
     Attributes:
-        loss_terms: Weighted terms of the objective by name, each a Mean over targets in nats.
+        loss_terms: Weighted terms of the objective by name, over targets in nats.
         accuracy: Share of the targets with the largest logit.
-        routers: RouterStats by sparse layer, in the order of `config.sparse_layer_names`.
+        routers: By sparse layer, in the order of `config.sparse_layer_names`.
     """
 
     loss_terms: dict[str, Mean]
@@ -74,9 +74,8 @@ class StepMeasurements(NamedTuple):
     """Metrics of a training step: its batch's, and means over steps.
 
     Attributes:
-        batch: Measurements.
         tokens: Real tokens of a batch, inputs and targets together.
-        gradient_norm: Global norm of the gradient, before clipping.
+        gradient_norm: Global norm, before clipping.
         loss: The minimised loss.
     """
 
@@ -94,12 +93,12 @@ def merge(first: Any, second: Any) -> Any:
 
 
 def to_host(measured: Any) -> Any:
-    """Copies a tree of Means to the host as float64: sums over many steps outgrow float32."""
+    """Copies Means to the host as float64: sums over many steps outgrow float32."""
     return keras.tree.map_structure(lambda number: np.asarray(number, np.float64), measured)
 
 
 def to_json(measured: Any) -> Any:
-    """Converts a tree of Means on the host to lists and dicts. float64 survives JSON exactly."""
+    """Converts Means on the host to lists and dicts. float64 survives JSON exactly."""
     if isinstance(measured, Mean):
         return [measured.total.tolist(), measured.weight.tolist()]
     entries = measured if isinstance(measured, dict) else measured._asdict()

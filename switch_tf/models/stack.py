@@ -55,7 +55,7 @@ def _relative_position_bias(config, is_decoder, dtype):
 
 
 class _Parts(KeepsShape):
-    """Layer that only holds layers. Builds them in the order of assignment."""
+    """Builds its layers in the order of assignment."""
 
     get_config = keras.layers.Layer.get_config  # raises: the model's configuration describes its parts
 
@@ -67,28 +67,27 @@ class _Parts(KeepsShape):
 class TransformerLayer(_Parts):
     """One pre-norm layer: self-attention, cross-attention in decoders, and feed-forward or experts.
 
-    `relpos_bias` is the layer's own RelativePositionBias, called by the stack, or None if layers share one.
+    The stack calls `relpos_bias`, None if layers share one.
 
     Args:
-        config: SwitchConfig.
-        is_decoder: bool. Whether the layer has cross-attention.
-        is_sparse: bool. Whether the sublayers in `config.expert_sublayers` have experts.
+        is_decoder: Whether the layer has cross-attention.
+        is_sparse: Whether the sublayers in `config.expert_sublayers` have experts.
 
     Call arguments:
         hidden: <compute dtype>[batch, length, d_model].
         is_real: <bool>[batch, length], False at padding.
         attention_mask: <bool>[batch, 1, length or 1, length], for self-attention.
         position_bias: <float32>[1, heads, length, length], or its blocks by `cut`.
-        encoded: <compute dtype>[batch, encoder length, d_model]. The encoder's outputs, for decoders.
+        encoded: <compute dtype>[batch, encoder length, d_model], for decoders.
         encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
         token_ids: <int32>[batch, length], for hash routing.
 
-    Returns: `(hidden, router_stats)`. `router_stats` is a tuple of the layer's RouterStats, in the order queries, keys
-        and values, feed-forward.
+    Returns: `(hidden, router_stats)`, with the RouterStats of queries, keys and values, and feed-forward, if these have
+        experts.
     """
 
     def __init__(self, config: SwitchConfig, is_decoder: bool, is_sparse: bool, **kwargs: Any):
-        # Keras' autocast would round the float32 position bias. This layer has no weights to cast.
+        # Keras' autocast would round the float32 position bias.
         super().__init__(autocast=False, **kwargs)
         self.is_decoder = is_decoder
         self.zeroes_padding = is_decoder and config.rules.masks_decoder_inputs
@@ -157,7 +156,6 @@ class TransformerLayer(_Parts):
         return hidden, router_stats + mlp_stats
 
     def _feed_forward(self, hidden, is_real, token_ids, training):
-        """Returns the hidden states after the feed-forward sublayers, and a tuple of RouterStats."""
         router_stats = ()
         x = self.pre_mlp_layer_norm(hidden)
         if self.has_feed_forward_experts:
@@ -179,9 +177,9 @@ class TransformerLayer(_Parts):
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False after the end of a sequence.
-            cache: Self-attention cache from `Stack.init_cache` or the previous step.
+            cache: From `Stack.init_cache` or the previous step.
             position: <int32> scalar. Position of the token.
-            cross_cache: Cross-attention cache of the encoder's outputs.
+            cross_cache: Of the encoder's outputs.
             attention_mask, encoder_decoder_mask, position_bias, token_ids: As for the class, for one query.
 
         Returns:
@@ -202,12 +200,12 @@ class TransformerLayer(_Parts):
 def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[RouterStats, ...]:
     """Computes the router losses of a whole stack and splits them evenly between its routers (Hugging Face).
 
-    Tokens of all layers count as tokens of one layer. The fraction of tokens per expert is averaged over layers before
+    Tokens of all layers count as tokens of one layer: the fraction of tokens per expert is averaged over layers before
     its product with probabilities, so layers can balance one another.
 
     Args:
-        router_stats: RouterStats of each router of the stack, with `Router.reports_balance`.
-        is_omitted: bool. Whether both losses are 0.
+        router_stats: With `Router.reports_balance`.
+        is_omitted: Whether both losses are 0.
     """
     balances: list[Any] = [stats.load_balancing_loss for stats in router_stats]
     # Policies that balance themselves report no Balance.
@@ -225,16 +223,12 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
 class Stack(_Parts):
     """The layers of an encoder or decoder between embedding and logits, with shared or separate position biases.
 
-    Args:
-        config: SwitchConfig.
-        is_decoder: bool.
-
     Call arguments:
         embedded: <compute dtype>[batch, length, d_model].
         is_real, attention_mask, encoded, encoder_decoder_mask, token_ids: See `TransformerLayer`.
 
-    Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and a tuple with the
-        RouterStats of each router.
+    Returns: `(hidden, router_stats)`: <compute dtype>[batch, length, d_model], zero at padding, and the RouterStats of
+        each router.
     """
 
     def __init__(self, config: SwitchConfig, is_decoder: bool, **kwargs: Any):
@@ -273,7 +267,6 @@ class Stack(_Parts):
         return self._end(hidden, is_real, training), router_stats
 
     def _position_biases(self, **positions):
-        """Returns the position bias of each layer, cut into the blocks of attention."""
         if self.relpos_bias is None:
             return (cut(layer.relpos_bias(**positions)) for layer in self.layers)
         return [cut(self.relpos_bias(**positions))] * len(self.layers)
@@ -298,7 +291,7 @@ class Stack(_Parts):
         Args:
             embedded: <compute dtype>[batch, 1, d_model].
             is_real, position, encoder_decoder_mask, token_ids: See `TransformerLayer.decode_step`.
-            cache, cross_cache: Self-attention and cross-attention caches of all layers.
+            cache, cross_cache: Of all layers.
 
         Returns:
             `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.

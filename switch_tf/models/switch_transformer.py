@@ -27,8 +27,6 @@ _CONFIG_FIELDS = [field.name for field in dataclasses.fields(SwitchConfig)]
 
 
 def _after_building(method):
-    """Makes a method build an unbuilt model first."""
-
     @functools.wraps(method)
     def after_building(self, *args, **kwargs):
         if not self.built:
@@ -51,11 +49,10 @@ class SwitchTransformer(Routed, keras.Model):
         dtype: Keras dtype policy. "mixed_bfloat16", for accelerators, has float32 weights and bfloat16 compute.
 
     Call arguments:
-        features: dict of <int32>[batch, length] by seqio name. Requires `encoder_input_tokens` and, with a decoder,
-            `decoder_input_tokens`. The encoder's mask comes from `encoder_segment_ids`, or else from nonzero tokens.
-            The decoder's mask comes from `decoder_segment_ids`, or else from nonzero `decoder_target_tokens`, or else
-            all positions are real.
-        training: bool.
+        features: <int32>[batch, length] by seqio name. Requires `encoder_input_tokens` and, with a decoder,
+            `decoder_input_tokens`. The encoder's mask comes from `encoder_segment_ids`, else from nonzero tokens. The
+            decoder's mask comes from `decoder_segment_ids`, else from nonzero `decoder_target_tokens`, else all
+            positions are real.
 
     Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of an encoder-only model.
     """
@@ -91,8 +88,7 @@ class SwitchTransformer(Routed, keras.Model):
         For pretrained weights use `conversion.from_hugging_face(folder)`.
 
         Args:
-            preset: str. Name such as "switch_base_8". `switch-tf inspect --list` prints all presets.
-            dtype, name: See the class.
+            preset: Such as "switch_base_8". `switch-tf inspect --list` prints all presets.
             **overrides: Fields of SwitchConfig to change, such as `dropout_rate=0.1`.
         """
         for field in overrides:
@@ -139,7 +135,6 @@ class SwitchTransformer(Routed, keras.Model):
         return logits
 
     def _read_features(self, features):
-        """Returns the checked features, with integer ids even in Keras' symbolic build."""
         required = self.required_features
         if not isinstance(features, dict):
             raise Refusal(f"The model needs a dictionary of features by seqio's names, such as {required[0]!r}, "
@@ -202,7 +197,7 @@ class SwitchTransformer(Routed, keras.Model):
         """Runs only the encoder, without dropout.
 
         Args:
-            features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0.
+            features: With `encoder_input_tokens`, <int32>[batch, length], padding 0.
 
         Returns:
             <compute dtype>[batch, length, d_model], the encoder's last hidden states (Hugging Face's T5EncoderModel),
@@ -214,12 +209,12 @@ class SwitchTransformer(Routed, keras.Model):
         """Encodes inputs and prepares the caches of `decode_step`.
 
         Args:
-            features: dict with `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-            max_length: int. Maximum number of decoded tokens.
+            features: With `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
+            max_length: Maximum number of decoded tokens.
 
         Returns:
-            `(cross_cache, cache)`: the cross-attention cache, constant over steps, and the empty self-attention
-            cache. `cross_cache` is a pair: each layer's cached keys and values, and the mask of the inputs.
+            `(cross_cache, cache)`: the constant cross-attention cache, a pair of each layer's cached keys and values
+            and the mask of the inputs, and the empty self-attention cache.
         """
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
@@ -233,7 +228,7 @@ class SwitchTransformer(Routed, keras.Model):
         They equal `call`'s logits at `position` for the whole sequence.
 
         Args:
-            tokens: <int32>[batch]. Token of each sequence at `position`. The first is 0, the start of a sequence.
+            tokens: <int32>[batch], at `position`. The first is 0, the start of a sequence.
             is_real: <bool>[batch], False after the end of a sequence. Logits there are undefined.
             cache: Self-attention cache from `prefill` or the previous step.
             position: <int32> scalar.
@@ -254,10 +249,10 @@ class SwitchTransformer(Routed, keras.Model):
         Compiles a program for each sampler, batch size and input length, rounded up to a multiple of 32.
 
         Args:
-            inputs: <int32>[batch, length] as a NumPy array, tensor or list. 0 is padding, before or after the ids.
-            max_length: int. Maximum number of decoded tokens, including the end of sequence.
+            inputs: <int32>[batch, length]. 0 is padding, before or after the ids.
+            max_length: Maximum number of decoded tokens, including the end of sequence.
             sampler: "greedy", "sample", "beam" or a sampler, such as `switch_tf.decoding.Sample(top_p=0.9)`.
-            end_id: int or tuple of int. Ids that end a sequence. Defaults to `SwitchConfig.end_id`.
+            end_id: Ids that end a sequence. Defaults to `SwitchConfig.end_id`.
 
         Returns:
             <int32>[batch, max_length], each sequence up to and including its end, then zeros. Beam search returns the
@@ -302,7 +297,7 @@ class SwitchTransformer(Routed, keras.Model):
         """Computes the loss, see `keras.Model.compute_loss`.
 
         Raises:
-            Refusal: `compile` without a loss, or `fit` without targets, would train only the router losses.
+            Refusal: Without a loss or targets, only the router losses would be trained.
         """
         if self.loss is None:
             raise Refusal(
@@ -320,9 +315,8 @@ class SwitchTransformer(Routed, keras.Model):
         """Exports the forward pass for inference, see `keras.Model.export`. `inference.export` exports decoding.
 
         Args:
-            filepath, format, verbose, **kwargs: See `keras.Model.export`.
-            input_signature: list of one dict from feature names to keras.InputSpec. Defaults to the features of the
-                last call, or the required features, with ids as <int32>[batch, length] of any size.
+            input_signature: One dict from feature names to keras.InputSpec. Defaults to the features of the last call,
+                or the required features, with ids as <int32>[batch, length] of any size.
         """
         if input_signature is None:
             called_with = self._called_with or dict.fromkeys(self.required_features, ("int32", 2))

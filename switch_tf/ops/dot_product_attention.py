@@ -1,10 +1,8 @@
 """Dot-product attention with T5's position bias and a softmax in float32.
 
-Scores, [batch, heads, query, key], are the largest arrays of a step. Autodiff keeps several in float32 and reads them
-for each product of the backward pass. This gradient keeps only the probabilities, in the compute dtype, and computes
-the scores' gradient in one pass. Its sum over the batch is the gradient of the position bias. On a TPU, blocks of
-queries keep their scores in on-chip memory. Outputs are divided by the sums of the exponentials, as in FlashAttention,
-so that scores become exponentials in one pass (docs/notebook/tpu.md).
+Scores, [batch, heads, query, key], are the largest arrays of a step. This gradient keeps only the probabilities, in the
+compute dtype, and computes the scores' gradient in one pass. On a TPU, blocks of queries keep their scores in on-chip
+memory, and outputs are divided by the sums of the exponentials, as in FlashAttention (docs/notebook/tpu.md).
 """
 
 from typing import TypeAlias
@@ -27,7 +25,7 @@ _QUERIES, _HEADS = 1, 2  # axes of queries; axes 2 and 1 of a position bias
 def cut(position_bias: Tensor) -> PositionBias:
     """Cuts <float32>[1, heads, query, key] into the blocks of attention, if any.
 
-    Cut a bias shared by several layers once: its gradients are then added before, not after, the sum over devices.
+    Cut a bias shared by several layers once: its gradients are then added before the sum over devices.
     """
     _, heads, length, _ = position_bias.shape
     blocks = _blocks(length, heads)
@@ -45,9 +43,8 @@ def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_m
     Args:
         query, key: <any float>[batch, query or key, heads, d_kv].
         value: <compute dtype>[batch, key, heads, d_kv].
-        attention_mask: <bool>[batch, 1, query or 1, key] or None. True where a query may attend to a key.
-        position_bias: PositionBias or None. Added to the scores.
-        scope_of: variable. The gradient's operations are named after its layer.
+        attention_mask: <bool>[batch, 1, query or 1, key], True where a query may attend to a key.
+        scope_of: The gradient's operations are named after this variable's layer.
 
     Returns:
         <compute dtype>[batch, query, heads, d_kv]
@@ -72,7 +69,7 @@ def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_m
 
 
 def _blocks(length, heads):
-    """Returns the axis of queries to cut into blocks, and the slices; None for no blocks."""
+    """Returns the axis of queries to cut into blocks, and the slices."""
     most = forms.queries_at_a_time()
     if most is None or length is None or length <= most:
         return None
@@ -89,8 +86,7 @@ def probabilities(query: Tensor, key: Tensor, attention_mask: Tensor | None, pos
 
     Args:
         query, key, attention_mask, position_bias: See `dot_product_attention`.
-        dtype: str. The float32 softmax is cast to it.
-        keys: str. Einsum letters of the axes of `key`, in order.
+        keys: Einsum letters of the axes of `key`.
     """
     return ops.cast(ops.softmax(_scores(query, key, attention_mask, position_bias, keys), axis=-1), dtype)
 
@@ -108,8 +104,8 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
     def attend(query, key, value, *bias):
         scores = _scores(query, key, attention_mask, *(bias or (None,)))
         if forms.divides_outputs():
-            # Exponentials times scale are the softmax. The sums are over rounded exponentials: exact sums would need
-            # another pass on a TPU, and a query's rounded weights would still not add up to 1.
+            # The sums are over rounded exponentials: exact sums would need another pass on a TPU, and a query's rounded
+            # weights would still not add up to 1.
             probs = ops.cast(ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)), value.dtype)
             scale = ops.transpose(1 / ops.sum(dtypes.widen(probs), axis=-1), (0, 2, 1))[..., None]
         else:
@@ -119,7 +115,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
         @products.in_gradient_of(scope_of)
         def gradient(upstream):
             wide = dtypes.widen
-            # From here the exponentials serve as probabilities; the upstream gradient takes their scale.
+            # The upstream gradient takes the scale of the exponentials.
             upstream = _scaled(upstream, scale)
             value_gradient = ops.einsum("bhqk,bqhd->bkhd", probs, upstream)
             probs_gradient = _constrain(ops.einsum("bqhd,bkhd->bhqk", wide(upstream), wide(value)))
@@ -145,7 +141,6 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
 
 
 def _scaled(x, scale):
-    """Multiplies [batch, query, heads, d_kv] by the scale of each query and head, if any."""
     return x if scale is None else ops.cast(dtypes.widen(x) * scale, x.dtype)
 
 

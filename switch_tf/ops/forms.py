@@ -11,7 +11,7 @@ from switch_tf.hardware.devices import device_type
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 from switch_tf.partitioning.tensors import Tensor
 
-# The library that Keras' back end imports anyway.
+# Keras' back end imports it anyway.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util  # no public name; Keras' layers use it
@@ -24,13 +24,8 @@ _TPU_QUERIES = 256
 def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
     """Returns `function(*arguments)`, compiled by XLA for a CPU if possible.
 
-    Requires a TensorFlow program for one CPU with known shapes. XLA cannot compile unknown shapes. Other devices use
-    XLA for the whole program, or were not measured.
-
-    Args:
-        function: Function of nests of tensors.
-        arguments: Its arguments.
-        is_worth_it: Whether to compile it if possible.
+    Requires a TensorFlow program for one CPU with known shapes. Other devices use XLA for the whole program, or were
+    not measured.
     """
     if not is_worth_it or not _can_fuse(arguments):
         return function(*arguments)
@@ -50,12 +45,10 @@ def is_fused() -> bool:
 def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
     """Returns a tensor computed once in a program of `fused`, before its loops.
 
-    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, and compute it number
-    by number.
+    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, number by number.
 
     Args:
-        key: Identifies the tensor in the program.
-        make: Function without arguments, of tensors that no loop changes, such as weights.
+        make: Function of tensors that no loop changes, such as weights.
     """
     graph, shared = context.current().fused_program
     if key not in shared:
@@ -80,8 +73,7 @@ def _can_fuse(arguments):
 def prefers_products() -> bool:
     """Returns whether to multiply by a one-hot mask instead of indexing.
 
-    A partitioner follows products across devices. XLA's programs on a CPU avoid its top-k, ten times as slow as
-    TensorFlow's.
+    A partitioner follows products across devices. XLA's top-k on a CPU is ten times as slow as TensorFlow's.
     """
     return is_partitioned() or is_fused() or device_type() == "TPU"
 
@@ -119,11 +111,10 @@ def suited_dispatches() -> tuple[str, ...]:
 
 
 def compiled(function: Callable, ranks: tuple[int, ...] | None = None) -> Callable:
-    """Returns the function as a `tf.function`. JAX compiles loops anyway, so there it stays unchanged.
+    """Returns the function as a `tf.function`, and on JAX unchanged: JAX compiles loops anyway.
 
     Args:
-        function: Function of tensors.
-        ranks: Ranks of its <int32> arguments, for one program for all sizes. By default each shape has a program.
+        ranks: Ranks of the <int32> arguments, for one program for all sizes. By default each shape has a program.
     """
     if keras.backend.backend() != "tensorflow":
         return function
@@ -141,7 +132,7 @@ def known_values(x: Tensor) -> np.ndarray | None:
 
 
 def _has_dynamic_shapes():
-    """Returns whether shapes may depend on values: only on CPUs, with TensorFlow and without XLA."""
+    """Returns whether shapes may depend on values."""
     if keras.backend.backend() != "tensorflow" or device_type() != "CPU":
         return False
     return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
@@ -150,14 +141,13 @@ def _has_dynamic_shapes():
 def rematerialize(function: Callable, *args: Any) -> Any:
     """Calls `function(*args)` so that the gradient recomputes its intermediate results.
 
-    The recomputation may run after the scopes of the forward pass, and re-enters their context: different random
-    numbers or another part of the batch would silently give a wrong gradient. It records no routes: the function runs
-    twice.
+    The recomputation re-enters the context of the forward pass: different random numbers or another part of the batch
+    would silently give a wrong gradient. It records no routes, because the function runs twice.
 
     Args:
-        function: Function of tensors that returns a nest of floating point tensors.
-        args: Nests of tensors. Floating point tensors receive gradients. The rest, such as masks, bypass the
-            recomputation: TensorFlow would try to add their gradients.
+        function: Returns a nest of floating point tensors.
+        args: Nests of tensors. Only floating point tensors receive gradients: TensorFlow would try to add those of the
+            rest, such as masks.
     """
     tensors = keras.tree.flatten(args)
     is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)) for x in tensors]

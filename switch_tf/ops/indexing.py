@@ -1,8 +1,8 @@
 """Operations by index, each with two implementations.
 
 One device indexes: a product with a one-hot mask costs as much as the whole vocabulary or all experts. A program cut
-over devices (and, for targets, a TPU) compares and multiplies: a partitioner leaves parts of a product in place, but
-gathers the operands of an index.
+over devices (and, for targets, a TPU) multiplies: a partitioner leaves parts of a product in place, but gathers the
+operands of an index.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,7 @@ LEFT_OUT = -1e9  # as a logit; a row of infinities would have NaN gradients
 def as_ids(name: str, values: Tensor, shape: Sequence[int | None]) -> Tensor:
     """Checks token ids, <int>[shape], and returns them.
 
-    Under a strategy Keras builds a model symbolically with the mean of the replicas' batches. These ids are float32,
-    and become int32.
+    Under a strategy Keras builds a model with the mean of the replicas' batches. These float32 ids become int32.
     """
     with keras.SymbolicScope() as scope:
         is_symbolic = scope.original_scope is not None
@@ -35,15 +34,7 @@ def as_ids(name: str, values: Tensor, shape: Sequence[int | None]) -> Tensor:
 
 
 def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
-    """Counts the occurrences of each bin in each group.
-
-    Args:
-        index: <int32>[group, place], each in [0, num_bins).
-        num_bins: int.
-
-    Returns:
-        <int32>[group, bin]
-    """
+    """Counts each bin in each group: <int32>[group, place], each in [0, num_bins) -> <int32>[group, bin]."""
     if is_partitioned():
         return ops.sum(ops.one_hot(index, num_bins, dtype="int32"), axis=1)
     # The cost does not grow with the number of bins.
@@ -57,9 +48,8 @@ def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
     """Returns rows of a table. Its gradient is dense: sparse slices would make each update of a slot a scatter.
 
     Args:
-        variable: Weight from `add_weight`, [vocab, embed].
+        variable: [vocab, embed].
         token_ids: <int32>[batch, length], each in [0, vocab).
-        dtype: Dtype of the rows.
 
     Returns:
         <dtype>[batch, length, embed]
@@ -94,7 +84,7 @@ def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
 def write(x: Tensor, entry: Tensor, position: Tensor, axis: int) -> Tensor:
     """Returns `x` with `entry`, of length 1 along `axis`, written at `position`, an <int32> scalar."""
     if is_fused():
-        # Writes in place. A comparison would copy all of `x`.
+        # In place. A comparison would copy all of `x`.
         start = [0] * len(x.shape)
         start[axis] = position
         return ops.slice_update(x, ops.stack(start), entry)
@@ -110,8 +100,8 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
         targets: <int32>[batch, length], each in [0, vocab).
 
     Returns:
-        <float32>[batch, length] logsumexp, <float32>[batch, length] logit of the target, and <int32>[batch, length]
-        index of the largest logit. Ties go to the first.
+        <float32>[batch, length] logsumexp and logit of the target, and <int32>[batch, length] index of the largest
+        logit. Ties go to the first.
     """
     vocab_size = logits.shape[-1]
     if prefers_products():
@@ -119,7 +109,7 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
         target_logit = ops.sum(logits * ops.cast(is_target, logits.dtype), axis=-1)
         return ops.logsumexp(logits, axis=-1), target_logit, place_of_largest(logits)
 
-    # Takes few passes over the logits, the largest tensor of a step.
+    # Few passes over the logits, the largest tensor of a step.
     @ops.custom_gradient
     def reduced_rows(logits):
         largest, place = ops.top_k(logits, 1)
@@ -150,8 +140,7 @@ def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         token_ids: <int32>[batch, length, k], each in [0, vocab).
 
     Returns:
-        <float32>[batch, length, k] logits of these tokens, and <float32>[batch, length, vocab] logits with -1e9 in
-        their places.
+        <float32>[batch, length, k] logits of these tokens, and all logits with -1e9 in their places.
     """
     if prefers_products():
         # XLA fuses the comparisons into sums, so [batch, length, k, vocab] is never stored.
@@ -172,7 +161,7 @@ def place_of_largest(logits: Tensor) -> Tensor:
         # Keras' argmax takes 60 times as long here: it distinguishes -0 from 0.
         return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
     # An argmax would gather a split vocabulary; a maximum and a minimum reduce its parts first. Floats are exact up to
-    # 2^24 words; with integers TPU compilers add a pass over the logits.
+    # 2^24 words; integers add a pass over the logits on TPUs.
     vocab_size = logits.shape[-1]
     is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
     places = ops.arange(vocab_size, dtype=logits.dtype)

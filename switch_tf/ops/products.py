@@ -12,39 +12,36 @@ from switch_tf.ops.dtypes import widen
 from switch_tf.partitioning import axes
 from switch_tf.partitioning.tensors import Tensor
 
-# Up to this many rows, a CPU product with a transposed weight, such as tied logits in decoding, is two to five times as
-# fast when computed as the transpose of weight @ rows^T.
+# Up to this many rows, a CPU product with a transposed weight, such as tied logits, is two to five times as fast when
+# computed as the transpose of weight @ rows^T.
 _FEW_ROWS = 32
-# Numbers in a part of the table of `_times_rows_of`: for one row, for several rows that each read the part, and for
-# more rows.
+# Numbers in a part of the table of `_times_rows_of`: for one row, for several that each read the part, and for more.
 _NUMBERS_READ_ONCE = 2**21
 _NUMBERS_READ_AGAIN = 2**18
 _NUMBERS_COPIED = 2**20
 _ROWS_TO_READ_AGAIN = 4
 _AT_ONCE = 8  # products in one sum of `in_blocks`
-_LARGE = 2**19  # numbers of the smallest matrix that one row is multiplied with in blocks
+_LARGE = 2**19  # numbers of the smallest matrix to multiply one row with in blocks
 
 
 def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | None = None) -> Tensor:
     """Returns `einsum(equation, x, weight)`, with the weight in the dtype of `x`.
 
-    In a program cut over devices the weight's gradient is a float32 product. Autodiff would compute it, and devices sum
-    their parts, in bfloat16.
+    In a program cut over devices the weight's gradient is a float32 product. Autodiff would compute and sum it in
+    bfloat16.
 
     Args:
         equation: Such as "blm,mf->blf". Each index occurs in two or three of the terms.
-        x: Tensor.
-        variable: Weight from `add_weight`.
-        dtype: Dtype of the result. Defaults to the dtype of `x`. "float32" keeps the sums of bfloat16 products, and
-            the gradients, unrounded.
+        dtype: Of the result, by default of `x`. "float32" keeps the sums of bfloat16 products, and the gradients,
+            unrounded.
     """
     terms, result = equation.split("->")
     left, right = terms.split(",")
     dtype = dtype or x.dtype
     if forms.is_fused():
         return _of_few_rows(left, right, result, x, variable, dtype)
-    # Widens both operands exactly: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at all on JAX.
-    # A TPU's compiler removes the casts (docs/notebook/numerics.md).
+    # Widens both operands: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at all on JAX. A TPU's
+    # compiler removes the casts (docs/notebook/numerics.md).
     if not axes.is_partitioned():
         x, weight = ops.cast(x, dtype), ops.cast(axes.use(variable, x.dtype), dtype)
         if _is_matmul(left, right, result):
@@ -73,7 +70,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
 
 
 def _is_matmul(left, right, result):
-    """Returns whether the equation is a `matmul`. Its gradients in TensorFlow need no transposed copies.
+    """Returns whether it is a `matmul`: its gradients in TensorFlow need no transposed copies.
 
     As einsums the products of 128 experts took twice as long, and tied logits 1.2 times.
     """
@@ -81,7 +78,6 @@ def _is_matmul(left, right, result):
 
 
 def _of_few_rows(left, right, result, x, variable, dtype):
-    """Computes a product of few rows in a program of `forms.fused`, with the matrix computed before its loops."""
     count = sum(index in left for index in right)
     is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
     shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
@@ -104,15 +100,14 @@ def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor])
     """Multiplies rows with matrices in a program of XLA, as a sum of sums of a few products.
 
     XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. A matrix
-    product would copy the matrices. A sum of all products would go column by column.
+    product would copy the matrices, and a sum of all products would go column by column.
 
     Args:
         rows: [row, k].
         weights: [matrix, k, n].
         choose: Maps a part of the weights, [matrix, places, n], to each row's part, [row, places, n].
 
-    Returns:
-        <dtype of rows>[row, n]
+    Returns: [row, n].
     """
     num_matrices, width, num_columns = weights.shape
     at_once = math.gcd(width, _AT_ONCE)
@@ -126,8 +121,8 @@ def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor])
 def _times_rows_of(table, x):
     """Multiplies [row, k] with the transpose of the table [n, k], one part of the table at a time.
 
-    A product with a vector reads its part of the table in place, in all threads, and the next row of `x` finds it in
-    the cache. XLA's library for matrix products copies the part first. This is faster for many rows.
+    A product with a vector reads its part in place, in all threads, and the next row of `x` finds it in the cache.
+    XLA's matrix products copy the part first, and are faster for many rows.
     """
     (num_rows, width), length = x.shape, table.shape[0]
     is_by_row = num_rows <= _ROWS_TO_READ_AGAIN

@@ -1,10 +1,8 @@
 """Random numbers that depend only on the run's seed, the step, the layer and the element.
 
-Each number is a hash of (seed, position in the global tensor), computed by elementwise integer operations. So dropout
-and jitter are equal for any layout and number of microbatches, resuming needs no generator state, and partitioners
-split the work, unlike with Keras' Philox generator.
-
-The hash is `lowbias32` (Ellis, "Prospecting for Hash Functions"), once for each key and twice for each element.
+Each number is a hash of (seed, position in the global tensor), `lowbias32` (Ellis, "Prospecting for Hash Functions").
+So dropout and jitter are equal for any layout and number of microbatches, resuming needs no generator state, and
+partitioners split the work, unlike with Keras' Philox generator.
 """
 
 import zlib
@@ -19,7 +17,7 @@ from switch_tf import context
 from switch_tf.partitioning.axes import arange
 from switch_tf.partitioning.tensors import Tensor
 
-# Keras' TensorFlow back end imports it anyway. On JAX this module does not need it.
+# Keras' TensorFlow back end imports it anyway.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from keras.src.random import seed_generator
@@ -37,22 +35,15 @@ def random_seed(seed: Any) -> AbstractContextManager:
 
 
 def step_seed(seed: int, step: Any) -> Tensor:
-    """Returns the seed of a training step, a <uint32> scalar.
-
-    Args:
-        seed: Seed of the run.
-        step: int or integer scalar tensor.
-    """
+    """Returns the seed of a training step, a <uint32> scalar."""
     return _mix(_mix(_uint32(seed)) ^ _uint32(step))
 
 
 def fresh_seed() -> Tensor:
     """Returns the seed of the context or else a new seed from Keras' global generator: <uint32> scalar.
 
-    In a replica of a `tf.distribute` strategy, under Keras' `fit` or a user's loop, TensorFlow draws it, equal in all
-    replicas. Keras' global generator belongs to the thread that created it, and a replica's thread cannot create
-    variables. TensorFlow's stateful operation needs none, and `keras.utils.set_random_seed` seeds it too. The trainer
-    sets the part of the batch and each step's seed in the context instead.
+    In a replica of a `tf.distribute` strategy TensorFlow draws it, equal in all replicas: a replica's thread cannot
+    create the variables of Keras' generator. `keras.utils.set_random_seed` seeds both.
     """
     seed = context.current().seed
     if seed is not None:
@@ -67,7 +58,6 @@ def fresh_seed() -> Tensor:
 
 
 def _replica_index():
-    """Returns the index of the current replica, an int or <int32> scalar; None outside a replica."""
     if (keras.backend.backend() != "tensorflow" or not tf.distribute.has_strategy()
             or tf.distribute.in_cross_replica_context()):
         return None
@@ -77,21 +67,16 @@ def _replica_index():
 def layer_seed(layer: keras.layers.Layer, purpose: str) -> Tensor:
     """Returns the seed of one use of random numbers by a layer in this call: <uint32> scalar.
 
-    Depends on `fresh_seed`, the layer's path and `purpose`. Outside `random_seed`, as under Keras' `fit`,
-    `keras.utils.set_random_seed` makes it repeatable.
+    Depends on `fresh_seed`, the layer's path and `purpose`.
     """
     return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
 
 
 def uniform(seed: Tensor, shape: Sequence[Any]) -> Tensor:
-    """Draws uniform numbers in [0, 1) with 24 random bits.
+    """Draws uniform numbers in [0, 1) with 24 random bits, <float32>[shape].
 
     Args:
-        seed: <uint32> scalar.
         shape: ints or scalar tensors. The first axis, sequences or groups, is this part of the batch.
-
-    Returns:
-        <float32>[shape]
     """
     rows = ops.reshape(batch_positions(shape[0]), (-1,) + (1,) * (len(shape) - 1))
     position = _uint32(0)  # row-major index of every element
@@ -101,15 +86,11 @@ def uniform(seed: Tensor, shape: Sequence[Any]) -> Tensor:
 
 
 def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor:
-    """Draws uniform numbers in [0, 1) for single elements of a tensor, in any order.
+    """Draws uniform numbers in [0, 1) for single elements of a tensor, in any order, as <float32>.
 
     Args:
-        seed: <uint32> scalar.
         batch_position: <int32>. Index of the sequence or group in the global batch.
         position: <int32 or uint32>. Index within it. Broadcasts with `batch_position`.
-
-    Returns:
-        <float32> of the broadcast shape.
     """
     keys = _mix(_mix(_uint32(batch_position)) ^ seed)
     bits = _mix(_mix(_uint32(position) ^ keys) + seed)

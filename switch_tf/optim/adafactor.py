@@ -15,17 +15,16 @@ from switch_tf.partitioning.tensors import Tensor
 class Adafactor(keras.optimizers.Optimizer):
     """Adafactor: gradients scaled by a factored second moment, updates scaled by the size of the weight.
 
-    Keras' Adafactor also keeps a full-size slot and saves no memory. This one keeps only rows and columns. Each expert
-    of a stacked weight is factored, clipped and scaled separately (T5X). A step reads every variable once, then writes
-    it once.
+    Keras' Adafactor also keeps a full-size slot and saves no memory. Here each expert of a stacked weight is factored,
+    clipped and scaled separately (T5X).
 
     Args:
-        learning_rate: float, 0 or above, or schedule. A relative step size if `scales_by_parameter`.
-        decay_exponent: float, 0 or above. beta2 of step t (from 0) is 1 - (t + 1)^-decay_exponent.
-        epsilon: float, above 0. Added to squared gradients.
-        clip_threshold: float, above 0. Updates with a larger root mean square are scaled down to it.
-        scales_by_parameter: bool. Whether updates are multiplied by max(minimum_scale, root mean square of the weight).
-        minimum_scale: float, 0 or above.
+        learning_rate: 0 or above, or a schedule. A relative step size if `scales_by_parameter`.
+        decay_exponent: 0 or above. beta2 of step t (from 0) is 1 - (t + 1)^-decay_exponent.
+        epsilon: Above 0. Added to squared gradients.
+        clip_threshold: Above 0. Updates with a larger root mean square are scaled down to it.
+        scales_by_parameter: Whether updates are multiplied by max(minimum_scale, root mean square of the weight).
+        minimum_scale: 0 or above.
     """
 
     def __init__(self, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1e-3,
@@ -68,7 +67,7 @@ class Adafactor(keras.optimizers.Optimizer):
         weight = dtypes.widen(variable)
         gradient = ops.cast(gradient, weight.dtype)
         beta2 = 1 - (ops.cast(self.iterations, weight.dtype) + 1) ** -self.decay_exponent
-        # Combines scalars and small tensors first: every pass over a weight takes time.
+        # Scalars and small tensors first: every pass over a weight takes time.
         squared = ops.square(gradient)
         if factors is None:
             second_moment = self._average(slots["v"], squared + self.epsilon, beta2)
@@ -76,7 +75,7 @@ class Adafactor(keras.optimizers.Optimizer):
         else:
             row_mean = self._average(slots["v_row"], ops.mean(squared, axis=factors.columns) + self.epsilon, beta2)
             column_mean = self._average(slots["v_col"], ops.mean(squared, axis=factors.rows) + self.epsilon, beta2)
-            # Restore the weight's rank, so that both broadcast against the gradient.
+            # To broadcast against the gradient.
             row_mean = ops.expand_dims(row_mean, factors.columns)
             column_mean = ops.expand_dims(column_mean, factors.rows)
             row_mean = row_mean / ops.mean(row_mean, axis=factors.rows, keepdims=True)

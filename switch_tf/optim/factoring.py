@@ -1,4 +1,4 @@
-"""Dimensions over which Adafactor factors a weight's second moment, and the bytes of weights and slots."""
+"""Factored dimensions of Adafactor's second moments, and the bytes of weights and slots."""
 
 import math
 from collections.abc import Sequence
@@ -26,10 +26,6 @@ def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None]) -> Facto
     Logical axes decide at any size, as in T5X: embed is the rows; mlp, heads, kv and vocab are the columns; experts are
     stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over their two
     largest dimensions if both have at least 128 entries.
-
-    Args:
-        shape: Sizes of the weight's dimensions.
-        axes: Logical axes of the weight.
     """
     by_role = [tuple(dim for dim, axis in enumerate(axes) if axis in role) for role in (_STACKED, _ROWS, _COLUMNS)]
     if sum(map(len, by_role)) == len(shape) and by_role[1] and by_role[2]:
@@ -59,12 +55,7 @@ def stored_bytes(config: SwitchConfig) -> dict[str, int]:
 
 
 def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
-    """Returns each device's bytes of float32 weights and Adafactor's slots, and the `mesh`.
-
-    Args:
-        config: Configuration of the model.
-        layout: Layout with a complete mesh.
-    """
+    """Returns each device's bytes of float32 weights and Adafactor's slots, under a layout with a complete mesh."""
     layout.check_sizes(config.axis_sizes)
     weights, slots = _bytes(config, lambda shape, axes: math.prod(
         layout.piece(shape, layout.spec(axes, at_rest=True)) if layout.stores_pieces else shape))
@@ -72,7 +63,7 @@ def bytes_per_device(config: SwitchConfig, layout: Layout) -> dict:
 
 
 def _bytes(config, count):
-    """Returns the bytes of weights and slots. `count` maps shape and axes to the number of stored elements."""
+    """`count` maps shape and axes to the number of stored elements."""
     weights = slots = 0
     for weight in config.weights():
         weights += 4 * weight.count * count(weight.shape, weight.axes)

@@ -1,4 +1,4 @@
-"""Learning rate schedules. For a constant rate, as in T5's fine-tuning, pass a number to the optimizer."""
+"""Learning rate schedules. For a constant rate, pass a number to the optimizer."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ class RsqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
     """T5's pretraining schedule: base / sqrt(max(step, warmup_steps)), constant until `warmup_steps`.
 
     Args:
-        base: float, 0 or above. Use 1.0 with Adafactor's relative step sizes.
-        warmup_steps: int, at least 1. T5 uses 10,000.
+        base: 0 or above. Use 1.0 with Adafactor's relative step sizes.
+        warmup_steps: At least 1. T5 uses 10,000.
     """
 
     def __init__(self, base: float = 1.0, warmup_steps: int = 10_000):
@@ -36,9 +36,9 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
     Without it, the final weights depend strongly on the last few batches.
 
     Args:
-        schedule: schedule or float, 0 or above. The rate before the decay.
-        last_step: int, at least 1. Number of steps of the run.
-        share: float in (0, 1]. Share of the steps with a decaying rate.
+        schedule: Rate before the decay, 0 or above.
+        last_step: Number of steps of the run, at least 1.
+        share: In (0, 1]. Share of the steps with a decaying rate.
     """
 
     def __init__(self, schedule: float | keras.optimizers.schedules.LearningRateSchedule, last_step: int,

@@ -42,25 +42,23 @@ class Distillation(Objective):
 
     The loss is `(1 - soft_weight) * cross_entropy + soft_weight * distillation`, plus the student's z-loss and router
     losses. "distillation" is T^2 times the cross-entropy between softmax(teacher / T) and softmax(student / T) (Hinton
-    et al., 2015; Mesh TensorFlow's StudentTeacher). Its smallest value is T^2 times the entropy of softmax(teacher /
-    T), not 0.
+    et al., 2015; Mesh TensorFlow's StudentTeacher). Its minimum is T^2 times the entropy of softmax(teacher / T).
 
     Two terms are only reported. "teacher_cross_entropy" is the teacher's cross-entropy to the targets.
-    "teacher_unshared" is its probability of ids that the student lacks, if a teacher with the student's vocabulary has
-    more rows; probabilities of shared ids are then scaled up.
+    "teacher_unshared" is its probability of ids that the student lacks, if it has the student's vocabulary but more
+    rows; probabilities of shared ids are then scaled up.
 
     The teacher has the student's layout, no dropout and no gradient. With `predictions` no teacher runs, and all tokens
     but the stored ones are one outcome (`losses.coarse_soft_cross_entropy`).
 
     Args:
-        teacher: str. See `LiveTeacher`. Not read with `predictions`.
-        soft_weight: float in [0, 1]. Share of the teacher's probabilities. 0.25 is the paper's best (Table 6).
-        temperature: float above 0, T. The paper states none.
-        teacher_capacity_factor: float or None. Capacity factor of a teacher that runs. None drops no token, as in
-            predictions; on TPUs and GPUs a sparse layer then costs as much as one dense layer for each expert. Required
-            if experts choose tokens.
-        dtype: str or None. Keras dtype policy of a teacher that runs.
-        predictions: str or None. Folder of predictions by `switch-tf cache --teacher`.
+        teacher: See `LiveTeacher`. Not read with `predictions`.
+        soft_weight: In [0, 1]. Share of the teacher's probabilities. 0.25 is the paper's best (Table 6).
+        temperature: T, above 0. The paper states none.
+        teacher_capacity_factor: Of a teacher that runs. None drops no token, as in predictions; on TPUs and GPUs a
+            sparse layer then costs as much as one dense layer for each expert. Required if experts choose tokens.
+        dtype: Keras dtype policy of a teacher that runs.
+        predictions: Folder made by `switch-tf cache --teacher`.
     """
 
     def __init__(self, teacher: str, soft_weight: float = 0.25, temperature: float = 1.0,
@@ -105,13 +103,12 @@ class Distillation(Objective):
 class LiveTeacher(Objective):
     """A checkpoint's model in the student's layout, without dropout or gradient.
 
-    The folder is opened when first needed. Of `Objective` it has only the hooks that `Distillation` passes on.
+    The folder is opened when first needed.
 
     Args:
-        folder: str. Run folder (its newest checkpoint), checkpoint, or folder of another format that states its model.
-        capacity_factor: float or None, see `Distillation`.
-        dtype: str or None. Keras dtype policy.
-        argument: str. The argument that names the folder, for messages.
+        folder: Run folder (its newest checkpoint), checkpoint, or folder of another format that states its model.
+        capacity_factor: See `Distillation`.
+        argument: Names the folder in messages.
     """
 
     def __init__(self, folder: str, capacity_factor: float | None = None, dtype: str | None = None,
@@ -123,7 +120,7 @@ class LiveTeacher(Objective):
 
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
-        """The checkpoint or folder, fixed for the life of this object, and its format."""
+        """Fixed for the life of this object."""
         path, found = formats.locate(self._folder, self._argument)
         return found.resolve(path), found
 
@@ -145,7 +142,7 @@ class LiveTeacher(Objective):
 
     @functools.cached_property
     def identity(self) -> str:
-        """A text that identifies the checkpoint by a hash of its files, or of samples of large files."""
+        """Identifies the checkpoint by a hash of its files, or of samples of large files."""
         path, found = self._source
         if found is SWITCH_TF:
             return folders.identity(self._description)
@@ -156,12 +153,12 @@ class LiveTeacher(Objective):
         return f"{found.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
 
     def record(self) -> dict[str, Any]:
-        """Returns this teacher's entries in a run's configuration, JSON-able."""
+        """Returns this teacher's JSON-able entries in a run's configuration."""
         return {"teacher": self.identity, "teacher_capacity_factor": self.capacity_factor, "teacher_dtype": self.dtype,
                 "top_k": None}
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
-        """Refuses a teacher that does not predict the student's targets. Arguments as in `Objective.check`."""
+        """Refuses a teacher that does not predict the student's targets."""
         (path, _), teacher = self._source, self._config
         name, own = self._vocabulary()
         if own is None and config.vocab_size != teacher.vocab_size:
@@ -190,7 +187,7 @@ class LiveTeacher(Objective):
                           f"fixed capacity (semantics={teacher.semantics!r}); leave it out, and no token is dropped.")
 
     def _vocabulary(self):
-        """Returns a name in `continuation.record` and its value for the teacher's vocabulary, None if unknown."""
+        """Returns a name in `continuation.record` and its value for the vocabulary, None if unknown."""
         path, found = self._source
         if found is SWITCH_TF:
             record = self._description["configuration"]
@@ -236,8 +233,7 @@ class LiveTeacher(Objective):
         Software pads vocabularies to different numbers of rows, so tables may differ in size.
 
         Args:
-            config: SwitchConfig of the student.
-            features: dict of <int32>[batch, length].
+            config: The student's.
 
         Returns:
             <float32>[batch, length, vocab of the student], and <float32>[batch, length] or None without further ids.
@@ -257,11 +253,7 @@ class LiveTeacher(Objective):
                         temperature: float) -> dict[str, Mean]:
         """Returns the terms that `Distillation` describes; "teacher_unshared" only for a teacher with further ids.
 
-        Args:
-            config: SwitchConfig of the student.
-            features: dict of <int32>[batch, length].
-            logits: <float32>[batch, length, vocab] of the student.
-            temperature: float above 0, T.
+        `config` and `logits` are the student's.
         """
         targets, weights = (features[name] for name in target_features(config))
         teacher_logits, unshared = self.shared_logits(config, features)
@@ -275,12 +267,7 @@ class LiveTeacher(Objective):
 
 
 class StoredTeacher(Objective):
-    """Stored predictions of a teacher, without variables.
-
-    Args:
-        folder: str. Output of `switch-tf cache --teacher`.
-        temperature: float above 0. Must be the predictions' own.
-    """
+    """Predictions that `switch-tf cache --teacher` stored at `temperature`."""
 
     def __init__(self, folder: str, temperature: float):
         self._folder = checks.path("TEACHER_PREDICTIONS", folder)
@@ -296,7 +283,7 @@ class StoredTeacher(Objective):
                 for name in ("teacher", "teacher_capacity_factor", "teacher_dtype", "top_k")}
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
-        """Refuses predictions of other targets than the student's. Arguments as in `Objective.check`."""
+        """Refuses predictions of other targets than the student's."""
         stored = self._store.manifest
         for name, there, here in (
                 ("TEMPERATURE", stored["temperature"], self._temperature),
@@ -354,17 +341,16 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
     """Stores the missing predictions of a run's training rows.
 
     Args:
-        described: Experiment on this machine's devices, of one process, with its final VOCABULARY.
-        teacher: LiveTeacher, checked and not built.
-        folder: Path, locked.
-        temperature: float above 0, of the student.
-        top_k: int. Number of tokens to store for each target.
+        described: Of one process, with its final VOCABULARY.
+        teacher: Checked and not built.
+        folder: Locked.
+        temperature: The student's.
+        top_k: Number of tokens to store for each target.
         vocabulary: Its fingerprint.
-        overwrite: Whether to remove existing predictions first.
 
     Returns:
-        dict of `rows` and `bytes` of the folder, `new_rows`, `new_targets`, and `unshared`, the teacher's mean
-        probability of ids that the student lacks, at new targets.
+        `rows` and `bytes` of the folder, `new_rows`, `new_targets`, and `unshared`, the teacher's mean probability of
+        ids that the student lacks, at new targets.
     """
     run, config, partitioner = described.run, described.config, described.partitioner
     writer = predictions.PredictionWriter(folder, {
@@ -377,7 +363,6 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
     batches = data.get_batches(description)
 
     def predict(features):
-        """Returns values of `predictions.NAMES`, and the probability of unshared ids."""
         logits, unshared = teacher.shared_logits(config, features)
         logits = dtypes.widen(logits)
         normalizer, target_logit, _ = indexing.normalizers_and_targets(logits, features[target_name])

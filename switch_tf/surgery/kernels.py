@@ -1,4 +1,4 @@
-"""Kernels of experts and routers, made from the kernels of a dense feed-forward layer."""
+"""Kernels of experts and routers for upcycled models."""
 
 import dataclasses
 
@@ -12,12 +12,11 @@ class Changes:
     """Changes to the copies of a dense layer that become experts.
 
     Args:
-        noise: float. Standard deviation of Gaussian noise added to each kernel, relative to the kernel's own.
-        reinitialize: float in [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and
-            standard deviation of the replaced weights (Drop-Upcycling, arXiv 2502.19261).
-        gate_scale: float or "auto". Factor of the output kernels, because gates may not sum to one. "auto" keeps the
-            mean size of each layer's output, see `upcycling.gate_scale`.
-        seed: int. Fixes all draws.
+        noise: Standard deviation of Gaussian noise added to each kernel, relative to the kernel's own.
+        reinitialize: In [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and standard
+            deviation of the replaced weights (Drop-Upcycling, arXiv 2502.19261).
+        gate_scale: Factor of the output kernels, because gates may not sum to one. "auto" keeps the mean size of each
+            layer's output, see `upcycling.gate_scale`.
     """
 
     noise: float = 0.0
@@ -42,12 +41,10 @@ def of_expert(dense: np.ndarray, hidden_axis: int, width: int, expert: int, draw
 
     Args:
         dense: <float32>[d_model, d_ff] or [d_ff, d_model].
-        hidden_axis: int. Axis of the hidden units.
-        width: int. Hidden units of an expert.
-        expert: int.
+        hidden_axis: Axis of the hidden units.
+        width: Hidden units of an expert.
         drawn: <int>[n]. Hidden units to draw anew.
-        spread: float. Standard deviation of the noise.
-        generator: Source of the draws.
+        spread: Standard deviation of the noise.
 
     Returns:
         <float32>[d_model, width] or [width, d_model].
@@ -71,8 +68,7 @@ def router_kernel(d_model: int, num_experts: int, num_slices: int, init_scale: f
     Experts with slices of one copy share a column, so a token's k best experts are the k slices of one copy (virtual
     groups, arXiv 2410.07524).
 
-    Returns:
-        <float32>[d_model, num_experts].
+    Returns: <float32>[d_model, num_experts].
     """
     return np.repeat(draw((d_model, num_experts // num_slices), init_scale, generator), num_slices, axis=1)
 

@@ -2,10 +2,8 @@
 
 A row is found by a hash of its content, so the batches and the number of processes may change. For every target it has
 k token ids (uint16, or int32 for large vocabularies), their log-probabilities (float16), the log-probability of all
-other tokens and the target's log-probability at temperature 1 (float32).
-
-`00003.array_record` has rows, `00003.keys` their keys in the same order, and `00003.json` the checksums of both. The
-checksums are written last, and a shard without them does not count. `manifest.json` describes the teacher and the rows.
+other tokens and the target's log-probability at temperature 1 (float32). A shard's keys have the order of its rows. Its
+checksums are written last, and a shard without them does not count.
 """
 
 import functools
@@ -31,7 +29,7 @@ IDS, LOG_PROBS, LOG_REST, TARGET_LOG_PROBS = NAMES = (
     "teacher_token_ids", "teacher_log_probs", "teacher_log_rest", "teacher_target_log_probs")
 MANIFEST = "manifest.json"
 _FORMAT_VERSION = 1
-# Entries of a manifest that a run compares or prints.
+# Entries that a run compares or prints.
 _READ = ("teacher", "teacher_capacity_factor", "temperature", "vocabulary", "pack", "reads")
 _KEY = np.dtype("S16")
 _LOWEST = -6e4  # near float16's minimum, below any float32 log-probability
@@ -40,16 +38,12 @@ _MOST_KEYS = 2**28  # bytes
 # A shard is written at either limit. A kill loses unwritten rows.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
-# Files of such a folder. It may have hidden files, too.
+# The folder may have hidden files, too.
 _OWN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json")
 
 
 def keys_of(features: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns the keys of rows, <bytes16>[rows]: a 128-bit hash of the features, by name.
-
-    Args:
-        features: dict of <int32>[rows, length].
-    """
+    """Returns <bytes16>[rows], a 128-bit hash of each row of the features, <int32>[rows, length] by name."""
     rows = np.ascontiguousarray(np.concatenate([features[name] for name in sorted(features)], axis=1), "<i4")
     return np.array([hashlib.blake2b(row, digest_size=_KEY.itemsize).digest() for row in rows], _KEY)
 
@@ -66,7 +60,6 @@ def pack(dtype: np.dtype, predictions: Sequence[np.ndarray], is_target: np.ndarr
     """Returns the bytes of rows, with zeros where there is no target.
 
     Args:
-        dtype: From `row_dtype`.
         predictions: Values of `NAMES`, <number>[rows, length, k] for two and <float32>[rows, length] for two.
         is_target: <bool>[rows, length].
     """
@@ -78,7 +71,7 @@ def pack(dtype: np.dtype, predictions: Sequence[np.ndarray], is_target: np.ndarr
 
 
 def _unpack(dtype, rows):
-    """Returns the features of rows, dict of <int32>[rows, width]."""
+    """Returns the features of rows, <int32>[rows, width] by name."""
     found = np.frombuffer(b"".join(rows), dtype)
     features = {name: found[name].astype("int32" if name == IDS else "float32") for name in NAMES}
     # Restores the sums of probabilities before float16 rounded them, 0 without a target.
@@ -114,7 +107,6 @@ def _damage(rows, folder):
 
 
 def _files(folder, number):
-    """Returns the paths of a shard's rows, keys and checksums."""
     return tuple(folder / f"{number:05d}.{ending}" for ending in ("array_record", "keys", "json"))
 
 
@@ -127,7 +119,7 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
     """Returns the keys of a shard, <bytes16>[rows], and the checksum of its rows, after comparing sizes and keys.
 
     Raises:
-        BadData: a file is missing or differs.
+        BadData: A file is missing or differs.
     """
     rows, keys, described = _files(folder, number)
     try:
@@ -142,17 +134,13 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
 
 
 def _find(known, keys):
-    """Returns the index of each key among sorted keys, <int64>[keys], -1 for a missing key."""
+    """Returns indices among sorted keys, -1 for a missing key."""
     found = np.minimum(np.searchsorted(known, keys), len(known) - 1)
     return np.where(known[found] == keys, found, -1)
 
 
 class PredictionStore:
-    """The complete shards of a folder, for random access.
-
-    Args:
-        folder: Path of the folder.
-    """
+    """The complete shards of a folder, for random access."""
 
     def __init__(self, folder: pathlib.Path):
         self.manifest, self._folder = read_manifest(folder), folder
@@ -180,9 +168,7 @@ class PredictionStore:
         self._reader = reader
 
     def read(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Returns the features of rows by their keys, <bytes16>[rows]: dict of <int32>[rows, width]. None if a row is
-        missing.
-        """
+        """Returns the features of rows by key, <int32>[rows, width] by name, or None if a row is missing."""
         found = _find(self._keys, keys)
         if (found < 0).any():
             return None
@@ -206,9 +192,8 @@ class PredictionWriter:
     Damaged or unfinished shards are removed first.
 
     Args:
-        folder: Path, locked.
+        folder: Locked.
         request: All that determines the predictions, JSON-able.
-        overwrite: Whether to remove existing predictions first.
     """
 
     def __init__(self, folder: pathlib.Path, request: dict, overwrite: bool = False):
@@ -245,7 +230,7 @@ class PredictionWriter:
         return len(self._keys) - 1 + len(self._waiting)
 
     def lacks(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the indices of missing rows, each key once, <int64>[rows]."""
+        """Returns the indices of missing rows, each key once."""
         _, first = np.unique(keys, return_index=True)
         is_there = _find(self._keys, keys) >= 0
         return np.array([index for index in sorted(first) if not is_there[index] and keys[index] not in self._waiting],

@@ -26,25 +26,16 @@ Groups = list[list[int]]  # of experts; a smaller layer has one expert for each
 def most_used(use: np.ndarray, count: int) -> Groups:
     """Returns the most used experts, each a group of its own, in ascending order.
 
-    Args:
-        use: <float>[num_experts], share of the tokens. Of equally used experts the first is taken.
-        count: int. Number of groups.
+    `use` is <float>[num_experts], shares of the tokens. Of equally used experts the first is taken.
     """
     return [[int(expert)] for expert in sorted(np.argsort(-use, kind="stable")[:count])]
 
 
 def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
-    """Joins the most similar experts until `count` groups are left.
+    """Joins the most similar experts until `count` groups are left, in the order of their first experts.
 
     Clusters hierarchically with average linkage (HC-SMoE, arXiv 2410.08589), by the cosine distance of all kernels of
-    an expert, because kernels are averaged.
-
-    Args:
-        kernels: <float>[num_experts, ...] each.
-        count: int. Number of groups.
-
-    Returns:
-        Groups in the order of their first experts.
+    an expert, because kernels are averaged. Each of `kernels` is <float>[num_experts, ...].
     """
     products = sum(flat @ flat.T for flat in (kernel.reshape(len(kernel), -1) for kernel in kernels))
     norms = np.sqrt(np.maximum(np.diag(products), np.finfo(np.float32).tiny))
@@ -57,7 +48,7 @@ def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
 
 def groups_of(model: SwitchTransformer, num_experts: int, use: dict[str, np.ndarray],
               is_merged: bool) -> dict[str, Groups]:
-    """Returns router -> groups of experts. Arguments as for `shrink` and `shrink_checkpoint`."""
+    """Returns router -> groups of experts."""
     if not is_merged:
         return {router: most_used(of_router, num_experts) for router, of_router in use.items()}
     variables = variables_of(model)
@@ -76,9 +67,8 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
     """Makes a model with one expert for each group: the mean of its experts and router columns, weighted by use.
 
     Args:
-        model: SwitchTransformer with experts.
-        groups: Name of a router -> groups of experts, the same number for all.
-        use: Name of a router -> <float>[num_experts], share of the tokens.
+        groups: By router, the same number for all.
+        use: <float>[num_experts] by router, shares of the tokens.
     """
     num_experts = len(next(iter(groups.values())))
     smaller = SwitchTransformer(sources.with_fewer_experts(model.config, num_experts), dtype=model.dtype_policy)
@@ -109,10 +99,8 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
     configuration's evaluation capacity factor.
 
     Args:
-        checkpoint: Checkpoint folder.
         output: New or empty folder.
         described: The run of the checkpoint, on one device.
-        num_experts: Experts left in each layer.
         is_merged: Whether to merge the most similar experts. Otherwise the most used are kept.
 
     Returns:
@@ -125,7 +113,6 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
     batches = data.get_dataset(description).take(run.eval_batches).cache()
 
     def measure(model):
-        """Returns the loss in nats, and router -> share of the tokens that choose each expert first."""
         step = split_evaluator.compile_evaluation(model, described.settings, described.partitioner)
         with warnings.catch_warnings(), progress.bar(
                 run.eval_batches, f"evaluating {model.config.num_experts} experts", " batches") as bar:

@@ -1,4 +1,4 @@
-"""Checkpoints and configurations that models are made from, chosen and compared. Needs no TensorFlow."""
+"""Choice and comparison of checkpoints and configurations that models are made from. Needs no TensorFlow."""
 
 import dataclasses
 from typing import Any
@@ -59,11 +59,7 @@ def dense_twin(config: SwitchConfig) -> SwitchConfig:
 
 
 def check_compatible(dense: SwitchConfig, sparse: SwitchConfig) -> int:
-    """Checks that the weights of a dense model fit into a sparse one.
-
-    Returns:
-        Number of slices of a dense layer's hidden units: d_ff over the width of the experts.
-    """
+    """Checks that dense weights fit into a sparse model. Returns d_ff over the width of the experts."""
     if dense.num_experts:
         raise Refusal(f"--from must be a dense model, with num_experts=0, and its num_experts is {dense.num_experts}; "
                       "a sparse one is trained further with INITIAL_CHECKPOINT.")

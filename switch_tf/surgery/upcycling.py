@@ -1,8 +1,4 @@
-"""Weights made from checkpoints: by sparse upcycling, and by the mean.
-
-Upcycled experts start as copies of a dense feed-forward layer (arXiv 2212.05055). Means are computed in float64, a
-portion at a time.
-"""
+"""Weights made from checkpoints: by sparse upcycling (arXiv 2212.05055), and by the mean."""
 
 import dataclasses
 import functools
@@ -29,7 +25,7 @@ from switch_tf.surgery.kernels import Changes
 
 
 def _origin(name, config):
-    """Returns the sparse layer of a weight, such as "encoder/layers_1", and the dense weight that it is made from.
+    """Returns a weight's sparse layer, such as "encoder/layers_1", and the dense weight that it is made from.
 
     The layer is None outside of experts and routers, the dense weight None for a router.
     """
@@ -52,9 +48,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
     the expert.
 
     Args:
-        dense: Weights of a model without experts.
-        config: SwitchConfig of the sparse model, with all else equal. Its routers are drawn.
-        changes: Changes.
+        config: Of the sparse model, with all else equal. Its routers are drawn.
     """
     num_slices, width = sources.check_compatible(dense.config, config), config.expert_width
     weights = weights_of(config)
@@ -109,8 +103,7 @@ def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
     Tokens are random, and the layer's norm scales their hidden states.
 
     Args:
-        source: The upcycled weights.
-        layer: Name of a sparse layer, such as "encoder/layers_1".
+        layer: Such as "encoder/layers_1".
     """
     config, num_tokens = source.config, 1024
     sparse = switch_feed_forward(config, layer.startswith("decoder"), "float32")
@@ -133,7 +126,7 @@ def gate_scale(sums: np.ndarray, num_slices: int) -> float:
 
     Args:
         sums: From `gate_sums`.
-        num_slices: Number of slices of the dense layer's hidden units. A token gets each equally.
+        num_slices: Slices of the dense layer's hidden units. A token gets each equally.
     """
     return float(f"{num_slices / sums.mean():.4g}")
 
@@ -143,11 +136,6 @@ def upcycled_adafactor(dense: SwitchTransformer, optimizer: Adafactor, sparse: S
 
     A narrower expert gets its part of slots along hidden units, and all of the slots without that axis, as if the parts
     had equal gradients. The slots of the routers are new.
-
-    Args:
-        dense: SwitchTransformer without experts, built.
-        optimizer: Its Adafactor, built.
-        sparse: The upcycled model.
     """
     made, config = Adafactor(), sparse.config
     made.build(sparse.trainable_variables)
@@ -174,8 +162,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
     """Upcycles the weights of a folder, a portion at a time. After a kill, the same call resumes.
 
     Args:
-        source: Folder of the dense weights.
-        source_format: Its Format. If it does not describe its model, it is read as the dense twin of `config`.
+        source_format: If it does not describe its model, it is read as the dense twin of `config`.
         output: New or empty folder.
         config, changes: See `open_upcycled`.
         with_optimizer: Whether to copy Adafactor's state. This takes the memory of both models, and begins anew after a
@@ -257,8 +244,8 @@ def average_run(run_folder: pathlib.Path, checkpoints: list[pathlib.Path], outpu
     """Writes the mean of the weights of a run's checkpoints. After a kill, the same call resumes.
 
     Args:
-        run_folder: Run folder. Its vocabulary is copied.
-        checkpoints: Its checkpoint folders, oldest first, of one model.
+        run_folder: Its vocabulary is copied.
+        checkpoints: Oldest first, of one model.
         output: New or empty folder.
 
     Returns:
