@@ -74,9 +74,8 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
     Args:
         step: Maps `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state to the
             next state.
-        cross_cache: Constant over steps.
-        start: Tensors and trees of tensors. The first is <bool>[batch], whether a sequence continues.
-        num_rows: Number of sequences decoded at once, if known.
+        start: Its first tensor is <bool>[batch], whether a sequence continues.
+        num_rows: Sequences decoded at once, if known.
     """
     def continues(state):
         return (state[0] < max_length) & ops.any(state[1])
@@ -96,13 +95,9 @@ def _log_probs(logits, tokens):
 
 
 def log_likelihoods(model: keras.Model, features: dict[str, Tensor]) -> Tensor:
-    """Computes the log probability of each target sequence given its inputs.
+    """Computes the log probability of each target sequence given its inputs, <float32>[batch], in nats.
 
-    Args:
-        features: As for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
-
-    Returns:
-        <float32>[batch], in nats.
+    `features` are as for `model.forward`, not packed, with `decoder_target_tokens` and `decoder_loss_weights`.
     """
     with context.within(no_drop=True):
         logits, _ = model.forward(features, training=False)
@@ -116,7 +111,7 @@ class Sampler:
     num_beams = 1
     _any_layout = False
     # Returns ids and scores as in `Decoded`. Without scores, saves a pass over the logits and returns only the best
-    # results, <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
+    # <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
     _search: Callable[..., tuple[Tensor, Tensor | None]]
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,

@@ -50,10 +50,7 @@ class _Attention(KeepsShape):
             checks.tensor("position_bias", position_bias, "float", (1, self.num_heads, query_length, key_length), True)
 
     def _drop_keys(self, value, training):
-        """Drops keys of a head, as T5's dropout of probabilities with one mask for all queries.
-
-        `value`: [batch, key, heads, d_kv].
-        """
+        """Drops keys of a head, as T5's dropout of probabilities with one mask for all queries."""
         if not training or not self.dropout.rate:
             return value
         batch, length, heads, _ = ops.shape(value)
@@ -62,7 +59,7 @@ class _Attention(KeepsShape):
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask,
             position_bias: PositionBias | None, keys: str = "bkhd") -> Tensor:
-        """Attends from projected queries to keys, mixes values, and projects them back to d_model.
+        """Attends, mixes values and projects them back to d_model.
 
         Args:
             query, key, value: <float>[batch, length, heads, d_kv].
@@ -95,7 +92,7 @@ class MultiHeadAttention(_Attention):
         inputs_kv: <compute dtype>[batch, key, d_model]. None for self-attention.
         attention_mask: <bool>[batch, 1, query or 1, key], True where a query may attend to a key.
         position_bias: <float32>[1, heads, query, key], or its blocks by `cut`. Added to the scores.
-        mask, inputs_mask, inputs_kv_mask: <bool>[batch, length], passed by Keras. Masked keys get no attention.
+        mask, inputs_mask, inputs_kv_mask: Passed by Keras. Masked keys get no attention.
 
     Returns: <compute dtype>[batch, query, d_model].
     """
@@ -142,8 +139,7 @@ class SwitchSelfAttention(Routed, _Attention):
     """Self-attention with experts as input projections (arXiv 2101.03961, appendix A, figure 10).
 
     One Switch layer computes the queries. A second, with its own router, computes one vector per token, both key and
-    value. Dropped tokens get zeros: a zero query attends by position bias only; a zero key receives attention, but adds
-    zero.
+    value. A dropped query attends by position bias only. A dropped key receives attention, but adds zero.
 
     Queries are multiplied by d_kv^-0.5 (Mesh TensorFlow), unlike in `MultiHeadAttention`. With float32 experts in a
     bfloat16 model, scores come from float32 queries and keys.
@@ -311,8 +307,7 @@ class RelativePositionBias(Layer):
     def call(self, query_length: int | Tensor, key_length: int | Tensor, first_query: int | Tensor = 0) -> Tensor:
         query_length = checks.size("query_length", query_length, at_least=1)
         key_length = checks.size("key_length", key_length, at_least=1)
-        # A bias depends only on key - query. One lookup of all distances, then a shifted row for each query, keeps
-        # [query, key] constants and scatters out of the program.
+        # One lookup by key - query, then a shifted row for each query, keeps [query, key] constants and scatters out.
         furthest = self.max_distance
         table = relative_position_bucket(np.arange(-furthest, furthest + 1), self.is_bidirectional, self.num_buckets,
                                          self.max_distance)

@@ -104,9 +104,9 @@ class RMSNorm(KeepsShape):
 
 
 def drop(x: Tensor, draws: Tensor, rate: float) -> Tensor:
-    """Applies dropout: zeroes elements with a draw below `rate` and multiplies the rest by 1 / (1 - rate).
+    """Zeroes elements with a draw below `rate` and multiplies the rest by 1 / (1 - rate).
 
-    Rounds once, to the dtype of `x`: a bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
+    Rounds once: a bfloat16 factor for rate 0.1 would make every output 0.16 % too small.
 
     Args:
         draws: <float>, uniform in [0, 1), in the shape of `x`.

@@ -34,7 +34,7 @@ class Options(NamedTuple):
     `num_choices`: Experts per token.
     `is_normalized`: Whether gates of several choices are divided by their sum.
     `policy`: Record with the policy's parameters.
-    `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference: decisions are deterministic.
+    `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference.
     `state`: <float32>[expert] vectors named by `policy.state`.
     """
 
@@ -52,8 +52,8 @@ class TokenChoices(NamedTuple):
     """Decisions of tokens that choose experts.
 
     `expert_index`: <int32>[group, tokens, choice].
-    `slot`: <int32>[group, tokens, choice]. Position in the expert's buffer, in [0, capacity), different for all choices
-        of a group. Dropped choices and padding have `capacity`.
+    `slot`: <int32>[group, tokens, choice]. Position in the expert's buffer, in [0, capacity), unique per group and expert.
+        Dropped choices and padding have `capacity`.
     `gate`: <float32>[group, tokens, choice]. Factor of the expert's output. 0 without a slot.
     `capacity`: See `Options`.
     """
@@ -70,15 +70,10 @@ class TokenChoices(NamedTuple):
         return self.slot < self.capacity
 
     def counts(self, is_real: Tensor, chosen: Tensor | None, dtype: str) -> tuple[Mean, Tensor, Tensor]:
-        """Counts the load, the filled slots, and the tokens with a slot, over all groups.
+        """Counts load, filled slots and tokens with a slot over all groups: `(load, num_filled, num_served)`.
 
-        Args:
-            is_real: <bool>[group, tokens], False at padding.
-            chosen: <int32>[group, tokens, choice]. A token counts for its first choice.
-
-        Returns:
-            `(load, num_filled, num_served)`. `load` is a Mean of <dtype>[expert]: tokens by first choice before
-            capacity, or tokens taken if experts choose. The counts are <dtype> scalars.
+        `load` is a Mean of <dtype>[expert]: tokens by first choice before capacity, or tokens taken if experts choose.
+        A token counts for the first of `chosen`, <int32>[group, tokens, choice].
         """
         wants = ops.one_hot(chosen[..., 0], self.num_experts, dtype="int32")
         wants = wants * ops.cast(is_real[..., None], "int32")
@@ -97,8 +92,7 @@ class TokenChoices(NamedTuple):
 class ExpertChoices(NamedTuple):
     """Decisions of experts that choose tokens. Several may choose the same token.
 
-    `token_index`: <int32>[group, expert, slot]. The token in each of min(capacity, num_tokens) slots, or `num_tokens`
-        in empty slots.
+    `token_index`: <int32>[group, expert, slot], for min(capacity, num_tokens) slots. `num_tokens` in empty slots.
     `gate`: <float32>[group, expert, slot]. Factor of the slot's output. 0 in empty slots.
     `num_tokens`: int or int32 scalar tensor. Tokens per group.
     `capacity`: See `Options`.

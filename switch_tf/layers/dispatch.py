@@ -21,14 +21,12 @@ AT_EXPERTS = ("expert", "group", "capacity", "expert_embed")
 READ_BY_EXPERTS = ("expert", "group", "capacity", "embed")
 # Overhead of one product per expert, in rows (docs/benchmarks.md).
 ROWS_PER_PRODUCT = 40
-# Most rows for `Gathered`: two choices for each row of the largest batch that `decoding` compiles.
+# Most rows for `Gathered`: two choices for each row that `decoding` compiles.
 GATHERED_ROWS = 16
 
 
 class Dispatcher:
-    """Moves tokens to the experts of their routing decisions and sums the gated outputs.
-
-    Buffers go to the experts, and outputs come back. `dispatch` and `combine` are pure functions.
+    """Moves tokens to their experts and sums the gated outputs. `dispatch` and `combine` are pure functions.
 
     Shapes:
         tokens: <compute dtype>[group, tokens, d_model].
@@ -42,13 +40,13 @@ class Dispatcher:
     combine: Callable[[Tensor], Tensor]
 
     def __init__(self, decisions: TokenChoices | ExpertChoices):
-        self.decisions: Any = decisions  # each form takes one of the two types
+        self.decisions: Any = decisions
 
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
-        """Applies the experts: buffers -> outputs.
+        """Applies the experts: buffers -> outputs, with an all-to-all before and after.
 
-        One all-to-all moves buffers to experts, and a second moves outputs back. If `expert_embed` is split, devices
-        that share experts send different parts of each row (Mesh TensorFlow, T5X), not equal rows.
+        If `expert_embed` is split, devices that share experts send different parts of each row (Mesh TensorFlow, T5X),
+        not equal rows.
         """
         for axes in (AT_GROUPS, AT_EXPERTS, READ_BY_EXPERTS):
             buffers = partitioning.constrain(buffers, axes)
@@ -141,7 +139,7 @@ class Index(Dispatcher):
         num_groups, group_tokens, num_choices = ops.shape(row)
         all_choices = num_groups * group_tokens * num_choices
         row = ops.where(self.decisions.is_filled, row, num_rows)
-        # The only scatter, of integers: the number, from 1, of the choice in each row.
+        # The only scatter: the number, from 1, of the choice in each row.
         filled = ops.scatter(ops.reshape(row, (-1, 1)), ops.arange(1, all_choices + 1, dtype="int32"),
                              (num_rows + 1,))[:num_rows]
         self._choice_of_row = ops.where(filled > 0, filled - 1, all_choices)
@@ -168,7 +166,7 @@ class Ragged(Index):
     """Dispatches TokenChoices by gathers to rows sorted by expert. Fastest for few experts on CPU.
 
     Rows per expert depend on values, so XLA cannot compile it. Buffers are [group * tokens * choice + 1, d_model]. The
-    last row is always empty: choices without a row read its zeros. Other empty rows hold arbitrary values, never read.
+    last row is always empty: choices without a row read its zeros. Other empty rows are never read.
     """
 
     read = staticmethod(functools.partial(ops.take, axis=0))
@@ -265,7 +263,7 @@ def _split(rows, lengths):
 class Gathered(Dispatcher):
     """Computes each choice of TokenChoices as its own row, to predict a few tokens with static shapes.
 
-    Each of [group * tokens * choice, d_model] rows looks up the kernels of its expert.
+    Each row looks up the kernels of its expert.
     """
 
     def dispatch(self, tokens: Tensor) -> Tensor:
@@ -296,7 +294,7 @@ class ExpertChoiceEinsum(Einsum):
         return ops.einsum("gsec,egcm->gsm", next(self._masks(outputs.dtype)), outputs)
 
     def _masks(self, dtype):
-        # The index of an empty slot is `num_tokens`, so its one-hot row is zero.
+        # An empty slot's one-hot row is zero.
         mask = ops.one_hot(self.decisions.token_index, self.decisions.num_tokens, axis=1, dtype=dtype)
         yield partitioning.constrain(mask, ("group", None, None, "capacity"))
 

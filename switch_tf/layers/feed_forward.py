@@ -84,7 +84,7 @@ class ExpertFeedForward(_Kernels):
     Args:
         d_ff: Hidden width of each expert.
         activation, init_scale: See `FeedForward`.
-        dropout_rate: In [0, 1). Elementwise dropout of hidden units (expert dropout, section 4 of the paper).
+        dropout_rate: In [0, 1). Elementwise expert dropout of hidden units (section 4 of the paper).
         output_dim: Width of the outputs. None for the width of the inputs.
 
     Call arguments:
@@ -110,7 +110,6 @@ class ExpertFeedForward(_Kernels):
         hidden = partitioning.constrain(hidden, ("expert", "group", "capacity", "expert_mlp"))
         if training and self.dropout_rate:
             num_experts, num_groups, expert_capacity, _ = ops.shape(hidden)
-            # Broadcast to [expert, group, capacity, d_ff].
             group = random.batch_positions(num_groups)[None, :, None, None]
             expert = partitioning.arange(num_experts)[:, None, None, None]
             slot = partitioning.arange(expert_capacity)[None, None, :, None]
@@ -118,14 +117,11 @@ class ExpertFeedForward(_Kernels):
         return _products(hidden, self.wo)
 
     def dropout_draws(self, group: Tensor, place: Tensor) -> Tensor:
-        """Draws uniform numbers for dropout of hidden units, equal for every dispatch.
+        """Draws uniform numbers for dropout of hidden units, equal for every dispatch, <float32>[..., d_ff].
 
         Args:
             group: <int32>[..., 1]. Group of the global batch.
             place: <int32>[..., 1]. slot * num_experts + expert.
-
-        Returns:
-            <float32>[..., d_ff]
         """
         unit = place * self.d_ff + partitioning.arange(self.d_ff)
         return random.uniform_at(random.layer_seed(self, "dropout"), group, unit)

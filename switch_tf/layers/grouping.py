@@ -39,9 +39,7 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
     Without drops (`context.Context.no_drop`) each sequence is a group, as any layout can hold. Rules with
     `groups_are_sequences` (a Hugging Face encoder) and experts that choose tokens keep their capacity.
 
-    Args:
-        shape: (sequences, length), ints or int32 scalar tensors.
-        training: Whether the batch must divide into groups, see `plan_groups`.
+    `shape` is (sequences, length), ints or int32 scalar tensors.
     """
     if grouping.rules.groups_are_sequences:
         # An expert takes each token once.
@@ -128,8 +126,7 @@ def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, tr
     A training batch of known size must divide into groups. The caller pads other batches to `count * size` with masked
     tokens. A partitioned batch needs a known size.
 
-    Args:
-        shape: (sequences, length) of this part, ints or int32 scalar tensors.
+    `shape` is (sequences, length) of this part.
     """
     part, multiple = context.current().part, grouping.groups_multiple
     num_tokens = shape[0] * shape[1]

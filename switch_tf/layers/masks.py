@@ -12,11 +12,9 @@ def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
     """Returns the first mask that is not None, after checking it.
 
     Args:
-        inputs: <any float>[batch, length, d_model].
-        padding_mask: <bool>[batch, length], True at real tokens, or None. The caller's own mask.
+        padding_mask: <bool>[batch, length], True at real tokens. The caller's own mask.
         *keras_masks: Keras passes `mask` to layers called with one tensor, and `inputs_mask` to layers called with
             several.
-        name: Argument name for error messages.
     """
     mask = next((mask for mask in (padding_mask, *keras_masks) if mask is not None), None)
     if mask is None:
@@ -32,7 +30,6 @@ def attention_mask(query_segments: Tensor, key_segments: Tensor, is_causal: bool
     Args:
         query_segments: <int32>[batch, query]. Number of the packed example, 0 for padding.
         key_segments: <int32>[batch, key].
-        is_causal: Whether later keys are masked.
 
     Returns:
         <bool>[batch, 1, query, key]. Padding attends to padding, so no row is empty (Mesh TensorFlow).

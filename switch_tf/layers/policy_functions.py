@@ -40,10 +40,7 @@ def top_n(scores: Scores, options: Options) -> TokenChoices:
 
 
 def second_choices(gates: Tensor, options: Options) -> Tensor:
-    """Selects the choices of GShard's top-2 that compete for slots: <bool> for gates, True for first choices.
-
-    `gates`: <float32>[group, tokens, choice].
-    """
+    """Selects the choices of GShard's top-2 that compete for slots, always the first: <bool>, shape of `gates`."""
     policy: Any = options.policy  # a Top2 or TopN
     rule, threshold, later = policy.second_expert, policy.threshold, gates[..., 1:]
     if rule == "threshold":
@@ -58,8 +55,8 @@ def second_choices(gates: Tensor, options: Options) -> Tensor:
 def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenChoices:
     """Reroutes tokens of full experts to their next best expert (No-Token-Left-Behind, appendix B of the paper).
 
-    Each round serves the waiting tokens in order, up to their `rounds`-th best expert. The gate is the probability of
-    the expert that takes the token.
+    Each round serves the waiting tokens in order, up to their `rounds`-th best expert. The gate is the final expert's
+    probability.
     """
     num_experts, capacity = options.num_experts, options.capacity
     rounds = min(rounds, num_experts)

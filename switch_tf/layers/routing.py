@@ -216,9 +216,6 @@ class Router(Layer):
 
 
 def _gumbel(draws):
-    """Converts uniform draws to Gumbel noise.
-
-    The top k of logits plus noise are a sample from their softmax without replacement.
-    """
+    """Converts uniform draws to Gumbel noise: the top k of logits plus noise sample the softmax without replacement."""
     # Half the generator's step for a draw of 0 keeps both logarithms finite. The largest draw is 1 - 2^-24.
     return -ops.log(-ops.log(ops.maximum(draws, 2.0**-25)))

@@ -70,7 +70,6 @@ class TransformerLayer(_Parts):
     The stack calls `relpos_bias`, None if layers share one.
 
     Args:
-        is_decoder: Whether the layer has cross-attention.
         is_sparse: Whether the sublayers in `config.expert_sublayers` have experts.
 
     Call arguments:
@@ -82,8 +81,7 @@ class TransformerLayer(_Parts):
         encoder_decoder_mask: <bool>[batch, 1, length or 1, encoder length], for cross-attention.
         token_ids: <int32>[batch, length], for hash routing.
 
-    Returns: `(hidden, router_stats)`, with the RouterStats of queries, keys and values, and feed-forward, if these have
-        experts.
+    Returns: `(hidden, router_stats)`, with RouterStats for experts of queries, keys and values, and feed-forward.
     """
 
     def __init__(self, config: SwitchConfig, is_decoder: bool, is_sparse: bool, **kwargs: Any):
@@ -172,18 +170,14 @@ class TransformerLayer(_Parts):
     def decode_step(self, hidden: Tensor, is_real: Tensor, cache: tuple[Tensor, ...], position: Tensor,
                     cross_cache: tuple[Tensor, ...], attention_mask: Tensor, encoder_decoder_mask: Tensor,
                     position_bias: Tensor, token_ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Runs the layer on the next token of each sequence.
+        """Runs the layer on the next token of each sequence. Returns `(hidden, cache)`.
 
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False after the end of a sequence.
             cache: From `Stack.init_cache` or the previous step.
-            position: <int32> scalar. Position of the token.
-            cross_cache: Of the encoder's outputs.
+            position: <int32> scalar.
             attention_mask, encoder_decoder_mask, position_bias, token_ids: As for the class, for one query.
-
-        Returns:
-            `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
         """
         x = self.pre_attention_layer_norm(hidden)
         of_tokens = {"padding_mask": is_real, "token_ids": token_ids} if self.has_attention_experts else {}
@@ -203,9 +197,7 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
     Tokens of all layers count as tokens of one layer: the fraction of tokens per expert is averaged over layers before
     its product with probabilities, so layers can balance one another.
 
-    Args:
-        router_stats: With `Router.reports_balance`.
-        is_omitted: Whether both losses are 0.
+    Both losses are 0 if `is_omitted`. Requires `Router.reports_balance`.
     """
     balances: list[Any] = [stats.load_balancing_loss for stats in router_stats]
     # Policies that balance themselves report no Balance.
@@ -286,15 +278,9 @@ class Stack(_Parts):
     def decode_step(self, embedded: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
                     cross_cache: Cache, encoder_decoder_mask: Tensor,
                     token_ids: Tensor) -> tuple[Tensor, Cache]:
-        """Runs the layers on the next token of each sequence.
+        """Runs the layers on the next token of each sequence, <compute dtype>[batch, 1, d_model].
 
-        Args:
-            embedded: <compute dtype>[batch, 1, d_model].
-            is_real, position, encoder_decoder_mask, token_ids: See `TransformerLayer.decode_step`.
-            cache, cross_cache: Of all layers.
-
-        Returns:
-            `(hidden, cache)`: <compute dtype>[batch, 1, d_model] and the updated cache.
+        Arguments and results are as for `TransformerLayer.decode_step`, with the caches of all layers.
         """
         max_length = cache[0][-1].shape[VALUE_CACHE_AXES.index("length")]
         position_biases = self._position_biases(query_length=1, key_length=max_length, first_query=position)

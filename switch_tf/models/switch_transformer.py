@@ -40,9 +40,8 @@ def _after_building(method):
 class SwitchTransformer(Routed, keras.Model):
     """T5 encoder-decoder, or only the encoder, with experts in some layers (arXiv 2101.03961).
 
-    `model(features)` adds the weighted router losses with `add_loss`, so `compile` and `fit` minimise the paper's loss.
-    `model.forward(features)` returns `(logits, router_stats)`, with one RouterStats for each of
-    `config.sparse_layer_names`, in that order.
+    `model(features)` adds the weighted router losses with `add_loss`, so `fit` minimises the paper's loss.
+    `model.forward(features)` returns `(logits, router_stats)`, one RouterStats for each of `config.sparse_layer_names`.
 
     Args:
         config: SwitchConfig, or a dict of its fields, as stored in saved models.
@@ -210,7 +209,6 @@ class SwitchTransformer(Routed, keras.Model):
 
         Args:
             features: With `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
-            max_length: Maximum number of decoded tokens.
 
         Returns:
             `(cross_cache, cache)`: the constant cross-attention cache, a pair of each layer's cached keys and values
@@ -230,9 +228,8 @@ class SwitchTransformer(Routed, keras.Model):
         Args:
             tokens: <int32>[batch], at `position`. The first is 0, the start of a sequence.
             is_real: <bool>[batch], False after the end of a sequence. Logits there are undefined.
-            cache: Self-attention cache from `prefill` or the previous step.
+            cache: From `prefill` or the previous step.
             position: <int32> scalar.
-            cross_cache: From `prefill`.
 
         Returns:
             `(logits, cache)`: <float32>[batch, vocab_size] and the updated cache.

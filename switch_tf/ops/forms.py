@@ -24,8 +24,7 @@ _TPU_QUERIES = 256
 def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
     """Returns `function(*arguments)`, compiled by XLA for a CPU if possible.
 
-    Requires a TensorFlow program for one CPU with known shapes. Other devices use XLA for the whole program, or were
-    not measured.
+    Requires a TensorFlow program for one CPU with known shapes.
     """
     if not is_worth_it or not _can_fuse(arguments):
         return function(*arguments)
@@ -45,10 +44,8 @@ def is_fused() -> bool:
 def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
     """Returns a tensor computed once in a program of `fused`, before its loops.
 
-    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, number by number.
-
-    Args:
-        make: Function of tensors that no loop changes, such as weights.
+    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, number by number. No
+    loop may change the tensors of `make`.
     """
     graph, shared = context.current().fused_program
     if key not in shared:
@@ -146,8 +143,7 @@ def rematerialize(function: Callable, *args: Any) -> Any:
 
     Args:
         function: Returns a nest of floating point tensors.
-        args: Nests of tensors. Only floating point tensors receive gradients: TensorFlow would try to add those of the
-            rest, such as masks.
+        args: Nests of tensors. Only floating point tensors receive gradients: TensorFlow would add gradients of masks.
     """
     tensors = keras.tree.flatten(args)
     is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)) for x in tensors]

@@ -1,8 +1,7 @@
 """Operations by index, each with two implementations.
 
 One device indexes: a product with a one-hot mask costs as much as the whole vocabulary or all experts. A program cut
-over devices (and, for targets, a TPU) multiplies: a partitioner leaves parts of a product in place, but gathers the
-operands of an index.
+over devices (and, for targets, a TPU) multiplies: partitioners gather the operands of an index, not of a product.
 """
 
 from collections.abc import Sequence
@@ -45,14 +44,9 @@ def count_into_bins(index: Tensor, num_bins: int) -> Tensor:
 
 
 def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
-    """Returns rows of a table. Its gradient is dense: sparse slices would make each update of a slot a scatter.
+    """Returns rows of a [vocab, embed] weight: <int32>[batch, length] -> <dtype>[batch, length, embed].
 
-    Args:
-        variable: [vocab, embed].
-        token_ids: <int32>[batch, length], each in [0, vocab).
-
-    Returns:
-        <dtype>[batch, length, embed]
+    The gradient is dense: sparse slices would make each update of a slot a scatter.
     """
     vocab_size = variable.shape[0]
 
@@ -93,15 +87,9 @@ def write(x: Tensor, entry: Tensor, position: Tensor, axis: int) -> Tensor:
 
 
 def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Reduces each row of logits to the numbers for a cross-entropy and an accuracy.
+    """Returns each row's logsumexp, logit of the target, and index of the largest logit. Ties go to the first.
 
-    Args:
-        logits: <float32>[batch, length, vocab].
-        targets: <int32>[batch, length], each in [0, vocab).
-
-    Returns:
-        <float32>[batch, length] logsumexp and logit of the target, and <int32>[batch, length] index of the largest
-        logit. Ties go to the first.
+    <float32>[batch, length, vocab], <int32>[batch, length] -> <float32>, <float32> and <int32>[batch, length].
     """
     vocab_size = logits.shape[-1]
     if prefers_products():
@@ -133,14 +121,9 @@ def normalizers_and_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Separates some logits of each row from the rest.
+    """Separates the logits of some tokens from the rest, with -1e9 in their places.
 
-    Args:
-        logits: <float32>[batch, length, vocab].
-        token_ids: <int32>[batch, length, k], each in [0, vocab).
-
-    Returns:
-        <float32>[batch, length, k] logits of these tokens, and all logits with -1e9 in their places.
+    <float32>[batch, length, vocab], <int32>[batch, length, k] -> <float32>[batch, length, k], [batch, length, vocab].
     """
     if prefers_products():
         # XLA fuses the comparisons into sums, so [batch, length, k, vocab] is never stored.

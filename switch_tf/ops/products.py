@@ -15,7 +15,7 @@ from switch_tf.partitioning.tensors import Tensor
 # Up to this many rows, a CPU product with a transposed weight, such as tied logits, is two to five times as fast when
 # computed as the transpose of weight @ rows^T.
 _FEW_ROWS = 32
-# Numbers in a part of the table of `_times_rows_of`: for one row, for several that each read the part, and for more.
+# Numbers in a part of `_times_rows_of`'s table: for one row, for several that each read the part, and for more.
 _NUMBERS_READ_ONCE = 2**21
 _NUMBERS_READ_AGAIN = 2**18
 _NUMBERS_COPIED = 2**20
@@ -31,7 +31,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
     bfloat16.
 
     Args:
-        equation: Such as "blm,mf->blf". Each index occurs in two or three of the terms.
+        equation: Such as "blm,mf->blf", each index in two or three terms.
         dtype: Of the result, by default of `x`. "float32" keeps the sums of bfloat16 products, and the gradients,
             unrounded.
     """
@@ -97,17 +97,11 @@ def _of_few_rows(left, right, result, x, variable, dtype):
 
 
 def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-    """Multiplies rows with matrices in a program of XLA, as a sum of sums of a few products.
+    """Multiplies [row, k] with [matrix, k, n] in a program of XLA, as a sum of sums of a few products.
 
     XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. A matrix
-    product would copy the matrices, and a sum of all products would go column by column.
-
-    Args:
-        rows: [row, k].
-        weights: [matrix, k, n].
-        choose: Maps a part of the weights, [matrix, places, n], to each row's part, [row, places, n].
-
-    Returns: [row, n].
+    product would copy the matrices, and a sum of all products would go column by column. `choose` maps a part of the
+    weights, [matrix, places, n], to each row's part, [row, places, n].
     """
     num_matrices, width, num_columns = weights.shape
     at_once = math.gcd(width, _AT_ONCE)

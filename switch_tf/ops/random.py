@@ -65,10 +65,7 @@ def _replica_index():
 
 
 def layer_seed(layer: keras.layers.Layer, purpose: str) -> Tensor:
-    """Returns the seed of one use of random numbers by a layer in this call: <uint32> scalar.
-
-    Depends on `fresh_seed`, the layer's path and `purpose`.
-    """
+    """Returns the seed of one use of random numbers by a layer in this call: <uint32> scalar."""
     return _mix(fresh_seed() ^ _uint32(zlib.crc32(f"{layer.path}/{purpose}".encode())))
 
 

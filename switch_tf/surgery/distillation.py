@@ -228,15 +228,9 @@ class LiveTeacher(Objective):
         return self._model.variables
 
     def shared_logits(self, config: SwitchConfig, features: dict[str, Any]) -> tuple[Any, Any]:
-        """Returns logits of the student's ids, and the probability of the teacher's further ids.
+        """Returns logits of the student's ids, and the probability of further ids, <float32>[batch, length] or None.
 
-        Software pads vocabularies to different numbers of rows, so tables may differ in size.
-
-        Args:
-            config: The student's.
-
-        Returns:
-            <float32>[batch, length, vocab of the student], and <float32>[batch, length] or None without further ids.
+        Software pads vocabularies to different numbers of rows. `config` is the student's.
         """
         with context.within(no_drop=self.capacity_factor is None, routes=None):
             logits = tf.stop_gradient(self._model.forward(features, training=False)[0])
@@ -345,7 +339,7 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
         teacher: Checked and not built.
         folder: Locked.
         temperature: The student's.
-        top_k: Number of tokens to store for each target.
+        top_k: Tokens stored for each target.
         vocabulary: Its fingerprint.
 
     Returns:

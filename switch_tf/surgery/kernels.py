@@ -41,7 +41,6 @@ def of_expert(dense: np.ndarray, hidden_axis: int, width: int, expert: int, draw
 
     Args:
         dense: <float32>[d_model, d_ff] or [d_ff, d_model].
-        hidden_axis: Axis of the hidden units.
         width: Hidden units of an expert.
         drawn: <int>[n]. Hidden units to draw anew.
         spread: Standard deviation of the noise.

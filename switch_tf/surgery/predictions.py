@@ -1,9 +1,8 @@
 """A teacher's stored predictions of training rows: format, reader and writer.
 
 A row is found by a hash of its content, so the batches and the number of processes may change. For every target it has
-k token ids (uint16, or int32 for large vocabularies), their log-probabilities (float16), the log-probability of all
-other tokens and the target's log-probability at temperature 1 (float32). A shard's keys have the order of its rows. Its
-checksums are written last, and a shard without them does not count.
+k token ids (uint16 or int32), their log-probabilities (float16), the log-probability of all other tokens and the
+target's log-probability at temperature 1 (float32). A shard without checksums does not count.
 """
 
 import functools

@@ -100,10 +100,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
 def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
     """Returns the sum of each token's gates in a sparse layer, <float32>[tokens], at inference without dropped tokens.
 
-    Tokens are random, and the layer's norm scales their hidden states.
-
-    Args:
-        layer: Such as "encoder/layers_1".
+    Tokens are random, and the layer's norm scales their hidden states. `layer` is such as "encoder/layers_1".
     """
     config, num_tokens = source.config, 1024
     sparse = switch_feed_forward(config, layer.startswith("decoder"), "float32")
@@ -124,9 +121,7 @@ def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
 def gate_scale(sums: np.ndarray, num_slices: int) -> float:
     """Returns the factor of output kernels that keeps the mean size of a dense layer's output, to four digits.
 
-    Args:
-        sums: From `gate_sums`.
-        num_slices: Slices of the dense layer's hidden units. A token gets each equally.
+    A token gets each of the `num_slices` slices of hidden units equally.
     """
     return float(f"{num_slices / sums.mean():.4g}")
 

@@ -360,7 +360,7 @@ class Training:
         return True
 
     def _impatience(self):
-        """Returns a function that decides whether to stop waiting for a batch, some seconds after a signal.
+        """Returns a function that stops waiting for a batch some seconds after a signal.
 
         Several processes never stop: the rest would hang in the next collective.
         """

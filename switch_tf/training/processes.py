@@ -33,7 +33,7 @@ with epy.lazy_imports():  # imports JAX
 if TYPE_CHECKING:
     from switch_tf.partitioning.partitioner import Partitioner  # imports TensorFlow
 
-# For the remaining processes to end by themselves after one has failed.
+# For the rest to end by themselves after a failure.
 GRACE_SECONDS = 30
 _MOST = 64
 _PR_SET_PDEATHSIG = 1  # of prctl(2)

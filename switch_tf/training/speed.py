@@ -34,10 +34,7 @@ class Peak:
     def flops(self, used: float) -> float | None:
         """Returns the FLOPs per second of all devices together, or None for an unknown accelerator.
 
-        Without a nominal rate it is the largest measured rate. Measures again after a minute, or when a run exceeds it.
-
-        Args:
-            used: FLOPs per second that a run achieves.
+        Without a nominal rate it is the largest measured rate, at least `used`, measured again after a minute.
         """
         if self._rate_of_products is None:
             return self._nominal and self._nominal * self._count
@@ -86,9 +83,7 @@ def compile_products(dtype: str, size: int) -> Callable:
 class Profiling:
     """Records training steps, from the third call of the step in a process.
 
-    Args:
-        num_calls: Calls of the step to record, 0 for none.
-        folder: Run folder.
+    `num_calls` is 0 for no recording.
     """
 
     def __init__(self, num_calls: int, folder: pathlib.Path, partitioner: Partitioner, say: Callable[[str], None]):

@@ -38,7 +38,6 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
     Args:
         features: <int32>[batch, length] by name, this device's part of the batch.
         partitioner: Defaults to one device.
-        objective: Defaults to `Objective()`.
 
     Returns:
         `(gradients, measured)`: a dense tensor for each trainable variable, and StepMeasurements.
@@ -121,12 +120,11 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
     Args:
         optimizer: Built. Its `iterations` is the step.
         partitioner: Defaults to one device.
-        objective: Defaults to `Objective()`.
 
     Returns:
-        A function from features placed by `partitioner.place`, <int32>[steps_per_call, batch, length], to `(measured,
-        bad_step)`: the merged StepMeasurements, and the <int32> index of the first step with a loss or gradient that is
-        not finite, or -1. That step and later steps make no change.
+        A function from placed features, <int32>[steps_per_call, batch, length], to `(measured, bad_step)`: the merged
+        StepMeasurements, and the <int32> index of the first step with a loss or gradient that is not finite, or -1.
+        This step and later steps make no change.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
@@ -199,7 +197,6 @@ def check_division(config: SwitchConfig, layout: Layout, batch_size: int, task_f
 
     Args:
         layout: With a complete mesh.
-        batch_size: Sequences of the whole batch.
         task_feature_lengths: "inputs" and "targets", in tokens.
     """
     if layout.is_one_program and config.dispatch in ("index", "ragged"):
@@ -239,7 +236,6 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
         features: <int32>[batch, length] by name.
         step: The step that failed.
         partitioner: Defaults to one device. If it splits the model, only weights are checked, to gather no activations.
-        objective: Defaults to `Objective()`.
 
     Returns:
         A phrase such as "the output of encoder/layers_1/mlp/router".

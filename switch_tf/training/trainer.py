@@ -222,11 +222,8 @@ def _resume(state, run, folder, configuration, say):
 def _candidates(run, configuration, on_broken=lambda path, error: None):
     """Yields the checkpoints that a run may resume from, newest first. Refuses another configuration.
 
-    Lazy, because older checkpoints matter only after damaged ones.
-
-    Yields:
-        (folder, contents of its `checkpoint.json`, lines about changes of the configuration, whether to restart the
-        data).
+    Each is (folder, contents of its `checkpoint.json`, lines about changes of the configuration, whether to restart the
+    data). Lazy, because older checkpoints matter only after damaged ones.
     """
     for path, description in folders.described(folders.checkpoints_of(run.model_dir), on_broken):
         saved = description["configuration"]
