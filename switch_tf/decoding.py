@@ -1,6 +1,6 @@
 """Token-by-token decoding: greedy, sampling and beam search.
 
-Samplers call only a model's `prefill` and `decode_step`, and read its `config` and dtype.
+Samplers use only a model's `prefill`, `decode_step`, `config` and dtype.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from switch_tf.ops import dtypes, forms, indexing, random
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
-END_ID = SwitchConfig.end_id  # in the vocabularies of T5, mT5, ByT5 and `switch-tf vocabulary`
+END_ID = SwitchConfig.end_id  # of T5, mT5, ByT5 and `switch-tf vocabulary`
 _BUCKET = 32
-_FUSED_ROWS = 8  # with more, matrix products dominate, and looking up kernels by row reads too much
+_FUSED_ROWS = 8  # with more, matrix products dominate
 
 
 class Decoded(NamedTuple):
@@ -37,7 +37,7 @@ class Decoded(NamedTuple):
 
 
 def bucketed_length(length: int) -> int:
-    """Rounds an input length up to a multiple of 32, so that nearby lengths share a program."""
+    """Rounds a length up to a multiple of 32, so that nearby lengths share a program."""
     return length + -length % _BUCKET
 
 
@@ -68,8 +68,8 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
              num_rows: int | None) -> tuple:
     """Decodes until all sequences have ended or reached `max_length`, and returns the last state after `start`.
 
-    On CPU a few sequences run in one program of XLA: operations between their matrix products take as long as the
-    products, and XLA fuses them. It cannot compile dispatch="ragged".
+    On CPU a few sequences run in one program of XLA: it fuses the operations between products, half of the time. It
+    cannot compile dispatch="ragged".
 
     Args:
         step: Maps `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state to the
@@ -118,7 +118,7 @@ class Sampler:
                end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:
         """Decodes the best sequences of each row: `num_results` of a `Beam`, otherwise one.
 
-        Experts drop no tokens, except in encoders with semantics="hf" (`context.Context.no_drop`).
+        Experts drop no tokens, except in encoders with semantics="hf".
 
         Args:
             features: With `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
@@ -192,7 +192,7 @@ class Greedy(_TokenByToken):
 class Sample(_TokenByToken):
     """Sampling from the model's distribution, optionally limited to the most probable tokens.
 
-    A sample depends only on the seed, the row's number and the position, not on its batch.
+    A sample depends only on the seed, the row's number and the position.
 
     Args:
         temperature: Above 0. Divides the logits. Values below 1 favour likely tokens.
@@ -227,7 +227,7 @@ class Sample(_TokenByToken):
             is_needed = ops.cumsum(probs, axis=-1) - probs < self.top_p  # by the probability of the tokens before
             smallest = ops.min(ops.where(is_needed, descending, float("inf")), axis=-1, keepdims=True)
             logits = ops.where(logits < smallest, -float("inf"), logits)
-        # Takes the shortest exponential waiting time. Short times need more than 24 random bits, from a second draw.
+        # The shortest exponential waiting time. Short times need more than 24 bits, from a second draw.
         seed = random.step_seed(self.seed, position)
         below = random.step_seed(self.seed, -1 - position)
         places = partitioning.arange(vocab_size)
@@ -240,10 +240,10 @@ class Sample(_TokenByToken):
 class Beam(Sampler):
     """Beam search with T5's length penalty.
 
-    Sequences are ranked by log probability / ((5 + tokens) / 6)^length_penalty, counting the end of sequence (arXiv
-    1609.08144, section 7; T5's `alpha`). A row's search ends when no live sequence can pass the finished ones, or at
-    `max_length`, where live sequences count as finished. As in Hugging Face, a sequence finishes only if its end is
-    among the `num_beams` best candidates.
+    Ranks by log probability / ((5 + tokens) / 6)^length_penalty, counting the end of sequence (arXiv 1609.08144,
+    section 7; T5's `alpha`). A row's search ends when no live sequence can pass the finished ones, or at `max_length`,
+    where live sequences count as finished. As in Hugging Face, a sequence finishes only if its end is among the
+    `num_beams` best candidates.
 
     Args:
         num_beams: Number of live sequences.

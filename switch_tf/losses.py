@@ -1,4 +1,4 @@
-"""All loss formulas, in float32 or wider: cross-entropy with z-loss, load balancing and router z-loss."""
+"""All loss formulas, in float32 or wider."""
 
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
         targets: <int32>[batch, length].
         loss_weights: <number>[batch, length], 1 at real targets, 0 at padding.
         z_loss_weight: 0 or above. The z-loss, weight * logsumexp(logits)^2, keeps the logits' normaliser near 0.
-        label_smoothing: In [0, 1). Share of each target's probability spread over the whole vocabulary. The entropy of
-            the smoothed target is not subtracted (Mesh TensorFlow, unlike T5X).
+        label_smoothing: In [0, 1). Share of each target's probability spread over the vocabulary. The entropy of the
+            smoothed target is not subtracted (Mesh TensorFlow, unlike T5X).
 
     Returns:
         Means over real targets: cross-entropy and weighted z-loss in nats per token, and the share of targets with the
@@ -50,8 +50,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss_weights: Tensor, z_loss_
 def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Tensor, temperature: float = 1.0) -> Mean:
     """Computes T^2 times the cross-entropy between a teacher's and a student's probabilities, both at temperature T.
 
-    T^2 keeps the gradient's size at any temperature (Hinton et al., 2015, section 2; Mesh TensorFlow's
-    StudentTeacher). The minimum is T^2 times the entropy of the teacher's probabilities.
+    T^2 keeps the gradient's size (Hinton et al., 2015, section 2; Mesh TensorFlow's StudentTeacher). The minimum is T^2
+    times the entropy of the teacher's probabilities.
 
     Args:
         logits, teacher_logits: <float32>[batch, length, vocab].
@@ -102,8 +102,7 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
                               temperature: float = 1.0) -> Mean:
     """Computes `soft_cross_entropy` to a teacher's Predictions, with all remaining tokens as one outcome.
 
-    Equals `soft_cross_entropy` if k is the vocabulary's size. Otherwise it is smaller, by the teacher's probability of
-    the remaining tokens times their cross-entropy.
+    Smaller than `soft_cross_entropy` by the teacher's probability of the remaining tokens times their cross-entropy.
 
     Args:
         predictions: At temperature T.
@@ -165,15 +164,15 @@ def load_balancing_loss(router_probs: Tensor, expert_index: Tensor, padding_mask
     """Computes equation 4 of the paper (section 2.2) without its coefficient: num_experts * sum_e f_e P_e.
 
     f_e is the share of real tokens that choose expert e first, before capacity and without a gradient. P_e is the mean
-    probability of expert e over real tokens. The loss is 1.0 when both are even, regardless of padding.
+    probability of expert e over real tokens. The loss is 1.0 when both are even.
 
     Args:
         router_probs: <float32>[group, tokens, expert].
         expert_index: <int32>[group, tokens] with the first choice, or [group, tokens, choice] with all choices.
         padding_mask: <bool>[group, tokens], True at real tokens.
-        semantics: See `semantics.Rules`. "mtf" divides by all tokens, like Mesh TensorFlow: with one choice it includes
-            padding in f and P and multiplies f by the mean of the mask; with several it masks both. "t5x" counts every
-            choice in f, so the even loss of k choices is k. "t5x" and "hf" ignore the mask.
+        semantics: See `semantics.Rules`. "mtf" divides by all tokens: with one choice it includes padding in f and P
+            and multiplies f by the mean of the mask; with several it masks both. "t5x" counts every choice in f, so the
+            even loss of k choices is k. "t5x" and "hf" ignore the mask.
 
     Returns:
         <float32> scalar, the mean over groups weighted by their real tokens.
@@ -232,7 +231,7 @@ def balance(router_probs: Tensor, expert_index: Tensor, padding_mask: Mask = Non
 
 
 def router_z_loss(router_logits: Tensor, padding_mask: Mask = None) -> Tensor:
-    """Computes ST-MoE's z-loss without its coefficient, the mean over real tokens of logsumexp(logits)^2.
+    """Computes ST-MoE's z-loss without its coefficient, the mean of logsumexp(logits)^2 over real tokens.
 
     Args:
         router_logits: <float32>[group, tokens, expert].
@@ -245,7 +244,7 @@ def router_z_loss(router_logits: Tensor, padding_mask: Mask = None) -> Tensor:
 
 
 def router_z_mean(router_logits: Tensor, padding_mask: Mask = None) -> Mean:
-    """Computes `router_z_loss` as a Mean, to merge over parts of a batch."""
+    """Computes `router_z_loss` as a Mean."""
     router_logits = _checked("router_logits", router_logits, "float", (None, None, None))
     squared = ops.square(ops.logsumexp(dtypes.widen(router_logits), axis=-1))
     real = _real(padding_mask, squared)

@@ -11,7 +11,7 @@ from switch_tf.partitioning.tensors import Tensor
 
 
 class Mean(NamedTuple):
-    """A weighted mean before division: `total` (any shape) over `weight` (scalar), in float32 or NumPy float64."""
+    """A mean before division: `total` (any shape) over `weight` (scalar), float32 or NumPy float64."""
 
     total: Any
     weight: Any
@@ -21,7 +21,7 @@ class Mean(NamedTuple):
 
     @property
     def value(self) -> Tensor:
-        """total / weight; 0 if the weight is 0, as in a batch of only padding."""
+        """total / weight; 0 if the weight is 0."""
         return ops.divide_no_nan(self.total, self.weight)
 
 

@@ -15,8 +15,8 @@ from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attent
 from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
-# Axes of the decoding cache, in the order of its products. With 256 keys, transposing it at each step took longer than
-# the rest of the step; swapping only the last two axes of the keys took a tenth.
+# Axes of the decoding cache, in the order of its products. With 256 keys, transposing it took over half of each step,
+# or a tenth for only the last two axes of the keys.
 KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
@@ -63,8 +63,7 @@ class _Attention(KeepsShape):
 
         Args:
             query, key, value: <float>[batch, length, heads, d_kv].
-            keys: Axes of `key`: "bkhd" or, while decoding, "bhdk" (KEY_CACHE_AXES) or "bhkd" (VALUE_CACHE_AXES).
-                Cached values always have "bhkd".
+            keys: Axes of `key`: "bkhd", or for cached keys "bhdk" or "bhkd". Cached values have "bhkd".
         """
         if keys == "bkhd":
             mixed = dot_product_attention(query, key, value, attention_mask, position_bias, self.out)
@@ -80,11 +79,11 @@ class _Attention(KeepsShape):
 class MultiHeadAttention(_Attention):
     """Multi-head attention from `inputs` to themselves or to `inputs_kv`.
 
-    The usual 1/sqrt(d_kv) is folded into the initial query kernel: N(0, init_scale / (d_model d_kv)).
+    The initial query kernel, N(0, init_scale / (d_model d_kv)), contains the usual 1/sqrt(d_kv).
 
     Args:
         d_kv: Width of a head.
-        dropout_rate: In [0, 1). Dropout of the attention probabilities, with one mask for all queries.
+        dropout_rate: In [0, 1). Drops attention probabilities, with one mask for all queries.
         init_scale: Factor of every initial variance.
 
     Call arguments:
@@ -246,7 +245,7 @@ class SwitchSelfAttention(Routed, _Attention):
 
 def relative_position_bucket(distance: np.ndarray, is_bidirectional: bool, num_buckets: int = 32,
                              max_distance: int = 128) -> np.ndarray:
-    """Assigns relative positions to buckets: exact when near, logarithmic up to `max_distance`, then the last.
+    """Assigns relative positions to buckets, exact when near, logarithmic up to `max_distance`, then the last.
 
     Uses NumPy: accelerators round logarithms differently at bucket edges.
 
@@ -292,7 +291,7 @@ class RelativePositionBias(Layer):
         super().__init__(**kwargs)
         self._keep(num_heads=num_heads)
         self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
-        # Half of a direction's buckets are exact; the logarithmic half must reach further.
+        # The logarithmic half of a direction's buckets must reach further than the exact half.
         per_exact = 4 if is_bidirectional else 2
         self.num_buckets = checks.integer("num_buckets", num_buckets, per_exact)
         self.max_distance = checks.integer("max_distance", max_distance, self.num_buckets // per_exact + 1)

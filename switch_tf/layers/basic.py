@@ -1,4 +1,4 @@
-"""The base class of the layers, and T5's norm, dropout, embedding and logits."""
+"""The base class of the layers, and T5's simple layers."""
 
 import inspect
 from typing import Any
@@ -78,7 +78,7 @@ def kernel_initializer(init_scale: float, fan_in: int) -> keras.initializers.Ini
 
 @serializable
 class RMSNorm(KeepsShape):
-    """T5's layer norm: RMS norm over the last dimension with a learned scale, in float32.
+    """T5's layer norm: RMS norm with a learned scale, in float32.
 
     Args:
         epsilon: Added to the mean square.
@@ -149,7 +149,7 @@ class Dropout(KeepsShape):
 
 @serializable
 class TokenEmbedding(KeepsShape):
-    """Embedding table with initial standard deviation 1 and unscaled outputs, as in T5.
+    """T5's embedding table: initial standard deviation 1, unscaled outputs.
 
     Call arguments:
         token_ids: <int32>[batch, length], each in [0, vocab_size).

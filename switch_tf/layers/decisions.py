@@ -34,7 +34,7 @@ class Options(NamedTuple):
     `num_choices`: Experts per token.
     `is_normalized`: Whether gates of several choices are divided by their sum.
     `policy`: Record with the policy's parameters.
-    `uniform`: Maps a shape to <float32> uniform numbers in [0, 1). None at inference.
+    `uniform`: Maps a shape to <float32> draws in [0, 1). None at inference.
     `state`: <float32>[expert] vectors named by `policy.state`.
     """
 
@@ -52,8 +52,8 @@ class TokenChoices(NamedTuple):
     """Decisions of tokens that choose experts.
 
     `expert_index`: <int32>[group, tokens, choice].
-    `slot`: <int32>[group, tokens, choice]. Position in the expert's buffer, in [0, capacity), unique per group and expert.
-        Dropped choices and padding have `capacity`.
+    `slot`: <int32>[group, tokens, choice]. Position in the expert's buffer, in [0, capacity), unique per group and
+        expert. Dropped choices and padding have `capacity`.
     `gate`: <float32>[group, tokens, choice]. Factor of the expert's output. 0 without a slot.
     `capacity`: See `Options`.
     """
@@ -90,7 +90,7 @@ class TokenChoices(NamedTuple):
 
 
 class ExpertChoices(NamedTuple):
-    """Decisions of experts that choose tokens. Several may choose the same token.
+    """Decisions of experts that choose tokens. Several may choose one token.
 
     `token_index`: <int32>[group, expert, slot], for min(capacity, num_tokens) slots. `num_tokens` in empty slots.
     `gate`: <float32>[group, expert, slot]. Factor of the slot's output. 0 in empty slots.

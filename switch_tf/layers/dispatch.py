@@ -105,7 +105,7 @@ class Einsum(Dispatcher):
         """Yields <dtype>[group, tokens, expert, capacity] for each choice: 1 where a token fills a slot."""
         for choice in range(self.decisions.slot.shape[-1]):
             expert = ops.one_hot(self.decisions.expert_index[:, :, choice], self.decisions.num_experts, dtype=dtype)
-            # A dropped token's slot is `capacity`, so its one-hot row is zero.
+            # A dropped token's one-hot row is zero.
             slot = ops.one_hot(self.decisions.slot[:, :, choice], self.decisions.capacity, dtype=dtype)
             mask = ops.expand_dims(expert, -1) * ops.expand_dims(slot, -2)
             yield partitioning.constrain(mask, ("group", None, None, "capacity"))
@@ -193,7 +193,7 @@ class Ragged(Index):
     def compute(self, experts: ExpertFeedForward, buffers: Tensor, training: bool) -> Tensor:
         """Applies each expert to its rows. Empty rows get zeros.
 
-        At inference, experts without rows are skipped if rows are fewer than experts or of unknown number.
+        At inference, skips experts without rows if rows are fewer than experts or of unknown number.
         """
         with keras.name_scope(experts.name):
             num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
@@ -261,7 +261,7 @@ def _split(rows, lengths):
 
 
 class Gathered(Dispatcher):
-    """Computes each choice of TokenChoices as its own row, to predict a few tokens with static shapes.
+    """Computes each choice of TokenChoices as its own row, to predict few tokens with static shapes.
 
     Each row looks up the kernels of its expert.
     """
@@ -366,8 +366,7 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
         # Without drops, nearly all slots are empty.
         return "ragged" if no_drop else others[0]
     num_rows = num_groups * num_tokens * num_choices
-    # In a decoding step, or with fewer choices than experts, reading kernels dominates. Otherwise a row per slot is
-    # compared with the overhead of products.
+    # In a decoding step, or with fewer choices than experts, reading kernels dominates.
     is_ragged = num_tokens == 1 or num_rows < decisions.num_experts or (
         num_rows + decisions.num_experts * ROWS_PER_PRODUCT < decisions.num_experts * num_groups * decisions.capacity)
     return "ragged" if is_ragged else others[0]

@@ -84,7 +84,7 @@ class ExpertFeedForward(_Kernels):
     Args:
         d_ff: Hidden width of each expert.
         activation, init_scale: See `FeedForward`.
-        dropout_rate: In [0, 1). Elementwise expert dropout of hidden units (section 4 of the paper).
+        dropout_rate: In [0, 1). Elementwise expert dropout of hidden units (section 4).
         output_dim: Width of the outputs. None for the width of the inputs.
 
     Call arguments:

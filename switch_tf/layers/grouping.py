@@ -36,8 +36,8 @@ def plan(grouping: Grouping, shape: tuple[int | Tensor, int | Tensor], training:
          experts_choose: bool = False) -> Plan:
     """Returns the groups and the capacity for this part of a batch.
 
-    Without drops (`context.Context.no_drop`) each sequence is a group, as any layout can hold. Rules with
-    `groups_are_sequences` (a Hugging Face encoder) and experts that choose tokens keep their capacity.
+    Without drops each sequence is a group, but rules with `groups_are_sequences` (a Hugging Face encoder) and experts
+    that choose tokens keep their capacity.
 
     `shape` is (sequences, length), ints or int32 scalar tensors.
     """
@@ -75,7 +75,7 @@ def _common_divisor(size, multiple):
 
 
 def global_groups(num_tokens: int, grouping: Grouping) -> Groups | None:
-    """Returns the fewest equal groups of at most `group_size` tokens of a global batch, or None if it does not divide.
+    """Returns the fewest equal groups of at most `group_size` tokens of a global batch, or None if it is indivisible.
 
     Their number is a multiple of `groups_multiple`. With `Rules.may_exceed_group_size` (Mesh TensorFlow, T5X) the
     search starts at num_tokens // group_size groups.
@@ -123,8 +123,8 @@ def check_batch(num_sequences: int, length: int, grouping: Grouping, num_parts: 
 def plan_groups(shape: tuple[int | Tensor, int | Tensor], grouping: Grouping, training: bool) -> Groups:
     """Returns the groups of this part of the batch.
 
-    A training batch of known size must divide into groups. The caller pads other batches to `count * size` with masked
-    tokens. A partitioned batch needs a known size.
+    A training batch of known size must divide into groups. The caller pads other batches to `count * size`. A
+    partitioned batch needs a known size.
 
     `shape` is (sequences, length) of this part.
     """

@@ -12,7 +12,7 @@ def padding_mask(inputs: Tensor, padding_mask: Mask, *keras_masks: Mask,
     """Returns the first mask that is not None, after checking it.
 
     Args:
-        padding_mask: <bool>[batch, length], True at real tokens. The caller's own mask.
+        padding_mask: <bool>[batch, length], True at real tokens.
         *keras_masks: Keras passes `mask` to layers called with one tensor, and `inputs_mask` to layers called with
             several.
     """
@@ -65,7 +65,7 @@ def decoder_is_real(features: dict[str, Tensor], rules: Rules) -> Tensor:
     """Returns <bool>[batch, length] from the decoder's segments, else its targets, else all True.
 
     The inputs cannot mark padding: their first token is also 0. With `Rules.masks_decoder_inputs` a 0 at position 0 or
-    before a token is a start (Flaxformer's `get_decoder_logit_mask`).
+    before a token is real (Flaxformer).
     """
     tokens = features["decoder_input_tokens"]
     if rules.masks_decoder_inputs:

@@ -41,7 +41,7 @@ class Routed:
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer or model without adding losses and returns `(outputs, router_stats)`.
+        """Calls without adding losses and returns `(outputs, router_stats)`.
 
         `training` defaults to False, even inside a model in training. `router_stats` is the RouterStats of a layer with
         one router, or a tuple of them in the order of `routers`.
@@ -65,23 +65,22 @@ class Routed:
 class SwitchFeedForward(Routed, KeepsShape):
     """Sparse feed-forward layer that routes each token to experts (arXiv 2101.03961, section 2).
 
-    Tokens compete for expert slots within their group. A dropped token gets exactly zero, so a residual connection
-    passes it on unchanged. Calls add the weighted losses with `add_loss`.
+    Tokens compete for expert slots within their group. A dropped token gets exactly zero. Calls add the weighted losses
+    with `add_loss`.
 
     Args:
         num_experts, d_ff, activation, output_dim: See `ExpertFeedForward`.
         group_size, num_groups_multiple: See `semantics.Grouping`. A training batch must divide into groups. Other
-            batches, and batches of unknown size, are padded with masked tokens.
+            batches are padded with masked tokens.
         train_capacity_factor, eval_capacity_factor, min_expert_capacity, expert_capacity: See `semantics.Grouping`.
         expert_dropout_rate: The experts' `dropout_rate`.
         load_balancing_loss_weight, router_z_loss_weight: Coefficients of the losses that `layer(x)` adds.
-        init_scale: See `Router` and `ExpertFeedForward`. None for the router's, by default 0.1.
+        init_scale: See `Router` and `ExpertFeedForward`. None for the router's.
         jitter_noise, router_dtype: See `Router`. None for the router's.
         semantics: "switch_tf", or "mtf", "t5x" or "hf" for the rules of Mesh TensorFlow, T5X or Hugging Face, see
             `semantics.Rules`.
         dispatch: "einsum", "index", "ragged" or "auto", see `layers.dispatch`.
         router: Name or record of a policy, or a `Router`. A Router sets jitter_noise, router_dtype and init_scale.
-            Different values are refused.
 
     Call arguments:
         inputs: <compute dtype>[batch, length, d_model].
@@ -184,7 +183,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         if routes is not None:
             routes[self.path] = of_tokens(decisions.gates)
         dispatcher = dispatch.create(decisions, self.dispatch)
-        # Constrained again, to reduce the experts' gradient before the router's is added.
+        # Again, to reduce the experts' gradient before the router's is added.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))

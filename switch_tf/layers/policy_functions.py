@@ -53,7 +53,7 @@ def second_choices(gates: Tensor, options: Options) -> Tensor:
 
 
 def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenChoices:
-    """Reroutes tokens of full experts to their next best expert (No-Token-Left-Behind, appendix B of the paper).
+    """Reroutes tokens of full experts to their next best expert (No-Token-Left-Behind, appendix B).
 
     Each round serves the waiting tokens in order, up to their `rounds`-th best expert. The gate is the final expert's
     probability.
@@ -100,7 +100,7 @@ def sinkhorn(scores: Scores, options: Options) -> TokenChoices:
 
 
 def balanced(logits: Tensor, is_real: Tensor) -> Tensor:
-    """Adds a price per expert to the logits, so that the tokens' softmaxes give all experts equal totals.
+    """Adds a price per expert to the logits, so that softmaxes give all experts equal totals.
 
     Args:
         logits: <float32>[group, tokens, expert], finite.

@@ -1,4 +1,4 @@
-"""The router: scores experts for tokens, applies a policy and measures the result."""
+"""The router: scores, a policy and statistics."""
 
 import functools
 from typing import Any
@@ -27,8 +27,8 @@ NO_PREFERENCE = -1e9
 class Router(Layer):
     """Assigns experts, slots and gates to tokens.
 
-    Jitter, logits, softmax, choice and losses are in `router_dtype` from a float32 kernel (selective precision, section
-    2.4). Padding is never routed, takes no slot and is not counted.
+    Computes in `router_dtype` from a float32 kernel (selective precision, section 2.4). Padding takes no slot and is
+    not counted.
 
     Args:
         num_selected_experts: Experts per token. None for the policy's default.
@@ -41,12 +41,11 @@ class Router(Layer):
         jitter_noise: In [0, 1).
         second_expert_policy, second_expert_threshold: Parameters of "top2" and "top_n" if `policy` is a name, see
             `policies.TopN`.
-        second_place_loss_weight: Weight of the second choices' balance loss relative to the first choices' (0.5 in Mesh
-            TensorFlow). Requires at least two choices.
+        second_place_loss_weight: Relative weight of the second choices' balance loss (0.5 in Mesh TensorFlow). Requires
+            at least two choices.
         router_dtype: "float32", or "bfloat16" to measure the effect of selective precision.
         init_scale: The kernel's initial variance is init_scale / d_model.
-        semantics: Rules of the load-balancing loss, see `losses.load_balancing_loss`. "t5x" also leaves the gates of
-            several choices unnormalized.
+        semantics: See `losses.load_balancing_loss`. "t5x" also leaves the gates of several choices unnormalized.
 
     Call arguments:
         inputs: <any float>[group, tokens, d_model].

@@ -194,8 +194,8 @@ class TransformerLayer(_Parts):
 def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[RouterStats, ...]:
     """Computes the router losses of a whole stack and splits them evenly between its routers (Hugging Face).
 
-    Tokens of all layers count as tokens of one layer: the fraction of tokens per expert is averaged over layers before
-    its product with probabilities, so layers can balance one another.
+    The fraction of tokens per expert is averaged over layers before its product with probabilities, so layers can
+    balance one another.
 
     Both losses are 0 if `is_omitted`. Requires `Router.reports_balance`.
     """
@@ -213,7 +213,7 @@ def join(router_stats: tuple[RouterStats, ...], is_omitted: bool) -> tuple[Route
 
 
 class Stack(_Parts):
-    """The layers of an encoder or decoder between embedding and logits, with shared or separate position biases.
+    """The layers of an encoder or decoder, with shared or separate position biases.
 
     Call arguments:
         embedded: <compute dtype>[batch, length, d_model].

@@ -45,19 +45,18 @@ class SwitchTransformer(Routed, keras.Model):
 
     Args:
         config: SwitchConfig, or a dict of its fields, as stored in saved models.
-        dtype: Keras dtype policy. "mixed_bfloat16", for accelerators, has float32 weights and bfloat16 compute.
+        dtype: Keras dtype policy. "mixed_bfloat16" has float32 weights and bfloat16 compute.
 
     Call arguments:
         features: <int32>[batch, length] by seqio name. Requires `encoder_input_tokens` and, with a decoder,
-            `decoder_input_tokens`. The encoder's mask comes from `encoder_segment_ids`, else from nonzero tokens. The
-            decoder's mask comes from `decoder_segment_ids`, else from nonzero `decoder_target_tokens`, else all
-            positions are real.
+            `decoder_input_tokens`. The encoder's mask comes from `encoder_segment_ids`, else nonzero tokens; the
+            decoder's from `decoder_segment_ids`, else nonzero `decoder_target_tokens`, else all positions are real.
 
     Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of an encoder-only model.
     """
 
     _called_with: dict[str, tuple[str, int]] | None = None  # feature name -> (dtype, rank) in the last call
-    # A SavedModel stores every tf.function attribute, and Keras' default signature has float inputs.
+    # A SavedModel would store it, and Keras' default has float inputs.
     _default_save_signature = None
 
     def __init__(self, config: SwitchConfig | dict[str, Any], dtype: Any = None, name: str = "switch_transformer",
@@ -82,7 +81,7 @@ class SwitchTransformer(Routed, keras.Model):
     @classmethod
     def from_preset(cls, preset: str, dtype: Any = None, name: str = "switch_transformer",
                     **overrides: Any) -> "SwitchTransformer":
-        """Returns a model with the configuration of a preset and initial weights.
+        """Returns a model with a preset's configuration and initial weights.
 
         For pretrained weights use `conversion.from_hugging_face(folder)`.
 
@@ -177,7 +176,7 @@ class SwitchTransformer(Routed, keras.Model):
             encoder_decoder_mask = masks.attention_mask(segments, encoder_segments)
         rules = self.config.rules
         if rules.masks_decoder_inputs and "decoder_target_tokens" in features:
-            # As in Flaxformer, the position after the end of a sequence attends to all positions evenly.
+            # As in Flaxformer, the position after a sequence's end attends to all positions evenly.
             has_target = ops.not_equal(features["decoder_target_tokens"], 0)[:, None, :, None]
             mask, encoder_decoder_mask = (one & has_target for one in (mask, encoder_decoder_mask))
         hidden, decoder_stats = self.decoder(
@@ -187,7 +186,7 @@ class SwitchTransformer(Routed, keras.Model):
 
     def _logits(self, hidden):
         if self.config.scales_logits:
-            # In bfloat16 the factor for d_model = 768 is off by 1/740, and so would every logit be.
+            # In bfloat16 the factor for d_model = 768, and so every logit, is off by 1/740.
             hidden = ops.cast(dtypes.widen(hidden) * self.config.d_model**-0.5, hidden.dtype)
         return self.token_embedder.attend(hidden) if self.logits_dense is None else self.logits_dense(hidden)
 
@@ -211,8 +210,8 @@ class SwitchTransformer(Routed, keras.Model):
             features: With `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
 
         Returns:
-            `(cross_cache, cache)`: the constant cross-attention cache, a pair of each layer's cached keys and values
-            and the mask of the inputs, and the empty self-attention cache.
+            `(cross_cache, cache)`: each layer's keys and values with the mask of the inputs, constant, and the empty
+            self-attention cache.
         """
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
@@ -243,7 +242,7 @@ class SwitchTransformer(Routed, keras.Model):
                  end_id: int | tuple[int, ...] | None = None) -> Tensor:
         """Decodes output ids from input ids.
 
-        Compiles a program for each sampler, batch size and input length, rounded up to a multiple of 32.
+        Compiles for each sampler, batch size and input length, rounded up to a multiple of 32.
 
         Args:
             inputs: <int32>[batch, length]. 0 is padding, before or after the ids.
@@ -252,8 +251,8 @@ class SwitchTransformer(Routed, keras.Model):
             end_id: Ids that end a sequence. Defaults to `SwitchConfig.end_id`.
 
         Returns:
-            <int32>[batch, max_length], each sequence up to and including its end, then zeros. Beam search returns the
-            best sequence; `sampler.decode` returns several with their scores.
+            <int32>[batch, max_length], each sequence with its end, then zeros. For several with their scores use
+            `sampler.decode`.
         """
         inputs = self._read_inputs(inputs)
         key = decoding.get_sampler(sampler), checks.integer("max_length", max_length, 1), checks.optional(

@@ -1,1 +1,1 @@
-"""Operations of layers, with an implementation for each device, dtype and layout."""
+"""Operations of layers for each device, dtype and layout."""

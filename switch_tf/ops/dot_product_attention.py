@@ -72,7 +72,7 @@ def _blocks(length, heads):
         return None
     if is_split("heads"):
         return _QUERIES, [slice(start, start + most) for start in range(0, length, most)]
-    # Blocks of heads may be smaller: they share no keys, so no gradients of keys are added.
+    # Blocks of heads may be smaller: they share no keys, so no gradients are added.
     size = max(1, heads * most // (2 * length))
     return _HEADS, [slice(start, start + size) for start in range(0, heads, size)]
 
@@ -99,8 +99,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
     def attend(query, key, value, *bias):
         scores = _scores(query, key, attention_mask, *(bias or (None,)))
         if forms.divides_outputs():
-            # The sums are over rounded exponentials: exact sums would need another pass on a TPU, and a query's rounded
-            # weights would still not add up to 1.
+            # The sums are over rounded exponentials: exact sums would need another pass on a TPU.
             probs = ops.cast(ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)), value.dtype)
             scale = ops.transpose(1 / ops.sum(dtypes.widen(probs), axis=-1), (0, 2, 1))[..., None]
         else:
@@ -114,7 +113,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
             upstream = _scaled(upstream, scale)
             value_gradient = ops.einsum("bhqk,bqhd->bkhd", probs, upstream)
             probs_gradient = _constrain(ops.einsum("bqhd,bkhd->bhqk", wide(upstream), wide(value)))
-            # Equals the sum over keys of probabilities times their gradients, without another pass.
+            # The sum over keys of probabilities times gradients, without another pass.
             mean = ops.sum(wide(upstream) * mixed, axis=-1)
             scores_gradient = wide(probs) * (probs_gradient - ops.transpose(mean, (0, 2, 1))[..., None])
             if attention_mask is not None:

@@ -1,4 +1,4 @@
-"""The compute dtype of a model, and the wider dtype of its sums and softmaxes."""
+"""Dtypes of a model's compute, and of its sums and softmaxes."""
 
 import keras
 from keras import ops
@@ -22,7 +22,7 @@ def dtype_policy(activation_dtype: str = "auto") -> str:
 
 
 def wide_dtype(dtype: str, narrower: str = "float32") -> str:
-    """Returns the dtype of wide values in a model that computes in `dtype`: `narrower`, or float64.
+    """Returns the dtype of sums in a model that computes in `dtype`: `narrower`, or float64.
 
     A float64 model has no float32 islands: their rounding would hide the differences it should show.
     """

@@ -1,4 +1,4 @@
-"""Chooses implementations of operations for the current device, and compiles or recomputes functions."""
+"""Implementations of operations for the current device."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -86,17 +86,16 @@ def queries_at_a_time() -> int | None:
 def divides_outputs() -> bool:
     """Returns whether attention divides its outputs, not each probability, by the sums of the exponentials.
 
-    On a TPU this saves a pass over float32 scores, the longest of a layer (docs/notebook/tpu.md). TensorFlow's softmax
-    is one operation on a CPU, and XLA's one pass on a GPU.
+    On a TPU this saves a pass over float32 scores, the longest of a layer (docs/notebook/tpu.md).
     """
-    # Programs cut over several CPUs take a TPU's form, so that tests need no TPU.
+    # Programs cut over CPUs take a TPU's form, for tests.
     return device_type() == "TPU" or is_for_compiler() and device_type() != "GPU"
 
 
 def suited_dispatches() -> tuple[str, ...]:
     """Returns the dispatches (`layers.dispatch`) that work here, the fastest first.
 
-    "ragged" is first wherever it works, although it is faster only with enough empty slots.
+    "ragged" is first wherever it works, but faster only with enough empty slots.
     """
     if is_partitioned():
         return ("einsum",)  # the rest index rows in the memory of one device
@@ -120,7 +119,7 @@ def compiled(function: Callable, ranks: tuple[int, ...] | None = None) -> Callab
 
 
 def known_values(x: Tensor) -> np.ndarray | None:
-    """Returns the values of an eager tensor of one device; None while tracing, or if devices hold pieces of it."""
+    """Returns the values of an eager tensor of one device, else None."""
     if is_partitioned() or keras.utils.is_keras_tensor(x):
         return None
     if keras.backend.backend() == "tensorflow":

@@ -143,8 +143,8 @@ def place_of_largest(logits: Tensor) -> Tensor:
     if not prefers_products():
         # Keras' argmax takes 60 times as long here: it distinguishes -0 from 0.
         return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
-    # An argmax would gather a split vocabulary; a maximum and a minimum reduce its parts first. Floats are exact up to
-    # 2^24 words; integers add a pass over the logits on TPUs.
+    # An argmax would gather a split vocabulary. Floats are exact up to 2^24 words; integers add a pass over the logits
+    # on TPUs.
     vocab_size = logits.shape[-1]
     is_largest = ops.equal(logits, ops.max(logits, axis=-1, keepdims=True))
     places = ops.arange(vocab_size, dtype=logits.dtype)

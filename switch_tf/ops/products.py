@@ -12,8 +12,8 @@ from switch_tf.ops.dtypes import widen
 from switch_tf.partitioning import axes
 from switch_tf.partitioning.tensors import Tensor
 
-# Up to this many rows, a CPU product with a transposed weight, such as tied logits, is two to five times as fast when
-# computed as the transpose of weight @ rows^T.
+# Up to this many rows, a CPU product with a transposed weight is two to five times as fast if computed as the transpose
+# of weight @ rows^T.
 _FEW_ROWS = 32
 # Numbers in a part of `_times_rows_of`'s table: for one row, for several that each read the part, and for more.
 _NUMBERS_READ_ONCE = 2**21
@@ -99,9 +99,9 @@ def _of_few_rows(left, right, result, x, variable, dtype):
 def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
     """Multiplies [row, k] with [matrix, k, n] in a program of XLA, as a sum of sums of a few products.
 
-    XLA fuses a few products with the lookup of the matrices, and computes many columns at once in all threads. A matrix
-    product would copy the matrices, and a sum of all products would go column by column. `choose` maps a part of the
-    weights, [matrix, places, n], to each row's part, [row, places, n].
+    XLA fuses a few products with the lookup, and computes many columns at once in all threads. A matrix product would
+    copy the matrices; a sum of all would go column by column. `choose` maps a part of the weights, [matrix, places, n],
+    to each row's part, [row, places, n].
     """
     num_matrices, width, num_columns = weights.shape
     at_once = math.gcd(width, _AT_ONCE)

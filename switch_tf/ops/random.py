@@ -1,8 +1,8 @@
 """Random numbers that depend only on the run's seed, the step, the layer and the element.
 
 Each number is a hash of (seed, position in the global tensor), `lowbias32` (Ellis, "Prospecting for Hash Functions").
-So dropout and jitter are equal for any layout and number of microbatches, resuming needs no generator state, and
-partitioners split the work, unlike with Keras' Philox generator.
+So they are equal for any layout and number of microbatches, resuming needs no state, and partitioners split the work,
+unlike with Keras' Philox generator.
 """
 
 import zlib
@@ -22,7 +22,7 @@ if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from keras.src.random import seed_generator
 
-# Any number works: the run's seed and the layer's path distinguish streams.
+# Any number: the run's seed and the layer's path distinguish streams.
 _OPERATION_SEED = 20210111
 
 

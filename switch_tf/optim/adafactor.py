@@ -13,10 +13,10 @@ from switch_tf.partitioning.tensors import Tensor
 
 @keras.saving.register_keras_serializable("switch_tf")
 class Adafactor(keras.optimizers.Optimizer):
-    """Adafactor: gradients scaled by a factored second moment, updates scaled by the size of the weight.
+    """Adafactor, with gradients scaled by a factored second moment and updates by the weight's size.
 
-    Keras' Adafactor also keeps a full-size slot and saves no memory. Here each expert of a stacked weight is factored,
-    clipped and scaled separately (T5X).
+    Keras' Adafactor also keeps a full-size slot. Here each expert of a stacked weight is factored, clipped and scaled
+    separately (T5X).
 
     Args:
         learning_rate: 0 or above, or a schedule. A relative step size if `scales_by_parameter`.

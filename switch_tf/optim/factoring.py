@@ -24,8 +24,8 @@ def factor_dimensions(shape: Sequence[int], axes: Sequence[str | None]) -> Facto
     """Returns the roles of a weight's dimensions, or None to keep the whole second moment.
 
     Logical axes decide at any size, as in T5X: embed is the rows; mlp, heads, kv and vocab are the columns; experts are
-    stacked. Weights with other axes (routers, position biases, other packages' layers) are factored over their two
-    largest dimensions if both have at least 128 entries.
+    stacked. Weights with other axes (routers, position biases) are factored over their two largest dimensions if both
+    have at least 128 entries.
     """
     by_role = [tuple(dim for dim, axis in enumerate(axes) if axis in role) for role in (_STACKED, _ROWS, _COLUMNS)]
     if sum(map(len, by_role)) == len(shape) and by_role[1] and by_role[2]:
@@ -49,7 +49,7 @@ def slot_dimensions(shape: Sequence[int], factors: Factors | None) -> dict[str, 
 
 
 def stored_bytes(config: SwitchConfig) -> dict[str, int]:
-    """Returns the bytes of float32 weights, of Adafactor's factored slots and, to compare, of Adam's two full slots."""
+    """Returns the bytes of float32 weights, of Adafactor's slots and, to compare, of Adam's two slots."""
     weights, slots = _bytes(config, lambda shape, axes: math.prod(shape))
     return {"weights": weights, "optimizer": slots, "optimizer_adam": 2 * weights}
 

@@ -37,7 +37,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         schedule: Rate before the decay, 0 or above.
-        last_step: Number of steps of the run, at least 1.
+        last_step: Steps of the run, at least 1.
         share: In (0, 1]. Share of the steps with a decaying rate.
     """
 

@@ -1,4 +1,4 @@
-"""Distillation (section 4.2): a model learns from the targets and from a larger model's predictions of them."""
+"""Distillation (section 4.2): a model learns from targets and from a larger model's predictions."""
 
 import dataclasses
 import functools
@@ -44,19 +44,19 @@ class Distillation(Objective):
     losses. "distillation" is T^2 times the cross-entropy between softmax(teacher / T) and softmax(student / T) (Hinton
     et al., 2015; Mesh TensorFlow's StudentTeacher). Its minimum is T^2 times the entropy of softmax(teacher / T).
 
-    Two terms are only reported. "teacher_cross_entropy" is the teacher's cross-entropy to the targets.
-    "teacher_unshared" is its probability of ids that the student lacks, if it has the student's vocabulary but more
-    rows; probabilities of shared ids are then scaled up.
+    Only reported: "teacher_cross_entropy", the teacher's cross-entropy to the targets, and "teacher_unshared", its
+    probability of ids that the student lacks, if the teacher has more rows. Probabilities of shared ids are then scaled
+    up.
 
-    The teacher has the student's layout, no dropout and no gradient. With `predictions` no teacher runs, and all tokens
-    but the stored ones are one outcome (`losses.coarse_soft_cross_entropy`).
+    With `predictions` no teacher runs, and all tokens but the stored ones are one outcome
+    (`losses.coarse_soft_cross_entropy`).
 
     Args:
         teacher: See `LiveTeacher`. Not read with `predictions`.
         soft_weight: In [0, 1]. Share of the teacher's probabilities. 0.25 is the paper's best (Table 6).
         temperature: T, above 0. The paper states none.
-        teacher_capacity_factor: Of a teacher that runs. None drops no token, as in predictions; on TPUs and GPUs a
-            sparse layer then costs as much as one dense layer for each expert. Required if experts choose tokens.
+        teacher_capacity_factor: Of a teacher that runs. None drops no token; on TPUs and GPUs a sparse layer then costs
+            as much as one dense layer for each expert. Required if experts choose tokens.
         dtype: Keras dtype policy of a teacher that runs.
         predictions: Folder made by `switch-tf cache --teacher`.
     """
@@ -245,7 +245,7 @@ class LiveTeacher(Objective):
 
     def cross_entropies(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
                         temperature: float) -> dict[str, Mean]:
-        """Returns the terms that `Distillation` describes; "teacher_unshared" only for a teacher with further ids.
+        """Returns the terms of `Distillation`, "teacher_unshared" only for a teacher with further ids.
 
         `config` and `logits` are the student's.
         """
@@ -372,7 +372,7 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
                 keys = predictions.keys_of(batch)
                 new = writer.lacks(keys)
                 if len(new):
-                    # The whole batch, so that a teacher with a capacity factor drops the same tokens as in training.
+                    # The whole batch, to drop the same tokens as in training.
                     found, mass = predict(batch)
                     is_target = batch[weight_name][new] > 0
                     writer.add(keys[new], predictions.pack(row_dtype, [values[new] for values in found], is_target))

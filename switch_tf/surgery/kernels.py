@@ -13,8 +13,8 @@ class Changes:
 
     Args:
         noise: Standard deviation of Gaussian noise added to each kernel, relative to the kernel's own.
-        reinitialize: In [0, 1). Share of each expert's hidden units that are drawn anew, with the mean and standard
-            deviation of the replaced weights (Drop-Upcycling, arXiv 2502.19261).
+        reinitialize: In [0, 1). Share of each expert's hidden units drawn anew, with the replaced weights' mean and
+            standard deviation (Drop-Upcycling, arXiv 2502.19261).
         gate_scale: Factor of the output kernels, because gates may not sum to one. "auto" keeps the mean size of each
             layer's output, see `upcycling.gate_scale`.
     """
@@ -64,7 +64,7 @@ def router_kernel(d_model: int, num_experts: int, num_slices: int, init_scale: f
                   generator: np.random.Generator) -> np.ndarray:
     """Draws the kernel of a router, with the distribution of new models.
 
-    Experts with slices of one copy share a column, so a token's k best experts are the k slices of one copy (virtual
+    Experts with slices of one copy share a column, so a token's best experts are the slices of one copy (virtual
     groups, arXiv 2410.07524).
 
     Returns: <float32>[d_model, num_experts].

@@ -28,7 +28,6 @@ IDS, LOG_PROBS, LOG_REST, TARGET_LOG_PROBS = NAMES = (
     "teacher_token_ids", "teacher_log_probs", "teacher_log_rest", "teacher_target_log_probs")
 MANIFEST = "manifest.json"
 _FORMAT_VERSION = 1
-# Entries that a run compares or prints.
 _READ = ("teacher", "teacher_capacity_factor", "temperature", "vocabulary", "pack", "reads")
 _KEY = np.dtype("S16")
 _LOWEST = -6e4  # near float16's minimum, below any float32 log-probability
@@ -37,7 +36,6 @@ _MOST_KEYS = 2**28  # bytes
 # A shard is written at either limit. A kill loses unwritten rows.
 _BYTES_PER_SHARD = 2**28
 _SECONDS_PER_SHARD = 60
-# The folder may have hidden files, too.
 _OWN = re.compile(r"\d{5,}\.(array_record|keys|json)|manifest\.json")
 
 
@@ -73,7 +71,7 @@ def _unpack(dtype, rows):
     """Returns the features of rows, <int32>[rows, width] by name."""
     found = np.frombuffer(b"".join(rows), dtype)
     features = {name: found[name].astype("int32" if name == IDS else "float32") for name in NAMES}
-    # Restores the sums of probabilities before float16 rounded them, 0 without a target.
+    # Restores the sums of probabilities before float16 rounding.
     expected = np.maximum(-np.expm1(features[LOG_REST]), 1e-30)
     features[LOG_PROBS] += np.log(expected / np.exp(features[LOG_PROBS]).sum(axis=-1))[..., None]
     return {name: values.view("int32").reshape(len(rows), -1) for name, values in features.items()}
@@ -154,7 +152,7 @@ class PredictionStore:
         if not len(keys):
             raise Refusal(f"TEACHER_PREDICTIONS: {folder} has no predictions yet; the `switch-tf cache --teacher` that "
                           "began it goes on.")
-        # A shard is verified when first opened, because the rows of a seed are read shard by shard.
+        # Verified when first opened: the rows of a seed are read shard by shard.
         is_unchanged = functools.cache(cache_files.is_unchanged)
 
         @functools.lru_cache(_OPEN_SHARDS)

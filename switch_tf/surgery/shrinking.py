@@ -34,8 +34,8 @@ def most_used(use: np.ndarray, count: int) -> Groups:
 def most_similar(kernels: list[np.ndarray], count: int) -> Groups:
     """Joins the most similar experts until `count` groups are left, in the order of their first experts.
 
-    Clusters hierarchically with average linkage (HC-SMoE, arXiv 2410.08589), by the cosine distance of all kernels of
-    an expert, because kernels are averaged. Each of `kernels` is <float>[num_experts, ...].
+    Clusters by average linkage (HC-SMoE, arXiv 2410.08589) of the cosine distance of all kernels, because kernels are
+    averaged. Each of `kernels` is <float>[num_experts, ...].
     """
     products = sum(flat @ flat.T for flat in (kernel.reshape(len(kernel), -1) for kernel in kernels))
     norms = np.sqrt(np.maximum(np.diag(products), np.finfo(np.float32).tiny))
@@ -95,8 +95,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
                       is_merged: bool) -> tuple[dict, str]:
     """Shrinks the model of a run's checkpoint, and measures the held-out loss before and after.
 
-    Losses are means over at most `Run.eval_batches` validation batches, without dropout or jitter, with the
-    configuration's evaluation capacity factor.
+    Losses are means over at most `Run.eval_batches` validation batches, with the evaluation capacity factor.
 
     Args:
         output: New or empty folder.
@@ -143,7 +142,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
 
 
 def describe(result: dict) -> str:
-    """Returns the losses of a result of `shrink_checkpoint`, and a line for each router."""
+    """Describes a result of `shrink_checkpoint`."""
     experts, parameters, loss = result["num_experts"], result["num_parameters"], result["loss"]
     lines = [f"{parameters['before']:,} parameters of {result['from']} became {parameters['after']:,} in "
              f"{result['output']}.",

@@ -12,7 +12,7 @@ from switch_tf.conversion import formats
 from switch_tf.conversion.formats import Format
 from switch_tf.refusals import Refusal
 
-# Fields of shape or meaning that experts do not change. `scales_logits` is the value of `scale_decoder_outputs`.
+# Fields of shape or meaning that experts do not change.
 _SAME = ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers", "num_decoder_layers", "activation",
          "logits_via_embedding", "scales_logits", "layer_norm_epsilon", "relative_attention_num_buckets",
          "relative_attention_max_distance", "relative_attention_per_layer")

@@ -83,7 +83,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
             return dense.read(name, rows)
         if origin is None:
             return router_weight(layer, name.rpartition("/")[2])[rows]
-        # Contiguous, because sums of a transposed array, as of another format, round differently.
+        # Contiguous, because sums of a transposed array round differently.
         kernel, axis = np.ascontiguousarray(dense.read(origin, slice(None))), int(not origin.endswith("/wo"))
         spread, made = changes.noise * float(kernel.std()), []
         for expert in range(config.num_experts)[rows]:
@@ -100,7 +100,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
 def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
     """Returns the sum of each token's gates in a sparse layer, <float32>[tokens], at inference without dropped tokens.
 
-    Tokens are random, and the layer's norm scales their hidden states. `layer` is such as "encoder/layers_1".
+    Tokens are random, and the layer's norm scales their hidden states.
     """
     config, num_tokens = source.config, 1024
     sparse = switch_feed_forward(config, layer.startswith("decoder"), "float32")
@@ -129,8 +129,7 @@ def gate_scale(sums: np.ndarray, num_slices: int) -> float:
 def upcycled_adafactor(dense: SwitchTransformer, optimizer: Adafactor, sparse: SwitchTransformer) -> Adafactor:
     """Returns the Adafactor of an upcycled model, with the dense model's step and copies of its slots.
 
-    A narrower expert gets its part of slots along hidden units, and all of the slots without that axis, as if the parts
-    had equal gradients. The slots of the routers are new.
+    A narrower expert gets its part of slots along hidden units, and all other slots. The routers' slots are new.
     """
     made, config = Adafactor(), sparse.config
     made.build(sparse.trainable_variables)
@@ -160,7 +159,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
         source_format: If it does not describe its model, it is read as the dense twin of `config`.
         output: New or empty folder.
         config, changes: See `open_upcycled`.
-        with_optimizer: Whether to copy Adafactor's state. This takes the memory of both models, and begins anew after a
+        with_optimizer: Whether to copy Adafactor's state. Takes the memory of both models, and begins anew after a
             kill.
 
     Returns:
@@ -180,7 +179,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
                                           vocabulary.content) | dataclasses.asdict(changes)
         own.write_weights(upcycled, output, vocabulary.content, identity)
     layers = config.sparse_layer_names
-    sums = {layer: gate_sums(upcycled, layer) for layer in layers}  # reads the layer norms
+    sums = {layer: gate_sums(upcycled, layer) for layer in layers}
     name, lines = formats.start_from(output, vocabulary, step)
     slices = dense.config.d_ff // config.expert_width
     means = {layer: float(values.mean()) for layer, values in sums.items()}

@@ -38,7 +38,6 @@ class State:
     """Everything that a run needs to continue. The model and the optimizer are built.
 
     Args:
-        step: Training steps taken.
         sums: StepMeasurements on the host, summed since the last logged step.
     """
 
@@ -111,8 +110,8 @@ class Training:
         Args:
             step: At most the run's last one.
             stop_reason: Called after every call of the step and every batch of an evaluation. Returns a reason to stop,
-                or None. All processes stop together. The next start repeats an interrupted evaluation. A second
-                interruption leaves it out, unless it is at the last step or for a `best_metric`.
+                or None. All processes stop together. The next start repeats an interrupted evaluation once, or always
+                at the last step or for a `best_metric`.
             num_untimed_steps: First steps to leave out of the speed: runs that train in turns start with cold caches.
             look_at: Called before each call of the step with the steps taken and the batches, <int32>[steps_per_call,
                 batch, length] by name.
@@ -161,13 +160,10 @@ class Training:
     def rescue(self, reason: str) -> str | None:
         """Saves a run while its own thread is busy without changing the state, as in a compilation.
 
-        The process must end afterwards. Several processes cannot be saved so, because each compiles for itself.
+        The process must end afterwards. Not for several processes, because each compiles for itself.
 
         Returns:
             A sentence about the save, or None if the run's own thread will save.
-
-        Raises:
-            Refusal: The checkpoint could not be written.
         """
         if self.partitioner.num_processes > 1 or not self._changing.acquire(blocking=False):
             return None
@@ -333,7 +329,7 @@ class Training:
         if batches is None:
             self._say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
                       "the run ends without it.")
-            self._meter.restart()  # do not count the wait
+            self._meter.restart()
             return False
         input_wait = time.perf_counter() - asked
         look_at(state.step, state.batches.without_added(batches))

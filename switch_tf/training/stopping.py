@@ -90,10 +90,10 @@ class Ending(_Listening):
 
 
 class Stopping(_Listening):
-    """A context in which the first signal sets the `reason` to stop, and a second signal ends the process at once.
+    """A context in which the first signal sets the `reason` to stop, and a second ends the process.
 
-    Google Cloud's notice that this TPU VM will stop is also a reason. A run that does not react within seconds, as in a
-    compilation, is saved here.
+    Google Cloud's notice that this TPU VM will stop is also a reason. A run that does not react within seconds is saved
+    here.
     """
 
     def __init__(self, say: Callable[[str], None]):
@@ -102,7 +102,7 @@ class Stopping(_Listening):
         self._say = say
         self._trainings: Sequence[Any] = ()
         self._parent = os.getppid()
-        self._heard_at: float | None = None  # of the first signal
+        self._heard_at: float | None = None
         self._ended = threading.Event()
 
     def __enter__(self):
@@ -185,7 +185,7 @@ def classify(refusal: Refusal, is_running: bool = True) -> None:
     if is_running and any(isinstance(cause, BrokenCheckpoint) for cause in causes):  # weights that are not finite
         refusal.exit_status = DIVERGED
         return
-    for cause in reversed(causes):  # from the first cause
+    for cause in reversed(causes):
         if (is_outage := _is_outage(cause, is_running)) is not None:
             refusal.exit_status = OUTAGE if is_outage else REFUSED
             return

@@ -119,12 +119,11 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
 
     Args:
         optimizer: Built. Its `iterations` is the step.
-        partitioner: Defaults to one device.
 
     Returns:
-        A function from placed features, <int32>[steps_per_call, batch, length], to `(measured, bad_step)`: the merged
-        StepMeasurements, and the <int32> index of the first step with a loss or gradient that is not finite, or -1.
-        This step and later steps make no change.
+        A function from placed features, <int32>[steps_per_call, batch, length], to merged StepMeasurements and the
+        <int32> index of the first step with a loss or gradient that is not finite, or -1. Steps from there on make no
+        change.
     """
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
 
@@ -230,7 +229,7 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
                      partitioner: Partitioner | None = None, objective: Objective | None = None) -> str:
     """Names the first tensor of a step that is not finite: weights, then activations in order, then gradients.
 
-    Repeats the step without compilation, with the same state, seed and batch.
+    Repeats the step without compilation.
 
     Args:
         features: <int32>[batch, length] by name.

@@ -1,4 +1,4 @@
-"""Checks the description of a run, builds the run, and starts it from its newest checkpoint."""
+"""Builds a run and starts it from its newest checkpoint."""
 
 import dataclasses
 import pathlib
@@ -43,8 +43,7 @@ def check_parts(**parts: Any) -> None:
 class Trainer:
     """Trains a model from the newest checkpoint of its run folder to the last step.
 
-    The constructor refuses invalid arguments before it compiles or writes. `configuration` is the `continuation.record`
-    for checkpoints.
+    The constructor refuses invalid arguments before it compiles or writes.
 
     Args:
         model: Not built.
@@ -104,7 +103,6 @@ class Trainer:
 
         Args:
             operative_config: Resolved configuration, written into the run folder.
-            progress: Defaults to a new progress bar.
 
         Raises:
             Refusal: The folder is locked, or its checkpoints or another process have a different configuration.

@@ -1,7 +1,6 @@
 """Compares a layout with one device on the same batches: the loss, every gradient and every weight.
 
-In float64 the order of a sum changes only the sixteenth digit, so no hidden unit crosses its ReLU's edge and no token
-changes its expert, unlike in float32.
+In float64 the order of a sum changes only the sixteenth digit, so no token changes its expert, unlike in float32.
 """
 
 import functools
@@ -42,7 +41,7 @@ class Verification(NamedTuple):
     `loss`, `later_loss`: Relative difference of the loss in the first step, and the largest in all steps.
     `gradient`: Largest max |a - b| / max |a| over variables, in the first step.
     `weight`: Largest rms(a - b) / rms(a) over weights, after the last step. Rounding may flip single steps of an
-        optimizer that divides by the gradient's size.
+        optimizer.
     `losses`: Pairs (one device, layout), step by step.
     `program`: See `Partitioner.program_text`.
     """
