@@ -1,8 +1,10 @@
-"""What layers refuse, each in one sentence, and Keras' own mask, which they take as their padding mask."""
+"""What layers refuse, each in one sentence, what their configurations hold, and Keras' own mask."""
 
 import os
+import re
 import subprocess
 import sys
+from functools import partial
 
 import keras
 import numpy as np
@@ -51,38 +53,107 @@ def refusal(call):
 # Values.
 
 
-@pytest.mark.parametrize("make, arguments, sentence", [
-    (make_switch, {"num_experts": True}, "num_experts must be an integer of at least 1, not True."),
-    (make_switch, {"output_dim": 0}, "output_dim must be an integer of at least 1, not 0."),
-    (make_switch, {"group_size": 2**31}, "group_size must be an integer of at most 2147483647, not 2147483648."),
-    (make_switch, {"load_balancing_loss_weight": NAN},
-     "load_balancing_loss_weight must be a number 0 or above, not nan."),
-    (make_switch, {"router_z_loss_weight": -1}, "router_z_loss_weight must be a number 0 or above, not -1."),
-    (make_switch, {"init_scale": INF}, "init_scale must be a number above 0, not inf."),
-    (make_switch, {"train_capacity_factor": 1e400}, "train_capacity_factor must be a number in [1e-6, 1e6], not inf."),
-    (make_switch, {"eval_capacity_factor": "2"}, "eval_capacity_factor must be a number in [1e-6, 1e6], not '2'."),
-    (make_switch, {"router": 3}, "router must be a Router or the name of a policy, not 3."),
-    (Router, {"num_experts": 0}, "num_experts must be an integer of at least 1, not 0."),
-    (Router, {"num_experts": 2, "init_scale": -1.0}, "init_scale must be a number above 0, not -1.0."),
-    (Router, {"num_experts": 4, "policy": "top2", "second_place_loss_weight": NAN},
-     "second_place_loss_weight must be a number 0 or above, not nan."),
-    (Router, {"num_experts": 4, "second_expert_threshold": True},
-     "second_expert_threshold must be a number in (0, 1), not True."),
-    (Router, {"num_experts": 4, "policy": "top_n", "num_selected_experts": True},
-     "num_selected_experts must be an integer of at least 1, not True."),
-    (ExpertFeedForward, {"num_experts": 2, "d_ff": 0}, "d_ff must be an integer of at least 1, not 0."),
-    (ExpertFeedForward, {"num_experts": 2, "d_ff": 1, "dropout_rate": NAN},
-     "dropout_rate must be a number in [0, 1), not nan."),
-    (make_switch_attention, {"d_kv": 2.0}, "d_kv must be an integer of at least 1, not 2.0."),
-    (make_switch_attention, {"init_scale": NAN}, "init_scale must be a number above 0, not nan."),
-    (make_switch_attention, {"query_experts": "query"}, "query_experts must be a SwitchFeedForward, not 'query'."),
-    (Dropout, {"rate": 0.1, "broadcast_axis": "length"},
-     "broadcast_axis must be an integer of at least 0, not 'length'."),
-    (RMSNorm, {"epsilon": 1e-300},
-     "epsilon must be a number that float32 can hold, from 1.2e-38 to 3.4e+38, not 1e-300."),
+attention, embedding, experts, bias, router = (
+    partial(MultiHeadAttention, num_heads=2, d_kv=3), partial(TokenEmbedding, vocab_size=7, d_model=3),
+    partial(ExpertFeedForward, num_experts=2, d_ff=3), partial(RelativePositionBias, num_heads=2), partial(Router, 4))
+dense, of_hf, causal, to_logits = partial(FeedForward, d_ff=3), partial(make_switch, semantics="hf"), partial(
+    bias, is_bidirectional=False), partial(LogitsDense, vocab_size=7)
+REFUSED = {
+    "an integer of at least 1": [
+        (make_switch, "num_experts", True, 0), (make_switch, "d_ff", 0), (make_switch, "output_dim", 0),
+        # Without slots every token would be dropped, silently.
+        (make_switch, "min_expert_capacity", 0), (make_switch, "group_size", 0),
+        (make_switch, "num_groups_multiple", 2.0), (of_hf, "expert_capacity", 0, None), (Router, "num_experts", 0),
+        (partial(router, policy="top_n"), "num_selected_experts", True), (experts, "d_ff", 0),
+        (make_switch_attention, "d_kv", 2.0), (attention, "num_heads", 0), (attention, "d_kv", 2.0), (dense, "d_ff", 0),
+        (LogitsDense, "vocab_size", 7.0), (embedding, "vocab_size", 0), (embedding, "d_model", True),
+        (bias, "num_heads", 0)],
+    # 8 of 32 buckets are exact in each direction, or 16 in a single direction; the rest are logarithmic.
+    "an integer of at least 9": [(bias, "max_distance", 8)],
+    "an integer of at least 17": [(causal, "max_distance", 16)],
+    "an integer of at least 4": [(bias, "num_buckets", 3)], "an integer of at least 2": [(causal, "num_buckets", 1)],
+    "True or False": [(bias, "is_bidirectional", "decoder")],
+    "an integer of at most 2147483647": [(make_switch, "group_size", 2**31)],
+    "an integer of at least 0": [(partial(Dropout, 0.1), "broadcast_axis", "length")],
+    "a number 0 or above": [
+        (make_switch, "load_balancing_loss_weight", NAN), (make_switch, "router_z_loss_weight", -1),
+        (partial(router, policy="top2"), "second_place_loss_weight", NAN)],
+    "a number above 0": [
+        (make_switch, "init_scale", INF), (router, "init_scale", -1.0), (make_switch_attention, "init_scale", NAN),
+        (attention, "init_scale", 0), (dense, "init_scale", -1.0), (to_logits, "init_scale", INF),
+        (RMSNorm, "epsilon", 0, -1e-6, NAN, "small")],
+    "a number that float32 can hold, from 1.2e-38 to 3.4e+38": [(RMSNorm, "epsilon", 1e-300)],
+    "a number in [1e-6, 1e6]": [
+        (make_switch, "train_capacity_factor", 1e400, 0), (make_switch, "eval_capacity_factor", "2", -1.0)],
+    "a number in [0, 1)": [
+        (make_switch, "jitter_noise", 1.5), (make_switch, "expert_dropout_rate", 1.0),
+        (router, "jitter_noise", 1.0, -0.1), (experts, "dropout_rate", NAN), (attention, "dropout_rate", NAN),
+        (dense, "dropout_rate", 1.5), (Dropout, "rate", 1.0, 1.5, -0.1, 2, True, NAN)],
+    "a number in (0, 1)": [(router, "second_expert_threshold", True)],
+    "a Router or the name of a policy": [(make_switch, "router", 3)],
+    "a SwitchFeedForward": [(make_switch_attention, "query_experts", "query")]}
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_what_no_layer_can_use_is_refused_when_it_is_made(rule):
+    for make, name, *values in REFUSED[rule]:
+        for value in values:
+            sentence = f"{'A dropout rate' if name == 'rate' else name} must be {rule}, not {value!r}."
+            assert refusal(partial(make, **{name: value})) == sentence
+
+
+@pytest.mark.parametrize("make, arguments, message", [
+    (make_switch, {"expert_capacity": 4}, "expert_capacity=4 belongs to a sparse model with semantics='hf'"),
+    (make_switch, {"dispatch": "einsun"},
+     r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"),
+    (make_switch, {"semantics": "switch-tf"}, r"semantics must be one of .* Did you mean 'switch_tf'\?"),
+    (router, {"semantics": "t5"}, "semantics must be one of 'switch_tf', 'mtf', 't5x', 'hf', not 't5'"),
+    (make_switch, {"activation": "swish"}, "activation must be one of 'relu', .*, not 'swish'"),
+    (experts, {"activation": "rellu"}, r"activation must be one of 'relu', .*, not 'rellu'\. Did you mean"),
+    (dense, {"activation": "gegluu"}, r"activation must be one of 'relu', .*, not 'gegluu'\. Did you mean 'geglu'"),
+    *((make, {"router_dtype": "float16"}, "router_dtype must be one of 'float32', 'bfloat16', not 'float16'")
+      for make in (make_switch, router)),
+    (router, {"policy": "swich"}, r"policy must be one of 'switch', .* or .*, not 'swich'\. Did you mean 'switch'\?"),
+    (router, {"num_selected_experts": 2}, "The switch policy selects 1 expert for each token, not 2"),
+    *((make_switch_attention, {"query_experts": make_switch(output_dim=width, name="query")},
+       rf"query_experts must have output_dim=4 \(num_heads \* d_kv\), not {width}") for width in (None, 6)),
+    (make_switch_attention, {"query_experts": make_switch(output_dim=4, name="key_value")},
+     "query_experts and key_value_experts are both named 'key_value'; make two layers"),
 ])
-def test_what_no_layer_can_use_is_refused_when_it_is_made(make, arguments, sentence):
-    assert refusal(lambda: make(**arguments)) == sentence
+def test_a_refusal_says_what_there_is(make, arguments, message):
+    assert re.search(message, refusal(partial(make, **arguments)))
+
+
+# Serialisation.
+
+
+@pytest.mark.parametrize("make, arguments", [
+    (MultiHeadAttention, {"num_heads": 2, "d_kv": 3, "dropout_rate": 0.2, "init_scale": 0.5}),
+    (Dropout, {"rate": 0.3, "broadcast_axis": 2}), (TokenEmbedding, {"vocab_size": 7, "d_model": 3}),
+    (LogitsDense, {"vocab_size": 7, "init_scale": 0.5}), (RMSNorm, {"epsilon": 0.25}),
+    *((make, {"d_ff": 3, "activation": "geglu", "dropout_rate": 0.2, "init_scale": 0.5, **more})
+      for make, more in ((FeedForward, {}), (ExpertFeedForward, {"num_experts": 2}))),
+    (RelativePositionBias, {"num_heads": 3, "num_buckets": 8, "max_distance": 20, "is_bidirectional": False}),
+    (Router, {"num_experts": 3, "num_selected_experts": 1, "policy": "switch", "jitter_noise": 0.2,
+              "router_dtype": "bfloat16", "init_scale": 0.5, "semantics": "mtf"}),
+    (SwitchFeedForward, {
+        "num_experts": 2, "d_ff": 3, "activation": "geglu", "group_size": 7, "num_groups_multiple": 2,
+        "jitter_noise": 0.2, "train_capacity_factor": 1.5, "eval_capacity_factor": 2.5, "min_expert_capacity": 3,
+        "expert_dropout_rate": 0.3, "load_balancing_loss_weight": 0.1, "router_z_loss_weight": 0.2,
+        "router_dtype": "bfloat16", "init_scale": 0.5, "semantics": "hf", "expert_capacity": 5, "dispatch": "einsum"}),
+])
+def test_a_layers_config_makes_it_again(make, arguments):
+    config = make(**arguments, name="mine", dtype="mixed_bfloat16").get_config()
+    again = make.from_config(config)
+    assert again.get_config() == config
+    assert {name: getattr(again, name) for name in arguments} == arguments
+    assert (again.name, again.dtype_policy.name) == ("mine", "mixed_bfloat16")
+    if make is SwitchFeedForward:  # its parts get what is theirs
+        router, experts = again.router, again.experts
+        assert (router.jitter_noise, router.router_dtype) == (0.2, "bfloat16")
+        assert (router.init_scale, router.semantics) == (0.5, "hf")
+        assert (experts.activation, experts.dropout_rate, experts.init_scale) == ("geglu", 0.3, 0.5)
+        assert {part.dtype_policy.name for part in (router, experts)} == {"mixed_bfloat16"}
 
 
 def test_numbers_of_numpy_make_the_same_layers_as_pythons():

@@ -9,6 +9,7 @@ import tensorflow as tf
 from switch_tf import partitioning
 from switch_tf.layers import MultiHeadAttention
 from switch_tf.ops import random
+from tests.layers.switch_layers import built
 
 
 def softmax(x):
@@ -16,13 +17,15 @@ def softmax(x):
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def make_attention(d_model=6, num_heads=2, d_kv=3, seed=0, **kwargs):
-    layer = MultiHeadAttention(num_heads, d_kv, **kwargs)
-    layer.build((None, None, d_model))
-    rng = np.random.RandomState(seed)
-    for weight in layer.weights:
-        weight.assign(rng.randn(*weight.shape))
-    return layer
+def make_attention():
+    return built(MultiHeadAttention(2, 3), 6)
+
+
+def one_head(query, key, value, out, **kwargs):
+    """A layer with these kernels [d_model, d_kv], and the output's [d_kv, d_model]."""
+    d_model, d_kv = np.shape(value)
+    kernels = (np.broadcast_to(kernel, (d_model, d_kv))[:, None] for kernel in (query, key, value))
+    return built(MultiHeadAttention(1, d_kv, **kwargs), d_model, *kernels, out)
 
 
 def naive_attention(layer, inputs, inputs_kv, mask=None, bias=None):
@@ -45,17 +48,11 @@ def naive_attention(layer, inputs, inputs_kv, mask=None, bias=None):
 
 def test_scores_are_not_scaled():
     # d_kv = 4 with kernels of ones: query = 4-vector of ones, key the same, score 4 * ln 3 / 4 = ln 3 against 0.
-    layer = MultiHeadAttention(num_heads=1, d_kv=4)
-    layer.build((None, None, 2))
-    layer.query.assign(np.stack([np.ones((1, 4)), np.zeros((1, 4))]))
-    layer.key.assign(np.stack([np.full((1, 4), math.log(3) / 4), np.zeros((1, 4))]))
-    layer.value.assign(np.stack([np.ones((1, 4)), np.zeros((1, 4))]))
-    layer.out.assign(np.full((1, 4, 2), 0.25))
+    first = np.array([[1] * 4, [0] * 4])
+    layer = one_head(first, first * math.log(3) / 4, first, 0.25)
     # Keys (1, 0) and (0, 1): probabilities 3/4 and 1/4, values 1 and 0. Divided by sqrt(4) it would be sqrt(3) : 1.
-    outputs = layer(np.array([[[1.0, 0.0], [0.0, 1.0]]], "float32"))
-    np.testing.assert_allclose(outputs[0, 0], [0.75, 0.75], rtol=1e-6)
     # The second query is 0: both keys alike.
-    np.testing.assert_allclose(outputs[0, 1], [0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(layer(np.eye(2, dtype="float32")[None]), [[[0.75] * 2, [0.5] * 2]], rtol=1e-6)
 
 
 def test_a_masked_key_does_not_count():
@@ -114,11 +111,7 @@ def test_it_is_numpys(is_cross, use_mask, use_bias):
 
 def test_dropout_is_on_probabilities_with_one_mask_for_all_queries():
     # Zero queries: each of 40 keys has probability 1/40. Value i is 2^-i, so the output encodes the dropped keys.
-    layer = MultiHeadAttention(num_heads=1, d_kv=1, dropout_rate=0.5)
-    layer.build((None, None, 1))
-    layer.query.assign([[[0.0]]])
-    layer.value.assign([[[1.0]]])
-    layer.out.assign([[[40.0]]])
+    layer = one_head(0, 1, [[1]], 40, dropout_rate=0.5)
     inputs_kv = np.tile(2.0 ** -np.arange(40, dtype="float32")[:, None], (2, 1, 1))
     x = np.ones((2, 3, 1), "float32")
     with random.random_seed(0):
@@ -127,66 +120,22 @@ def test_dropout_is_on_probabilities_with_one_mask_for_all_queries():
     np.testing.assert_allclose(layer(x, inputs_kv=inputs_kv), np.full((2, 3, 1), 2.0), rtol=1e-5)
 
 
-# Dtype policy, initial values and serialisation.
+# Dtype policy.
 
 
 def test_under_bfloat16_scores_and_softmax_are_float32():
-    layer = MultiHeadAttention(num_heads=1, d_kv=2, dtype="mixed_bfloat16")
-    layer.build((None, None, 2))
-    layer.query.assign([[[256.0, 1.0]], [[0, 0]]])
-    layer.key.assign([[[1.0, 1.0]], [[1.0, 0.0]]])
-    layer.value.assign([[[1.0, 0.0]], [[0.0, 0.0]]])
-    layer.out.assign([[[1.0, 0.0], [0.0, 0.0]]])
+    first = [[1, 0], [0, 0]]
+    layer = one_head([[256, 1], [0, 0]], [[1, 1], [1, 0]], first, first, dtype="mixed_bfloat16")
     # Query (256, 1), keys (1, 1) and (1, 0): scores 257 and 256, which are one number in bfloat16.
-    outputs = layer(tf.constant([[[1.0, 0.0], [0.0, 1.0]]], tf.bfloat16))
+    outputs = layer(tf.eye(2, dtype=tf.bfloat16)[None])
     assert outputs.dtype == tf.bfloat16
-    assert all(weight.dtype == "float32" for weight in layer.weights)
     np.testing.assert_allclose(float(outputs[0, 0, 0]), 1 / (1 + math.exp(-1)), rtol=2**-8)
 
 
 def test_under_bfloat16_the_position_bias_is_not_rounded():
-    layer = MultiHeadAttention(num_heads=1, d_kv=1, dtype="mixed_bfloat16")
-    layer.build((None, None, 1))
-    layer.query.assign([[[0.0]]])
-    layer.value.assign([[[1.0]]])
-    layer.out.assign([[[1.0]]])
+    layer = one_head(0, 1, [[1]], 1, dtype="mixed_bfloat16")
     # 257 and 256 again
     bias = tf.constant([[[[257.0, 256.0]]]])
     inputs_kv = tf.constant([[[1.0], [0.0]]], tf.bfloat16)
     outputs = layer(tf.ones((1, 1, 1), tf.bfloat16), inputs_kv=inputs_kv, position_bias=bias)
     np.testing.assert_allclose(float(outputs[0, 0, 0]), 1 / (1 + math.exp(-1)), rtol=2**-8)
-
-
-@pytest.mark.parametrize("init_scale", [1.0, 0.1])
-def test_initial_values(init_scale):
-    layer = MultiHeadAttention(num_heads=16, d_kv=25, init_scale=init_scale)
-    layer.build((None, None, 100))
-    # The scale of 1 / sqrt(d_kv) is in the query's; the sum of `out` runs over heads and d_kv.
-    expected = {"query": (100 * 25) ** -0.5, "key": 100**-0.5, "value": 100**-0.5, "out": (16 * 25) ** -0.5}
-    assert [weight.name for weight in layer.weights] == list(expected)
-    for weight in layer.weights:
-        np.testing.assert_allclose(weight.numpy().std(), init_scale**0.5 * expected[weight.name], rtol=0.02)
-        # Not truncated: among 40,000 numbers some are beyond 3.5 sigma.
-        assert np.abs(weight.numpy()).max() > 3.5 * weight.numpy().std()
-        axes = ("heads", "kv", "embed") if weight.name == "out" else ("embed", "heads", "kv")
-        assert weight.logical_axes == axes
-
-
-def test_its_config_makes_it_again():
-    arguments = {"num_heads": 2, "d_kv": 3, "dropout_rate": 0.2, "init_scale": 0.5, "name": "mine"}
-    config = MultiHeadAttention(**arguments, dtype="mixed_bfloat16").get_config()
-    again = MultiHeadAttention.from_config(config)
-    assert again.get_config() == config
-    assert {name: getattr(again, name) for name in arguments} == arguments
-    assert again.dtype_policy.name == "mixed_bfloat16"
-
-
-@pytest.mark.parametrize("changes, message", [
-    ({"num_heads": 0}, "num_heads must be an integer of at least 1, not 0"),
-    ({"d_kv": 2.0}, r"d_kv must be an integer of at least 1, not 2\.0"),
-    ({"dropout_rate": float("nan")}, r"dropout_rate must be a number in \[0, 1\), not nan"),
-    ({"init_scale": 0}, "init_scale must be a number above 0, not 0"),
-])
-def test_impossible_values_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        MultiHeadAttention(**{"num_heads": 2, "d_kv": 3, **changes})

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from switch_tf import partitioning
 from switch_tf.layers import Dropout
 from switch_tf.ops import random
+from tests.layers.switch_layers import in_parts
 
 
 def drop(layer, x, seed=0):
@@ -75,27 +75,11 @@ def test_streams_differ_by_layer_and_by_step_and_repeat():
 
 def test_the_mask_is_the_same_for_the_whole_batch_and_its_parts():
     layer, x = Dropout(0.5, broadcast_axis=2, name="d"), np.ones((4, 4, 3, 5), "float32")
-    whole, parts = drop(layer, x), []
-    for index in range(4):
-        with partitioning.part_of_batch(4, index):
-            parts.append(drop(layer, x[index:index + 1]))
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    parts = in_parts(4, lambda index: drop(layer, x[index:index + 1]))
+    np.testing.assert_array_equal(np.concatenate(parts), drop(layer, x))
 
 
 def test_bfloat16_stays_bfloat16():
     outputs = drop(Dropout(0.5, dtype="mixed_bfloat16"), tf.ones((4, 4), tf.bfloat16))
     assert outputs.dtype == tf.bfloat16.as_numpy_dtype
     assert set(np.unique(outputs.astype("float32")).tolist()) == {0.0, 2.0}
-
-
-def test_its_config_makes_it_again():
-    config = Dropout(0.3, broadcast_axis=2, name="mine").get_config()
-    again = Dropout.from_config(config)
-    assert again.get_config() == config
-    assert (again.rate, again.broadcast_axis) == (0.3, 2)
-
-
-@pytest.mark.parametrize("rate", [1.0, 1.5, -0.1, 2, True, float("nan")])
-def test_an_impossible_rate_is_refused(rate):
-    with pytest.raises(ValueError, match=rf"A dropout rate must be a number in \[0, 1\), not {rate}"):
-        Dropout(rate)
