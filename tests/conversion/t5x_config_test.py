@@ -4,11 +4,11 @@ import pytest
 
 from switch_tf import SwitchConfig, conversion
 from switch_tf.cli import main
-from switch_tf.conversion import t5x_config
+from switch_tf.conversion import model_gin, t5x_config
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
+from tests.conversion.shared import golden, refusal
 from tests.conversion.t5x_checkpoints import write
-from tests.conversion.t5x_test import golden
 
 # As gin writes it: imports, macros, then a section for each class.
 T5 = """
@@ -168,77 +168,77 @@ def test_single_values(text, more, field, value, tmp_path):
     (MOE.replace("  head_dim = 4\n", ""), "", "dense_attention.MultiHeadDotProductAttention.head_dim is missing"),
     (T5, "network.T5Config.emb_dim", "cannot be read: Couldn't parse statement, expected ':' or '='")])
 def test_what_is_not_understood_is_refused_by_its_name(text, more, message, tmp_path):
-    with pytest.raises(Refusal) as error:
-        config_of(tmp_path, f"{text}\n{more}\n")
-    assert message in str(error.value) and "--gin_file" in str(error.value) and "\n" not in str(error.value)
+    said = refusal(config_of, tmp_path, f"{text}\n{more}\n")
+    assert message in said and "--gin_file" in said
 
 
 @pytest.mark.parametrize("value", ["__import__('pathlib').Path('{}').touch()", "(" * 9999, "'" + "x" * 70_000,
                                    "[" * 300, "{}[0]", "'\\"])
 def test_values_are_never_executed_and_damage_is_a_sentence(value, tmp_path):
     trace = tmp_path / "trace"
-    with pytest.raises(Refusal) as error:
-        config_of(tmp_path, f"{T5}\nnetwork.T5Config.emb_dim = {value.replace('{}', str(trace))}\n")
-    assert "\n" not in str(error.value) and not trace.exists()
+    refusal(config_of, tmp_path, f"{T5}\nnetwork.T5Config.emb_dim = {value.replace('{}', str(trace))}\n")
+    assert not trace.exists()
 
 
 def test_other_gin_files_are_none_of_t5xs(tmp_path):
     assert config_of(tmp_path, "switch_config.SwitchConfig.d_model = 3\ninclude 'x.gin'\n") is None
     (tmp_path / "large").mkdir()
-    with pytest.raises(Refusal, match="is larger than 1048576 bytes"):
-        config_of(tmp_path / "large", "# " + "x" * 2**20)
+    assert "is larger than 1048576 bytes" in refusal(config_of, tmp_path / "large", "# " + "x" * 2**20)
 
 
-@pytest.fixture(name="run")
-def run_fixture(tmp_path):
-    """A checkpoint in the folder of a run of T5X."""
+TEXT = f"{T5}\nnetwork.T5Config.dropout_rate = 0.1\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder of T5X with a checkpoint and its gin file."""
     _, arrays = golden("t5_1_0")
-    text = f"{T5}\nnetwork.T5Config.dropout_rate = 0.1\n"
     (tmp_path / "run").mkdir()
     # T5X's own T5 has 32 buckets.
     arrays = {name: values if "relpos" not in name else values.repeat(4, 1) for name, values in arrays.items()}
-    return write(tmp_path / "run" / "checkpoint_7", arrays), text
+    write(tmp_path / "run" / "checkpoint_7", arrays)
+    (tmp_path / "run" / "config.gin").write_text(TEXT)
+    return tmp_path / "run"
 
 
-def test_the_file_above_the_checkpoint_describes_its_model(run, tmp_path, capsys):
-    folder, text = run
-    (tmp_path / "run" / "config.gin").write_text(text)
-    assert main.main(["convert", f"--input={folder}", f"--output={tmp_path / 'out'}"]) == 0
-    assert f"Its model is taken from {tmp_path / 'run' / 'config.gin'}." in capsys.readouterr().out
-    assert conversion.from_switch_tf(tmp_path / "out").config == t5x_config.read(
-        tmp_path / "run" / "config.gin")
+@pytest.fixture
+def convert(run, capsys):
+    """A function that converts the checkpoint; returns the status, and what was said."""
+    def convert(*words):
+        status = main.main(["convert", f"--input={run / 'checkpoint_7'}", f"--output={run.parent / 'out'}", *words])
+        return status, "".join(capsys.readouterr())
+
+    return convert
 
 
-def test_a_checkpoint_in_a_bucket_is_described_too(run, bucket, tmp_path):
-    _, text = run
-    (tmp_path / "run" / "config.gin").write_text(text)
+def test_the_file_above_the_checkpoint_describes_its_model(run, convert):
+    status, said = convert()
+    assert status == 0 and f"Its model is taken from {run / 'config.gin'}." in said
+    assert conversion.from_switch_tf(run.parent / "out").config == t5x_config.read(run / "config.gin")
+
+
+def test_a_checkpoint_in_a_bucket_is_described_too(run, bucket):
     place = places.at(bucket.new_folder())
-    places.upload(tmp_path / "run", place)
+    places.upload(run, place)
     for folder in (place / "checkpoint_7", place / "checkpoint_7" / "state"):
-        assert t5x_config.find(folder) == (t5x_config.read(tmp_path / "run" / "config.gin"), place / "config.gin")
+        assert t5x_config.find(folder) == (t5x_config.read(run / "config.gin"), place / "config.gin")
     assert t5x_config.find(place.parent / "nowhere" / "checkpoint_7") is None
 
 
-def test_the_file_beside_it_comes_first_and_its_shapes_are_compared(run, tmp_path, capsys):
-    folder, text = run
-    (tmp_path / "run" / "config.gin").write_text(text)
-    (folder / "model.gin").write_text(f"{text}\nnetwork.T5Config.vocab_size = 80\n")
-    assert main.main(["convert", f"--input={folder}", f"--output={tmp_path / 'out'}"]) == 2
-    assert "has shape (64, 16), but its configuration asks for (80, 16)" in capsys.readouterr().err
+def test_the_file_beside_it_comes_first_and_its_shapes_are_compared(run, convert):
+    (run / "checkpoint_7" / "model.gin").write_text(f"{TEXT}\nnetwork.T5Config.vocab_size = 80\n")
+    status, said = convert()
+    assert status == 2 and "has shape (64, 16), but its configuration asks for (80, 16)" in said
 
 
-def test_a_gin_file_of_the_command_wins(run, tmp_path, capsys):
-    folder, _ = run
-    (tmp_path / "run" / "config.gin").write_text("network.T5Config.emb_dim = @nonsense\n")
-    command = ["convert", f"--input={folder}", f"--output={tmp_path / 'out'}"]
-    assert main.main(command) == 2
-    assert "give its configuration with --gin_file" in capsys.readouterr().err
+def test_a_gin_file_of_the_command_wins(run, convert, tmp_path):
     model = tmp_path / "model.gin"
-    model.write_text("from __gin__ import dynamic_registration\nfrom switch_tf.configs import switch_config\n"
-                     "switch_config.SwitchConfig:\n  vocab_size = 64\n  d_model = 16\n  d_ff = 24\n  d_kv = 4\n"
-                     "  num_heads = 3\n  num_encoder_layers = 2\n  num_decoder_layers = 3\n")
-    assert main.main([*command, f"--gin_file={model}"]) == 0
-    assert "Its model is taken" not in capsys.readouterr().out
+    model.write_text(model_gin.gin_text(t5x_config.read(run / "config.gin")))
+    (run / "config.gin").write_text("network.T5Config.emb_dim = @nonsense\n")
+    status, said = convert()
+    assert status == 2 and "give its configuration with --gin_file" in said
+    status, said = convert(f"--gin_file={model}")
+    assert status == 0 and "Its model is taken" not in said
 
 
 @pytest.mark.parametrize("text", ["\\'" * 2**19, "a = '" + "\\'" * 2**18, "'" * 2**20, "a = (\n" + "(\n" * 2**18,

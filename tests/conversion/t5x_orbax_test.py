@@ -1,6 +1,7 @@
 """T5X checkpoints that Orbax wrote, by Orbax itself."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -12,8 +13,8 @@ import pytest
 
 from switch_tf import conversion
 from switch_tf.conversion import formats
+from tests.conversion.shared import assert_same_logits, golden, refusal
 from tests.conversion.t5x_checkpoints import nested, scanned, with_layer_biases, write
-from tests.conversion.t5x_test import assert_same_logits, golden, refusal
 
 
 def write_orbax(folder, arrays, dtype="float32", slots=None, step=7, **options):
@@ -26,11 +27,20 @@ def write_orbax(folder, arrays, dtype="float32", slots=None, step=7, **options):
     return folder
 
 
+refused = functools.partial(refusal, conversion.from_t5x)
+
+
 @pytest.fixture(scope="module")
 def ocdbt(tmp_path_factory):
-    """A checkpoint in Orbax' default format."""
+    """A configuration, its arrays, and a checkpoint of them in Orbax' default format."""
     config, arrays = golden("switch")
     return config, arrays, write_orbax(tmp_path_factory.mktemp("ocdbt") / "checkpoint_7", arrays)
+
+
+@pytest.fixture
+def copied(ocdbt, tmp_path):
+    """The configuration, and a copy of the checkpoint."""
+    return ocdbt[0], shutil.copytree(ocdbt[2], tmp_path / "in")
 
 
 @pytest.mark.parametrize("options", [
@@ -68,14 +78,13 @@ def test_placeholders_may_stand_for_arrays_in_the_database(ocdbt, tmp_path):
     assert_same_logits(conversion.from_t5x(tmp_path / "in", config), "switch")
 
 
-def test_a_relative_path_may_lead_upwards(ocdbt, tmp_path, monkeypatch):
-    config, _, folder = ocdbt
-    shutil.copytree(folder, tmp_path / "in")
+def test_a_relative_path_may_lead_upwards(copied, tmp_path, monkeypatch):
+    config, folder = copied
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert_same_logits(conversion.from_t5x(pathlib.Path("../in"), config), "switch")
-    (tmp_path / "link").symlink_to(tmp_path / "in")
-    assert_same_logits(conversion.from_t5x(tmp_path / "link", config), "switch")
+    (tmp_path / "link").symlink_to(folder)
+    for path in (pathlib.Path("../in"), tmp_path / "link"):
+        assert_same_logits(conversion.from_t5x(path, config), "switch")
 
 
 @pytest.mark.parametrize(("names", "item"), [(("checkpoint_7", "checkpoint_10", "checkpoint_9"), "state"),
@@ -91,58 +100,54 @@ def test_of_a_run_folder_the_newest_checkpoint_is_taken(names, item, ocdbt, tmp_
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_what_is_no_file_is_refused_and_not_waited_for(kind, ocdbt, tmp_path):
-    shutil.copytree(ocdbt[2], tmp_path / "in")
-    data = next((tmp_path / "in").rglob("ocdbt.process_0/d"))
+def test_what_is_no_file_is_refused_and_not_waited_for(kind, copied, tmp_path):
+    config, folder = copied
+    data = next(folder.rglob("ocdbt.process_0/d"))
     if kind == "pipe":
         os.mkfifo(data / "more")
     else:
         shutil.move(data, tmp_path / "elsewhere")
         data.symlink_to(tmp_path / "elsewhere")
-    assert "must be a regular file, not a folder, a pipe, a device" in refusal(tmp_path / "in", ocdbt[0])
+    assert "must be a regular file, not a folder, a pipe, a device" in refused(folder, config)
 
 
-def test_a_save_that_was_not_merged_is_refused(ocdbt, tmp_path):
-    config, _, folder = ocdbt
-    shutil.copytree(folder, tmp_path / "in")
-    state = tmp_path / "in" / "state"
+def test_a_save_that_was_not_merged_is_refused(copied):
+    config, folder = copied
+    state = folder / "state"
     (state / "ocdbt.process_0").mkdir(exist_ok=True)
     for name in ("manifest.ocdbt", "d"):
         shutil.move(state / name, state / "ocdbt.process_0" / name)
-    message = refusal(tmp_path / "in", config)
-    assert "not saved to its end: its arrays are in ['ocdbt.process_0'], which the last step of a save" in message
+    assert "not saved to its end: its arrays are in ['ocdbt.process_0'], which the last step of a save" in refused(
+        folder, config)
 
 
-def test_damage(ocdbt, tmp_path):
-    config, _, folder = ocdbt
-    for name, change in (("truncated", lambda path: path.write_bytes(path.read_bytes()[:100])),
-                         ("missing", lambda path: path.unlink())):
-        shutil.copytree(folder, tmp_path / name)
-        # All of them: it depends on the time which ones hold weights, and which ones slots.
-        for data in (tmp_path / name).rglob("ocdbt.process_0/d/*"):
-            change(data)
-        message = refusal(tmp_path / name, config)
-        assert "cannot be read (" in message and message.endswith(f"; download {tmp_path / name / 'state'} again.")
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(path.read_bytes()[:100]), os.unlink])
+def test_truncated_and_missing_values(change, copied):
+    config, folder = copied
+    # All of them: it depends on the time which ones hold weights, and which ones slots.
+    for data in folder.rglob("ocdbt.process_0/d/*"):
+        change(data)
+    message = refused(folder, config)
+    assert "cannot be read (" in message and message.endswith(f"; download {folder / 'state'} again.")
 
 
-def _metadata(folder, change):
-    path = folder / "state" / "_METADATA"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+def described(*keys):
+    return {"key_metadata": [{"key": key} for key in keys]}
 
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda content: content.pop("tree_metadata"), "an array has no keys, but None"),
     (lambda content: content.update(tree_metadata={"a": 3}), "an array has no keys, but 3"),
-    (lambda content: content.update(tree_metadata={"a": {"key_metadata": [{"key": 3}]}}), "an array has no keys, but"),
+    (lambda content: content.update(tree_metadata={"a": described(3)}), "an array has no keys, but"),
     (lambda content: content.update(tree_metadata={}), "must describe weights under \"target\""),
-    (lambda content: content.update(tree_metadata={"a": {"key_metadata": [{"key": "target"}, {"key": "../../x"}]}}),
+    (lambda content: content.update(tree_metadata={"a": described("target", "../../x")}),
      "an array is in 'target.../../x', which is no folder beside the file"),
-    (lambda content: content["tree_metadata"].update(more={"key_metadata": [{"key": "target"}, {"key": "more"}]}),
+    (lambda content: content["tree_metadata"].update(more=described("target", "more")),
      "'target/more' cannot be read (NOT_FOUND")])
-def test_other_descriptions_are_refused(change, message, ocdbt, tmp_path):
-    config, _, folder = ocdbt
-    shutil.copytree(folder, tmp_path / "in")
-    _metadata(tmp_path / "in", change)
-    assert message in refusal(tmp_path / "in", config)
+def test_other_descriptions_are_refused(change, message, copied):
+    config, folder = copied
+    path = folder / "state" / "_METADATA"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    assert message in refused(folder, config)
