@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import pytest
 
@@ -6,6 +7,7 @@ from switch_tf.configs.choices import ACTIVATIONS, GATED_ACTIVATIONS
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
 from switch_tf.conversion.huggingface_config import Structure, sparse_layers
+from tests.conversion.shared import refusal
 
 SWITCH_JSON = {
     "model_type": "switch_transformers", "vocab_size": 64, "d_model": 16, "d_ff": 24, "d_kv": 4, "num_heads": 3,
@@ -24,14 +26,11 @@ def structure(num_layers=4, decoder_layers=None, sparse=(), decoder_sparse=None,
                      **{"is_gated": False, "has_logits": False, "has_t5x_logits": False, **facts})
 
 
-def convert(values, shown, changes=()):
-    return huggingface_config.from_hugging_face({**values, **dict(changes)}, shown)
+def convert(values, shown, **changes):
+    return huggingface_config.from_hugging_face({**values, **changes}, shown)
 
 
-def refusal(values, shown, **changes):
-    with pytest.raises(ValueError) as error:
-        convert(values, shown, changes)
-    return str(error.value)
+refused = functools.partial(refusal, convert)
 
 
 def test_every_number_of_a_switch_transformer():
@@ -60,7 +59,7 @@ def test_what_is_missing_is_what_transformers_takes():
     ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, True)])
 @pytest.mark.parametrize("has_logits", [True, False])
 def test_tying_is_decided_by_tensors_and_scaling_by_the_configuration(values, is_scaled, has_logits):
-    config = convert(T5_JSON, structure(has_logits=has_logits), values)
+    config = convert(T5_JSON, structure(has_logits=has_logits), **values)
     assert (config.logits_via_embedding, config.scales_logits) == (not has_logits, is_scaled)
 
 
@@ -71,48 +70,29 @@ def test_tying_is_decided_by_tensors_and_scaling_by_the_configuration(values, is
     ({"feed_forward_proj": "gelu"}, "gelu"), ({"feed_forward_proj": "relu", "dense_act_fn": "gelu"}, "gelu"),
     ({"feed_forward_proj": "gelu_new"}, "gelu_tanh"), ({"feed_forward_proj": "silu"}, "silu"),
     ({"feed_forward_proj": "gated-silu"}, "swiglu"), ({"feed_forward_proj": "gated-swish"}, "swiglu"),
-    ({"feed_forward_proj": "gated-relu"}, "reglu")])
+    ({"feed_forward_proj": "gated-relu"}, "reglu"),
+    *(({"experts": True, "dense_act_fn": stated}, activation) for stated, activation in (
+        ("relu", "relu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("silu", "silu")))])
 def test_activations(values, activation):
-    assert convert(T5_JSON, structure(is_gated=activation in GATED_ACTIVATIONS), values).activation == activation
-
-
-@pytest.mark.parametrize("stated, activation", [
-    ("relu", "relu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("silu", "silu")])
-def test_activations_of_experts(stated, activation):
-    shown = structure(sparse=(1, 3))
-    assert convert(SWITCH_JSON, shown, {"dense_act_fn": stated}).activation == activation
-    assert "'gated-gelu', but the feed-forward layers hold wi;" in refusal(
-        SWITCH_JSON, shown, dense_act_fn="gated-gelu")
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_activation_there_and_back(activation):
-    config = dataclasses.replace(DENSE, activation=activation)
-    values = huggingface_config.to_hugging_face(config, None)
-    assert convert(values, structure(is_gated=activation in GATED_ACTIVATIONS)).activation == activation
+    described = SWITCH_JSON if values.pop("experts", False) else T5_JSON
+    shown = structure(sparse=(1, 3) if described is SWITCH_JSON else (), is_gated=activation in GATED_ACTIVATIONS)
+    assert convert(described, shown, **values).activation == activation
 
 
 @pytest.mark.parametrize("values", [
     {"feed_forward_proj": "gated-tanh"}, {"feed_forward_proj": "gated-gelu-new"}, {"feed_forward_proj": "wide-gelu"},
     {"feed_forward_proj": []}, {"feed_forward_proj": "-relu"},
-    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "mish"}])
+    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "mish"}, {"model_type": "switch_transformers",
+                                                                  "dense_act_fn": "mish"}])
 def test_other_activations_are_refused(values):
-    message = refusal(T5_JSON, structure(is_gated=True), **values)
     key, stated = list(values.items())[-1]
-    assert message.startswith(f"{key} in config.json is {stated!r}, and switch_tf has the activations 'relu', 'gelu'")
-    assert refusal(SWITCH_JSON, structure(), dense_act_fn="mish").startswith("dense_act_fn in config.json is 'mish'")
-
-
-def test_an_activation_that_contradicts_the_tensors():
-    assert "feed_forward_proj='relu', but the feed-forward layers hold wi_0 and wi_1" in refusal(
-        T5_JSON, structure(is_gated=True))
-    assert "'gated-gelu', but the feed-forward layers hold wi;" in refusal(
-        T5_JSON, structure(), feed_forward_proj="gated-gelu")
+    assert refused(T5_JSON, structure(is_gated="model_type" not in values), **values).startswith(
+        f"{key} in config.json is {stated!r}, and switch_tf has the activations 'relu', 'gelu'")
 
 
 def test_the_gaps_of_byt5_are_said():
     with pytest.warns(UserWarning, match="This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes"):
-        config = convert(T5_JSON, structure(), {"tokenizer_class": "ByT5Tokenizer"})
+        config = convert(T5_JSON, structure(), tokenizer_class="ByT5Tokenizer")
     assert config == convert(T5_JSON, structure())
 
 
@@ -132,7 +112,7 @@ def test_switch_c():
     stated = {"num_layers": 15, "num_decoder_layers": 12, "num_sparse_encoder_layers": 15,
               "num_sparse_decoder_layers": 15, "encoder_sparse_step": 1, "decoder_sparse_step": 0}
     with pytest.warns(UserWarning) as warned:
-        config = convert(SWITCH_JSON, structure(15, sparse=range(15)), stated)
+        config = convert(SWITCH_JSON, structure(15, sparse=range(15)), **stated)
     assert config.num_decoder_layers == 15
     assert config.encoder_sparse_layers == config.decoder_sparse_layers == tuple(range(15))
     assert [str(warning.message) for warning in warned] == [
@@ -151,36 +131,36 @@ def test_a_layer_without_any_feed_forward_layer_is_left_to_the_configuration():
 @pytest.mark.parametrize("values", [
     {"architectures": ["T5EncoderModel"]}, {"is_encoder_decoder": False}, {"num_decoder_layers": 0}])
 def test_encoders(values):
-    config = convert(T5_JSON, structure(4, decoder_layers=0), values)
+    config = convert(T5_JSON, structure(4, decoder_layers=0), **values)
     assert (config.num_encoder_layers, config.num_decoder_layers) == (4, 0)
-
-
-def test_an_encoder_decoder_without_its_decoder_is_incomplete():
-    assert "the checkpoint's decoder ends after 0 layers; it is incomplete" in refusal(
-        T5_JSON, structure(4, decoder_layers=0), architectures=["T5ForConditionalGeneration"])
     # T5EncoderModel reads the encoder of a whole checkpoint, which is more than switch_tf may leave out unasked.
-    assert convert(T5_JSON, structure(4), {"architectures": ["T5EncoderModel"]}).num_decoder_layers == 4
+    assert convert(T5_JSON, structure(4), architectures=["T5EncoderModel"]).num_decoder_layers == 4
 
 
-def test_contradictions_that_the_tensors_do_not_settle():
-    assert refusal(T5_JSON, structure(4, decoder_layers=3)).startswith(
-        "config.json says num_decoder_layers=4, but the checkpoint's decoder ends after 3 layers; it is incomplete")
-    assert refusal(SWITCH_JSON, structure(sparse=(2, 3))).startswith(
-        "The checkpoint's encoder holds experts in the layers [2, 3] of 4, which no sparse step describes")
+OTHER_TYPE = "model_type in config.json must be one of 't5', 'mt5', 'umt5', 'switch_transformers', not "
 
 
-def test_other_refusals():
-    for other, reason in (("longt5", "LongT5 has local and transient-global attention"),
-                          ("bert", "other architectures")):
-        assert refusal(T5_JSON, structure(), model_type=other).startswith(
-            "model_type in config.json must be one of 't5', 'mt5', 'umt5', 'switch_transformers', not "
-            f"{other!r}: {reason}")
-    assert "router_bias in config.json must be false" in refusal(SWITCH_JSON, structure(), router_bias=True)
-    assert "num_layers in config.json must be an integer of at least 0, not '4'" in refusal(
-        T5_JSON, structure(), num_layers="4")
-    assert "expert_capacity must be an integer of at least 1, not 0" in refusal(
-        SWITCH_JSON, structure(sparse=(1, 3)), expert_capacity=0)
-    assert "router_dtype must be one of" in refusal(SWITCH_JSON, structure(sparse=(1, 3)), router_dtype="float16")
+@pytest.mark.parametrize("values, shown, changes, message", [
+    (T5_JSON, {"is_gated": True}, {}, "feed_forward_proj='relu', but the feed-forward layers hold wi_0 and wi_1"),
+    (T5_JSON, {}, {"feed_forward_proj": "gated-gelu"}, "'gated-gelu', but the feed-forward layers hold wi;"),
+    (SWITCH_JSON, {"sparse": (1, 3)}, {"dense_act_fn": "gated-gelu"},
+     "'gated-gelu', but the feed-forward layers hold wi;"),
+    (T5_JSON, {"decoder_layers": 0}, {"architectures": ["T5ForConditionalGeneration"]},
+     "the checkpoint's decoder ends after 0 layers; it is incomplete"),
+    (T5_JSON, {"decoder_layers": 3}, {},
+     "config.json says num_decoder_layers=4, but the checkpoint's decoder ends after 3 layers; it is incomplete"),
+    (SWITCH_JSON, {"sparse": (2, 3)}, {},
+     "The checkpoint's encoder holds experts in the layers [2, 3] of 4, which no sparse step describes"),
+    (T5_JSON, {}, {"model_type": "longt5"},
+     OTHER_TYPE + "'longt5': LongT5 has local and transient-global attention"),
+    (T5_JSON, {}, {"model_type": "bert"}, OTHER_TYPE + "'bert': other architectures"),
+    (SWITCH_JSON, {}, {"router_bias": True}, "router_bias in config.json must be false"),
+    (T5_JSON, {}, {"num_layers": "4"}, "num_layers in config.json must be an integer of at least 0, not '4'"),
+    (SWITCH_JSON, {"sparse": (1, 3)}, {"expert_capacity": 0}, "expert_capacity must be an integer of at least 1, not "
+     "0"),
+    (SWITCH_JSON, {"sparse": (1, 3)}, {"router_dtype": "float16"}, "router_dtype must be one of")])
+def test_other_configurations_are_refused(values, shown, changes, message):
+    assert message in refused(values, structure(**shown), **changes)
 
 
 # To Hugging Face.
@@ -189,19 +169,13 @@ DENSE = SwitchConfig(num_encoder_layers=4, num_decoder_layers=4)
 SPARSE = dataclasses.replace(DENSE, num_experts=8, expert_dropout_rate=0.1)
 
 
-def writing_refusal(config, expert_capacity=None, **changes):
-    with pytest.raises(ValueError) as error:
-        huggingface_config.to_hugging_face(dataclasses.replace(config, **changes), expert_capacity)
-    return str(error.value)
-
-
 @pytest.mark.parametrize("changes", [
-    {}, {"activation": "geglu", "logits_via_embedding": False}, {"scale_decoder_outputs": False}, {"num_heads": 3}])
+    {}, {"activation": "geglu", "logits_via_embedding": False}, {"scale_decoder_outputs": False}, {"num_heads": 3},
+    *({"activation": activation} for activation in ACTIVATIONS)])
 def test_dense_there_and_back(changes):
     config = dataclasses.replace(DENSE, **changes)
-    values = huggingface_config.to_hugging_face(config, None)
-    shown = structure(is_gated=config.activation == "geglu", has_logits=not config.logits_via_embedding)
-    again = convert(values, shown)
+    shown = structure(is_gated=config.activation in GATED_ACTIVATIONS, has_logits=not config.logits_via_embedding)
+    again = convert(huggingface_config.to_hugging_face(config, None), shown)
     assert again == dataclasses.replace(config, scale_decoder_outputs=config.scales_logits)
 
 
@@ -223,30 +197,29 @@ def test_sparse_there_and_back(num_layers, steps):
     assert (again.semantics, again.expert_capacity) == ("hf", 7)
 
 
-def test_a_capacity_factor_needs_a_number_of_slots():
-    message = writing_refusal(SPARSE)
-    assert "a fixed number of slots for each sequence, padding included, instead of a capacity factor (here 2.0 for " \
-        "groups of 4096 tokens): other tokens would be dropped; choose that number with expert_capacity=..." in message
-    assert "expert_capacity must be an integer of at least 1, not 0" in writing_refusal(SPARSE, 0)
-    assert "expert_capacity=3 belongs to a model with experts" in writing_refusal(DENSE, 3)
+@pytest.mark.parametrize("config, capacity, changes, message", [
+    (SPARSE, None, {},
+     "a fixed number of slots for each sequence, padding included, instead of a capacity factor (here 2.0 for "
+     "groups of 4096 tokens): other tokens would be dropped; choose that number with expert_capacity=..."),
+    (SPARSE, 0, {}, "expert_capacity must be an integer of at least 1, not 0"),
+    (DENSE, 3, {}, "expert_capacity=3 belongs to a model with experts"),
+    (DENSE, None, {"num_decoder_layers": 0, "logits_via_embedding": False},
+     "encoders have no logits, but this one has weights of its own"),
+    (SPARSE, 4, {"activation": "geglu"},
+     "has no gated experts (its 'gated-gelu' raises KeyError), but activation is 'geglu'"),
+    (SPARSE, 4, {"num_encoder_layers": 8, "encoder_sparse_step": 4},
+     "1 + 2 step, ..., or in all, but the encoder of this model in [3, 7] of 8"),
+    (SPARSE, 4, {"num_encoder_layers": 8, "encoder_sparse_indices": (0, 1)},
+     "1 + 2 step, ..., or in all, but the encoder of this model in [0, 1] of 8"),
+    (SPARSE, 4, {"expert_d_ff": 7}, f"knows expert_d_ff={SPARSE.d_ff} only, but it is 7")])
+def test_what_they_cannot_represent(config, capacity, changes, message):
+    assert message in refusal(huggingface_config.to_hugging_face, dataclasses.replace(config, **changes), capacity)
 
 
 def test_hf_semantics_bring_their_capacity():
     config = dataclasses.replace(SPARSE, semantics="hf", expert_capacity=5)
     assert huggingface_config.to_hugging_face(config, None)["expert_capacity"] == 5
     assert huggingface_config.to_hugging_face(config, 6)["expert_capacity"] == 6
-
-
-def test_what_they_cannot_represent():
-    assert "encoders have no logits, but this one has weights of its own" in writing_refusal(
-        DENSE, num_decoder_layers=0, logits_via_embedding=False)
-    assert "has no gated experts (its 'gated-gelu' raises KeyError), but activation is 'geglu'" in writing_refusal(
-        SPARSE, 4, activation="geglu")
-    assert "1 + 2 step, ..., or in all, but the encoder of this model in [3, 7] of 8" in writing_refusal(
-        SPARSE, 4, num_encoder_layers=8, encoder_sparse_step=4)
-    assert "1 + 2 step, ..., or in all, but the encoder of this model in [0, 1] of 8" in writing_refusal(
-        SPARSE, 4, num_encoder_layers=8, encoder_sparse_indices=(0, 1))
-    assert f"knows expert_d_ff={SPARSE.d_ff} only, but it is 7" in writing_refusal(SPARSE, 4, expert_d_ff=7)
 
 
 def test_one_dropout_rate_is_said():

@@ -1,26 +1,25 @@
 import dataclasses
 import json
-import pathlib
 import shutil
 
 import pytest
 
 from switch_tf import conversion
 from switch_tf.conversion import huggingface_config
+from tests.conversion.shared import GOLDEN
 
-FOLDER = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
-MODELS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 
 
 @pytest.mark.parametrize("name", ["t5_1_1", "switch_step_4", "switch_untied"])
 def test_the_configuration_is_that_of_the_model(name):
-    assert huggingface_config.read_config(FOLDER / name) == conversion.from_hugging_face(FOLDER / name).config
+    assert huggingface_config.read_config(GOLDEN / name) == conversion.from_hugging_face(GOLDEN / name).config
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_tensors_the_configuration_is_what_config_json_says(name, tmp_path):
-    shutil.copy(FOLDER / name / "config.json", tmp_path)
-    expected = huggingface_config.read_config(FOLDER / name)
+    shutil.copy(GOLDEN / name / "config.json", tmp_path)
+    expected = huggingface_config.read_config(GOLDEN / name)
     if name == "umt5":  # transformers 5 writes of every UMT5 that its logits share the embedding
         expected = dataclasses.replace(expected, logits_via_embedding=True)
     assert huggingface_config.read_config(tmp_path) == expected

@@ -10,8 +10,7 @@ import pytest
 from switch_tf import conversion, decoding
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import huggingface_config
-
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
+from tests.conversion.shared import GOLDEN, refusal
 
 
 @pytest.mark.parametrize("values, generation, ends", [
@@ -34,22 +33,21 @@ def test_a_generation_config_without_an_end_warns():
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize("values", [
-    {"pad_token_id": 1}, {"pad_token_id": -1}, {"pad_token_id": "0"}, {"pad_token_id": False},
-    {"decoder_start_token_id": 2}, {"decoder_start_token_id": [0]}, {"bos_token_id": 3}, {"forced_bos_token_id": 5},
-    {"forced_eos_token_id": 1}, {"eos_token_id": 0}, {"eos_token_id": [1, 0]}, {"eos_token_id": []},
-    {"eos_token_id": -1}, {"eos_token_id": "1"}, {"eos_token_id": True}, {"eos_token_id": [[1]]}])
-def test_what_is_refused_is_named(file, values):
-    arguments = (values, None) if file == "config.json" else ({"pad_token_id": 0}, {"eos_token_id": 1, **values})
-    with pytest.raises(ValueError) as error:
-        huggingface_config.end_id(*arguments)
-    assert f"{next(iter(values))} in {file}" in str(error.value)
+@pytest.mark.parametrize("name, values", [
+    ("pad_token_id", (1, -1, "0", False)), ("decoder_start_token_id", (2, [0])), ("bos_token_id", (3,)),
+    ("forced_bos_token_id", (5,)), ("forced_eos_token_id", (1,)),
+    ("eos_token_id", (0, [1, 0], [], -1, "1", True, [[1]]))])
+def test_what_is_refused_is_named(file, name, values):
+    for value in values:
+        arguments = ({name: value}, None) if file == "config.json" else (
+            {"pad_token_id": 0}, {"eos_token_id": 1, name: value})
+        assert f"{name} in {file}" in refusal(huggingface_config.end_id, *arguments)
 
 
 def test_padding_that_is_null_is_refused():
     # transformers then attends to every token 0 of inputs without an attention mask.
-    with pytest.raises(ValueError, match="pad_token_id in config.json must be 0, not None"):
-        huggingface_config.end_id({"pad_token_id": None}, None)
+    assert "pad_token_id in config.json must be 0, not None" in refusal(
+        huggingface_config.end_id, {"pad_token_id": None}, None)
 
 
 def read(folder, **values):
@@ -61,16 +59,19 @@ def read(folder, **values):
 def test_sequences_end_as_the_configuration_says(tmp_path):
     folder = pathlib.Path(shutil.copytree(GOLDEN / "switch_untied", tmp_path / "in"))
     inputs = np.load(folder / "expected.npz")["inputs"][:1]
+
+    def ids_of(model, *arguments, **options):
+        return np.asarray(model.generate(inputs, 6, *arguments, **options))[0].tolist()
+
     endless = read(folder, eos_token_id=None)
-    ids = np.asarray(endless.generate(inputs, 6))[0].tolist()
+    ids = ids_of(endless)
     assert 0 not in ids
     end = next(token for token in ids[1:] if token != ids[0])
     place = ids.index(end)
     cut = ids[:place + 1] + [0] * (5 - place)
     model = read(folder, eos_token_id=[63, end])
-    assert np.asarray(model.generate(inputs, 6))[0].tolist() == cut
     assert type(model).from_config(model.get_config()).config == model.config
-    assert np.asarray(endless.generate(inputs, 6, end_id=end))[0].tolist() == cut
-    assert np.asarray(model.generate(inputs, 6, decoding.Beam(1, length_penalty=0.0)))[0].tolist() == cut
+    beam = decoding.Beam(1, length_penalty=0.0)
+    assert ids_of(model) == ids_of(endless, end_id=end) == ids_of(model, beam) == cut
     conversion.to_hugging_face(model, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == [63, end]

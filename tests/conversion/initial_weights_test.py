@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 import tempfile
 import types
 
@@ -15,9 +14,9 @@ from switch_tf import SwitchTransformer, conversion
 from switch_tf.checkpoints import tensors
 from switch_tf.conversion import formats
 from switch_tf.partitioning.variables import stored
-from tests.conversion import mesh_tensorflow_test, t5x_test
+from tests.conversion import mesh_tensorflow_checkpoints, t5x_checkpoints
+from tests.conversion.shared import GOLDEN, assert_same_logits, built, golden, golden_variables, refusal
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 ONE, EXPERT = {"name": "single"}, {"name": "expert", "mesh_shape": "data=2"}
 PJRT = {"backend": "pjrt"}
 COLUMNS = EXPERT | PJRT | {"rules": (("batch", "data"), ("mlp", "data"))}  # pieces of the same rows
@@ -31,16 +30,20 @@ def _whole(variable):
     return dtensor.unpack(dtensor.relayout(held.read_value(), replicated))[0].numpy()
 
 
+def _opened(folder, config=None):
+    """What a new run reads that starts from a folder."""
+    return formats.opened(types.SimpleNamespace(initial_checkpoint=str(folder), initial_variables="all",
+                                                model_dir="no-such-run"), config)
+
+
 @pytest.mark.parametrize("layout", [ONE, EXPERT, ONE | PJRT, EXPERT | PJRT, COLUMNS], ids=str)
-def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner, tmp_path, monkeypatch):
+def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner, monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: pytest.fail("a copy is written"))
-    run = types.SimpleNamespace(initial_checkpoint=str(GOLDEN / "switch"), initial_variables="all",
-                                model_dir=str(tmp_path / "run"))
     expected = conversion.from_hugging_face(GOLDEN / "switch")
     keras.utils.set_random_seed(1)
     model = SwitchTransformer(expected.config)
     make_partitioner(**layout).build(model)
-    weights = formats.opened(run, None)
+    weights = _opened(GOLDEN / "switch")
     read, sizes = weights.source.read, []
 
     def counted(name, rows):
@@ -58,16 +61,13 @@ def test_weights_of_hugging_face_are_read_into_a_layout(layout, make_partitioner
         np.testing.assert_array_equal(_whole(variables[path]), wanted.numpy(), err_msg=path)
 
 
-@pytest.mark.parametrize(("checkpoints", "name"), [(t5x_test, ""), (mesh_tensorflow_test, "model.ckpt-7")])
-def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(checkpoints, name, tmp_path):
-    config, arrays = checkpoints.golden("switch")
-    folder = checkpoints.write(tmp_path / "checkpoint_7", arrays)
-    run = types.SimpleNamespace(initial_checkpoint=str(folder / name), initial_variables="all",
-                                model_dir=str(tmp_path / "run"))
-    weights = formats.opened(run, config)
-    model = SwitchTransformer(config)
-    model.build()
-    tensors.start(weights, tensors.state_variables(model))
-    checkpoints.assert_same_logits(model, "switch")
-    with pytest.raises(ValueError, match="has shape .64, 16., but its configuration asks for .80, 16."):
-        formats.opened(run, dataclasses.replace(config, vocab_size=80))
+@pytest.mark.parametrize(("make", "checkpoints", "name"), [
+    (golden, t5x_checkpoints, ""), (golden_variables, mesh_tensorflow_checkpoints, "model.ckpt-7")])
+def test_a_run_starts_from_a_checkpoint_with_its_own_configuration(make, checkpoints, name, tmp_path):
+    config, arrays = make("switch")
+    folder = checkpoints.write(tmp_path / "checkpoint_7", arrays) / name
+    model = built(config)
+    tensors.start(_opened(folder, config), tensors.state_variables(model))
+    assert_same_logits(model, "switch")
+    assert "has shape (64, 16), but its configuration asks for (80, 16)" in refusal(
+        _opened, folder, dataclasses.replace(config, vocab_size=80))
