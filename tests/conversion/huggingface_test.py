@@ -3,16 +3,14 @@
 import dataclasses
 import functools
 import json
-import shutil
 from unittest import mock
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from switch_tf import SwitchConfig, conversion
 from switch_tf.conversion import checkpoint_files
-from tests.conversion.shared import GOLDEN, built, golden, refusal, tensors_of
+from tests.conversion.shared import GOLDEN, built, copy, golden, refusal, tensors_of
 
 FEATURES = {"encoder_input_tokens": np.array([[3, 4, 5, 6, 0]]), "decoder_input_tokens": np.array([[0, 7, 8]])}
 
@@ -25,19 +23,6 @@ TINY = {"vocab_size": 16, "d_model": 8, "d_ff": 12, "d_kv": 3, "num_heads": 2, "
 
 def tiny_model(**changes):
     return built(SwitchConfig(**TINY | changes))
-
-
-def copy(case, folder, tensors=None, **values):
-    """A copy of a golden checkpoint with other values in config.json, or other tensors."""
-    config = json.loads((GOLDEN / case / "config.json").read_text())
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
-    if tensors is None:
-        shutil.copy(GOLDEN / case / "model.safetensors", folder)
-    else:
-        safetensors.numpy.save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
-                                    folder / "model.safetensors")
-    return folder
 
 
 reading_refusal = functools.partial(refusal, conversion.from_hugging_face)

@@ -13,18 +13,17 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from switch_tf import SwitchConfig, conversion
 from switch_tf.cli import main
-from switch_tf.conversion import model_gin, weight_source
+from switch_tf.conversion import model_gin
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import report
-from tests.conversion import mesh_tensorflow_checkpoints, numpy_reader, t5x_checkpoints
+from tests.conversion import mesh_tensorflow_checkpoints, numpy_reader, shared, t5x_checkpoints
+from tests.conversion.shared import BLOCKS, GOLDEN, assert_same_values, assert_weights_are, copy, expected_logits
 from tests.conversion.t5x_orbax_test import write_orbax
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 VOCAB_SIZE, STEPS, LENGTHS = 384, 20, {"inputs": 24, "targets": 12}
 ALL = 24  # slots of an expert for a sequence, which drop nothing
 TRAIN = ["--gin_file=gin/tasks/text_files.gin", "--gin_file=gin/runs/finetune.gin", "--gin_file=gin/layouts/single.gin",
@@ -60,14 +59,12 @@ CASES = {
 }
 # Layers of encoder and decoder to keep: tracing takes as long as a model is deep. The second of "switch" is sparse.
 DEPTHS = {"t5_1_1": (1, 1), "umt5": (2, 1), "switch": (2, 2), "switch_step_1": (1, 1)}
-LAYERS_PER_BLOCK = {"switch": 2}
 
 
 def tensors_of(case: Case) -> dict[str, np.ndarray]:
     """Returns Hugging Face's name -> <float32> tensor, with rows for all bytes and values that the case's dtype has."""
     depths = dict(zip(("encoder", "decoder"), DEPTHS[case.golden], strict=True))
-    tensors = {name: values for name, values in safetensors.numpy.load_file(
-        GOLDEN / case.golden / "model.safetensors").items()
+    tensors = {name: values for name, values in shared.tensors_of(case.golden).items()
         if not (match := BLOCK.match(name)) or int(match[2]) < depths[match[1]]}
     for seed, name in enumerate(("shared.weight", "lm_head.weight")):
         if name in tensors:
@@ -78,9 +75,9 @@ def tensors_of(case: Case) -> dict[str, np.ndarray]:
 
 
 def config_of(case: Case) -> SwitchConfig:
-    config = conversion.from_hugging_face(GOLDEN / case.golden).config
     num_encoder_layers, num_decoder_layers = DEPTHS[case.golden]
-    return dataclasses.replace(config, vocab_size=VOCAB_SIZE, jitter_noise=0.0, num_encoder_layers=num_encoder_layers,
+    return dataclasses.replace(conversion.from_hugging_face(GOLDEN / case.golden).config, vocab_size=VOCAB_SIZE,
+                               jitter_noise=0.0, num_encoder_layers=num_encoder_layers,
                                num_decoder_layers=num_decoder_layers, **case.fields)
 
 
@@ -104,7 +101,7 @@ def write(case: Case, tensors: dict[str, np.ndarray], config: SwitchConfig) -> N
     """Writes the checkpoint `there`, its model file, and the same weights in the folder `reference` for NumPy."""
     arrays, place = arrays_of(tensors, config), pathlib.Path("there")
     if case.layout == "mtf":
-        variables = mesh_tensorflow_checkpoints.variables_from(arrays, LAYERS_PER_BLOCK.get(case.golden, 1))
+        variables = mesh_tensorflow_checkpoints.variables_from(arrays, BLOCKS[case.golden])
         mesh_tensorflow_checkpoints.write(place, variables, dtype=case.dtype)
     elif case.layout == "orbax":
         write_orbax(place.resolve(), arrays, case.dtype)
@@ -112,16 +109,15 @@ def write(case: Case, tensors: dict[str, np.ndarray], config: SwitchConfig) -> N
         arrays = t5x_checkpoints.scanned(arrays, depths_of(config)) if case.layout == "scanned" else arrays
         t5x_checkpoints.write(place, arrays, case.dtype)
     pathlib.Path("model.gin").write_text(model_gin.gin_text(config))
-    description = json.loads((GOLDEN / case.golden / "config.json").read_text())
-    description |= {"num_layers": config.num_encoder_layers, "num_decoder_layers": config.num_decoder_layers}
-    if config.num_experts and config.expert_capacity is None:
-        description["expert_capacity"] = ALL
-    pathlib.Path("reference").mkdir()
-    pathlib.Path("reference", "config.json").write_text(json.dumps(description))
-    safetensors.numpy.save_file(tensors, "reference/model.safetensors")
+    copy(case.golden, pathlib.Path("reference"), tensors, num_layers=config.num_encoder_layers,
+         num_decoder_layers=config.num_decoder_layers, **{"expert_capacity": ALL} if needs_capacity(config) else {})
     lines = [f"{number} plus {number} is {2 * number}, and so on\n" for number in range(40)]
     pathlib.Path("lines.txt").write_text("".join(lines[:32]))
     pathlib.Path("held_out.txt").write_text("".join(lines[32:]))
+
+
+def needs_capacity(config: SwitchConfig) -> bool:
+    return config.num_experts > 0 and config.expert_capacity is None
 
 
 def command(*words: str) -> None:
@@ -147,29 +143,6 @@ def logits_here(folder: str, inputs: np.ndarray, decoder_inputs: np.ndarray) -> 
     return conversion.from_switch_tf(folder)(features).numpy()
 
 
-def assert_same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        assert found[name].dtype == values.dtype
-        np.testing.assert_array_equal(found[name].view(np.uint8), values.view(np.uint8), err_msg=name)
-
-
-def our_name(name: str) -> str:
-    """Returns this package's name of T5X's array."""
-    if name.endswith(("router_weights/w/kernel", "logits_dense/kernel")):
-        return name.replace("router_weights/w/", "").replace("decoder/logits_dense", "logits_dense")
-    return name.removesuffix("/kernel").replace("mlp/expert/", "mlp/experts/")
-
-
-def assert_weights_are(folder: str, tensors: dict[str, np.ndarray], config: SwitchConfig) -> None:
-    """Compares the weights of a folder of ours with Hugging Face's tensors, bit for bit."""
-    weights = {name: variable.numpy() for name, variable in weight_source.variables_of(
-        conversion.from_switch_tf(folder)).items()}
-    assert_same_bits(weights, {
-        our_name(name): np.ascontiguousarray(values).reshape(weights[our_name(name)].shape)
-        for name, values in arrays_of(tensors, config).items()})
-
-
 class Journey(NamedTuple):
     """A written case. `tokens` are inputs of the encoder and the decoder, of whose logits those that count are real."""
 
@@ -181,7 +154,7 @@ class Journey(NamedTuple):
 
     @property
     def capacity(self) -> list[str]:
-        return [f"--expert_capacity={ALL}"] if self.config.num_experts and self.config.expert_capacity is None else []
+        return [f"--expert_capacity={ALL}"] if needs_capacity(self.config) else []
 
     def reads(self, folder: str) -> np.ndarray:
         return numpy_reader.logits_of(pathlib.Path(folder), *self.tokens)
@@ -191,15 +164,19 @@ class Journey(NamedTuple):
         print(f"{self.name}: largest difference of logits {difference:.1e}, of {expected.std():.1f}")
         assert difference < 1e-5
 
+    def assert_weights_are(self, folder: str, tensors: dict[str, np.ndarray]) -> None:
+        """Compares the weights of a folder of ours with Hugging Face's tensors, bit for bit."""
+        assert_weights_are(conversion.from_switch_tf(folder), arrays_of(tensors, self.config))
+
 
 @pytest.fixture
 def journey(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     case = CASES[request.param]
-    tensors, config, golden = tensors_of(case), config_of(case), np.load(GOLDEN / case.golden / "expected.npz")
+    tensors, config, (features, _, is_real) = tensors_of(case), config_of(case), expected_logits(case.golden)
     write(case, tensors, config)
     command("convert", "--input=there", "--gin_file=model.gin", "--output=ours")
-    return Journey(request.param, config, tensors, (golden["inputs"], golden["decoder_inputs"]), golden["targets"] != 0)
+    return Journey(request.param, config, tensors, tuple(features.values()), is_real)
 
 
 FIRST, *OTHERS = CASES
@@ -212,9 +189,9 @@ def test_bits_and_logits_are_those_of_the_checkpoint(journey):
     to_others = ["convert", "--input=there", "--gin_file=model.gin", "--to=hugging_face", *journey.capacity]
     command(*to_others, "--output=theirs")
     command(*to_others, "--output=half", "--dtype=bfloat16")
-    assert_weights_are("ours", journey.tensors, journey.config)
-    assert_same_bits(tensors_in("theirs"), journey.tensors)
-    assert_same_bits(tensors_in("half"), {
+    journey.assert_weights_are("ours", journey.tensors)
+    assert_same_values(tensors_in("theirs"), journey.tensors)
+    assert_same_values(tensors_in("half"), {
         name: values.astype(ml_dtypes.bfloat16) for name, values in journey.tensors.items()})
     expected = journey.reads("reference")
     journey.assert_same_logits(journey.reads("theirs"), expected)
@@ -246,5 +223,5 @@ def test_a_fine_tuned_model_is_read_by_others(journey, monkeypatch, capsys):
     assert tensors.keys() == journey.tensors.keys()
     assert not [name for name in tensors if np.array_equal(tensors[name], journey.tensors[name])]
     for folder in ("tuned", "back"):
-        assert_weights_are(folder, tensors, journey.config)
+        journey.assert_weights_are(folder, tensors)
     journey.assert_same_logits(journey.reads("theirs"), logits_here("tuned", *journey.tokens))

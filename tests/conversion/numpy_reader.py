@@ -97,11 +97,10 @@ class _Model:
         return table[buckets + np.where(distance < exact, distance, np.minimum(far, count - 1))].transpose(2, 0, 1)
 
     def _feed_forward(self, layer, hidden):
-        (kind,) = {name.removeprefix(f"{layer}.").partition(".")[0] for name in self.tensors
-                   if name.startswith((f"{layer}.mlp.", f"{layer}.DenseReluDense."))}
         if f"{layer}.mlp.router.classifier.weight" in self.tensors:
             return self._experts(f"{layer}.mlp", hidden)
-        return self._dense(f"{layer}.{kind}", hidden)
+        is_t5 = f"{layer}.DenseReluDense.wo.weight" in self.tensors
+        return self._dense(f"{layer}.{'DenseReluDense' if is_t5 else 'mlp'}", hidden)
 
     def _dense(self, name, hidden):
         if f"{name}.wi_0.weight" in self.tensors:

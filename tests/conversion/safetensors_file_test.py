@@ -1,6 +1,7 @@
 """Headers that a file contradicts. What is written is read by the package safetensors in checkpoint_files_test.py."""
 
 import json
+import os
 import struct
 
 import ml_dtypes
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from switch_tf.conversion import checkpoint_files
+from tests.conversion.shared import refusal
 
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 
@@ -18,10 +20,10 @@ def write(path, header, data=bytes(24)):
     return path
 
 
-def refusal(path):
-    with pytest.raises(ValueError) as error:
-        checkpoint_files.open_safetensors(path)
-    return str(error.value)
+@pytest.fixture
+def refused(tmp_path):
+    """A function that writes a file; returns the sentence with which it is refused."""
+    return lambda *arguments: refusal(checkpoint_files.open_safetensors, write(tmp_path / "a", *arguments))
 
 
 def test_a_tensor_by_hand(tmp_path):
@@ -45,48 +47,43 @@ def test_scalars_empty_tensors_and_bfloat16(tmp_path):
     assert found["empty"].shape == (0, 3)
 
 
-@pytest.mark.parametrize("changes", [
-    {"shape": [2**31, 2**31]}, {"shape": [-1, -6]}, {"shape": [6.0]}, {"shape": "23"}, {"shape": 6},
-    {"shape": [True, 6]}, {"shape": [1] * 9}, {"dtype": []}, {"dtype": None}, {"dtype": "float32"},
-    {"data_offsets": [-24, 0]},
-    {"data_offsets": [24, 0]}, {"data_offsets": [0]}, {"data_offsets": None}, {"data_offsets": ["0", "24"]}])
-def test_entries_that_the_format_does_not_have(changes, tmp_path):
-    assert "its header does not describe 'w' as the format asks; download it again." in refusal(
-        write(tmp_path / "a", {"w": {**ENTRY, **changes}}))
-    assert "its header does not describe 'w'" in refusal(write(tmp_path / "a", {"w": [[[]]]}))
+@pytest.mark.parametrize("name, values", [
+    ("shape", ([2**31, 2**31], [-1, -6], [6.0], "23", 6, [True, 6], [1] * 9)), ("dtype", ([], None, "float32")),
+    ("data_offsets", ([-24, 0], [24, 0], [0], None, ["0", "24"]))])
+def test_entries_that_the_format_does_not_have(name, values, refused):
+    for entry in (*({**ENTRY, name: value} for value in values), [[[]]]):
+        assert "its header does not describe 'w' as the format asks; download it again." in refused({"w": entry})
 
 
-def test_offsets_that_the_file_contradicts(tmp_path):
+@pytest.mark.parametrize(("header", "size", "message"), [
+    ({"w": {**ENTRY, "data_offsets": [1, 25]}}, 24, "'w' ends at byte 25 of the 24"),
+    ({"w": {**ENTRY, "data_offsets": [0, 20]}}, 24, "'w' of shape (2, 3) in F32 has 20 bytes"),
+    ({"w": ENTRY, "v": ENTRY}, 24, "'w' begins at byte 0, where the tensor before it ends at byte 24"),
+    ({"w": {**ENTRY, "data_offsets": [4, 28]}}, 28, "'w' begins at byte 4, where the tensor before it ends at byte 0"),
+    ({"w": ENTRY}, 25, "its tensors end at byte 24 of the 25")])
+def test_offsets_that_the_file_contradicts(header, size, message, refused):
+    assert message in refused(header, bytes(size))
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    *((struct.pack("<Q", length) + b"{}", f"its header of {length} bytes does not fit into 10")
+      for length in (2**60, 2**64 - 1, 1000)), (b"\1\2", "is truncated or no safetensors file")])
+def test_a_header_longer_than_the_file(content, message, tmp_path):
     path = tmp_path / "a"
-    assert "'w' ends at byte 25 of the 24" in refusal(write(path, {"w": {**ENTRY, "data_offsets": [1, 25]}}))
-    assert "'w' of shape (2, 3) in F32 has 20 bytes" in refusal(write(path, {"w": {**ENTRY, "data_offsets": [0, 20]}}))
-    assert "'w' begins at byte 0, where the tensor before it ends at byte 24" in refusal(
-        write(path, {"w": ENTRY, "v": ENTRY}))
-    assert "'w' begins at byte 4, where the tensor before it ends at byte 0" in refusal(
-        write(path, {"w": {**ENTRY, "data_offsets": [4, 28]}}, bytes(28)))
-    assert "its tensors end at byte 24 of the 25" in refusal(write(path, {"w": ENTRY}, bytes(25)))
-
-
-@pytest.mark.parametrize("length", [2**60, 2**64 - 1, 1000])
-def test_a_header_longer_than_the_file(length, tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(struct.pack("<Q", length) + b"{}")
-    assert f"its header of {length} bytes does not fit into 10" in refusal(path)
-    path.write_bytes(b"\1\2")
-    assert "is truncated or no safetensors file" in refusal(path)
+    path.write_bytes(content)
+    assert message in refusal(checkpoint_files.open_safetensors, path)
 
 
 def test_a_header_longer_than_any_model_needs(tmp_path):
     path = tmp_path / "a"
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", 2**40))
-        file.truncate(2**41)  # a sparse file, which takes no room
-    assert f"has a header of {2**40} bytes, and at most" in refusal(path)
+    path.write_bytes(struct.pack("<Q", 2**40))
+    os.truncate(path, 2**41)  # a sparse file, which takes no room
+    assert f"has a header of {2**40} bytes, and at most" in refusal(checkpoint_files.open_safetensors, path)
 
 
 @pytest.mark.parametrize(("text", "message"), [
     (b'{"w": 1, "w": 2}', "the key 'w' is there twice"), (b'{"w": ' * 100_000, "nested too deeply"),
     (b'{"w": ' * 40 + b"1" + b"}" * 40, "nested too deeply"), (b"{" + b"\xff}", "is not JSON"),
     (b"[]", "must hold a JSON object, not list"), (b'{"w": ' + b"9" * 5000 + b"}", "is not JSON")])
-def test_headers_that_are_no_json_objects(text, message, tmp_path):
-    assert message in refusal(write(tmp_path / "a", text))
+def test_headers_that_are_no_json_objects(text, message, refused):
+    assert message in refused(text)

@@ -1,10 +1,13 @@
 """What these tests share: golden checkpoints of Hugging Face in every form, their logits, and what a refusal says."""
 
 import functools
+import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from switch_tf import SwitchTransformer, conversion
 from switch_tf.conversion import checkpoint_files, t5x, weight_source
@@ -34,6 +37,19 @@ def built(config, **options):
 def tensors_of(case):
     """Returns the tensors of a golden checkpoint, name -> values."""
     return {name: tensor.read() for name, tensor in checkpoint_files.open_folder(GOLDEN / case).items()}
+
+
+def copy(case, folder, tensors=None, **values):
+    """Copies a golden checkpoint, with other values in config.json or other tensors; returns the folder."""
+    config = json.loads((GOLDEN / case / "config.json").read_text())
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    if tensors is None:
+        shutil.copy(GOLDEN / case / "model.safetensors", folder)
+    else:
+        safetensors.numpy.save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
+                                    folder / "model.safetensors")
+    return folder
 
 
 @functools.cache
