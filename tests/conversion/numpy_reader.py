@@ -23,7 +23,7 @@ def logits_of(folder: pathlib.Path, inputs: np.ndarray, decoder_inputs: np.ndarr
     return _Model(config, {name: values.astype(np.float64) for name, values in tensors.items()})(inputs, decoder_inputs)
 
 
-def _softmax(scores):
+def softmax(scores):
     exponentials = np.exp(scores - scores.max(-1, keepdims=True))
     return exponentials / exponentials.sum(-1, keepdims=True)
 
@@ -80,7 +80,7 @@ class _Model:
             return projected.reshape(*hidden.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
         scores = project(queries, "q") @ project(keys, "k").swapaxes(-1, -2) + biases
-        mixed = _softmax(np.where(mask, scores, -1e30)) @ project(keys, "v")
+        mixed = softmax(np.where(mask, scores, -1e30)) @ project(keys, "v")
         return mixed.transpose(0, 2, 1, 3).reshape(*queries.shape[:2], -1) @ self.tensors[f"{name}.o.weight"].T
 
     def _biases(self, table, length, is_bidirectional):
@@ -112,7 +112,7 @@ class _Model:
 
     def _experts(self, name, hidden):
         """The first `expert_capacity` tokens of a sequence that choose an expert; nothing is added for the others."""
-        probabilities = _softmax(hidden @ self.tensors[f"{name}.router.classifier.weight"].T)
+        probabilities = softmax(hidden @ self.tensors[f"{name}.router.classifier.weight"].T)
         chosen = probabilities.argmax(-1)
         outputs = np.zeros_like(hidden)
         for expert in range(self.config["num_experts"]):

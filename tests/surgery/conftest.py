@@ -8,7 +8,9 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import SwitchTransformer
+from switch_tf.cli import main
 from switch_tf.conversion import own
+from switch_tf.reporting import report
 from tests.training.conftest import SENTENCES, sentences_task
 
 __all__ = ["sentences_task"]
@@ -42,13 +44,28 @@ def noisy_task():
 def teacher(shallow_config, tmp_path_factory):
     """The checkpoint of a sparse model with two experts that share the tokens unevenly."""
     keras.utils.set_random_seed(5)
-    model = SwitchTransformer(dataclasses.replace(shallow_config, init_scale=1.0))
-    model.build()
     folder = tmp_path_factory.mktemp("teacher") / "weights"
-    own.to_switch_tf(model, folder)
+    own.to_switch_tf(SwitchTransformer(dataclasses.replace(shallow_config, init_scale=1.0)), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def student_config(shallow_config):
     return dataclasses.replace(shallow_config, num_experts=0, d_ff=24, init_scale=1.0)
+
+
+@pytest.fixture
+def train(sentences_task, tmp_path, monkeypatch, capfd):
+    """A function that trains with gin files and bindings in a folder; returns the status and what was said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "write", lambda folder: None)
+    (tmp_path / "sentences.gin").write_text(
+        'MIXTURE_OR_TASK_NAME = "sentences"\nTASK_FEATURE_LENGTHS = {"inputs": 32, "targets": 16}\n')
+
+    def train(*files_and_bindings):
+        words = ("sentences.gin", "LOG_PERIOD=1", "CHECKPOINT_PERIOD=2", "Run.eval_batches=1", *files_and_bindings)
+        files = [f"--gin_file={word}" for word in words if word.endswith(".gin")]
+        status = main.main(["train", *files, *(f"--gin.{word}" for word in words if not word.endswith(".gin"))])
+        return status, capfd.readouterr().err
+
+    return train

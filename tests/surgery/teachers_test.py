@@ -1,7 +1,6 @@
 """A teacher in another format computes what its own library computed, and a student starts from it."""
 
 import dataclasses
-import pathlib
 import shutil
 
 import numpy as np
@@ -9,37 +8,41 @@ import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from switch_tf import SwitchTransformer, conversion, data
-from switch_tf.cli import main
+from switch_tf import conversion, data
 from switch_tf.configs.run import Run
-from switch_tf.conversion import model_gin, weight_source
-from switch_tf.conversion import t5x as rules
+from switch_tf.conversion import model_gin
 from switch_tf.conversion.formats import opened
 from switch_tf.data.task_catalog import fingerprint_of_pieces, fingerprint_of_vocabulary
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.refusals import Refusal
-from switch_tf.reporting import report
 from switch_tf.surgery.distillation import Distillation, LiveTeacher
-from tests.conversion import mesh_tensorflow_test
+from tests.conversion import mesh_tensorflow_checkpoints
+from tests.conversion.numpy_reader import softmax
+from tests.conversion.shared import (
+    GOLDEN,
+    arrays_of,
+    built,
+    copy,
+    expected_logits,
+    golden,
+    golden_variables,
+    refusal,
+    tensors_of,
+)
 from tests.conversion.t5x_checkpoints import write
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hugging_face"
 DESCRIBED = {"vocabulary": [], "pieces": []}
 
 
 def t5x(folder, config):
     """A dense model, and its T5X checkpoint with the gin file that T5X writes beside it."""
-    model = SwitchTransformer(config)
-    model.build()
-    variables = weight_source.variables_of(model)
-    write(folder, {name.removeprefix("target/"): values for link in rules.RULES.link(weight_source.weights_of(config))
-                   for name, values in link.to_theirs(variables[link.ours].numpy())})
-    fields = {"vocab_size": config.vocab_size, "emb_dim": config.d_model, "num_heads": config.num_heads,
-              "head_dim": config.d_kv, "mlp_dim": config.d_ff, "num_encoder_layers": config.num_encoder_layers,
-              "num_decoder_layers": config.num_decoder_layers, "logits_via_embedding": config.logits_via_embedding,
-              "mlp_activations": (config.activation,)}
-    lines = [f"network.T5Config.{name} = {value!r}" for name, value in fields.items()]
-    (folder / "config.gin").write_text("\n".join(["from t5x.examples.t5 import network", *lines]) + "\n")
+    model = built(config)
+    write(folder, arrays_of(model))
+    fields = {"emb_dim": "d_model", "head_dim": "d_kv", "mlp_dim": "d_ff", **{name: name for name in (
+        "vocab_size", "num_heads", "num_encoder_layers", "num_decoder_layers", "logits_via_embedding")}}
+    lines = [f"network.T5Config.{name} = {getattr(config, ours)!r}" for name, ours in fields.items()]
+    (folder / "config.gin").write_text("\n".join([
+        "from t5x.examples.t5 import network", *lines,
+        f"network.T5Config.mlp_activations = ('{config.activation}',)"]) + "\n")
     return model
 
 
@@ -48,45 +51,41 @@ def dense_config(shallow_config):
     return dataclasses.replace(shallow_config, num_experts=0, activation="relu")
 
 
-def logits_of(folder, features):
+def restored(folder):
     teacher = LiveTeacher(str(folder))
     teacher.build(Partitioner())
     teacher.restore()
+    return teacher
+
+
+def logits_of(folder, features):
+    teacher = restored(folder)
     return teacher.shared_logits(teacher._config, features)[0].numpy()
 
 
-def features_of(case):
-    expected = np.load(GOLDEN / case / "expected.npz")
-    features = {"encoder_input_tokens": expected["inputs"], "decoder_input_tokens": expected["decoder_inputs"]}
-    return features, expected["logits"], expected["targets"] != 0
-
-
 def test_a_teacher_of_hugging_face_has_the_logits_that_pytorch_computes():
-    features, logits, is_target = features_of("t5_1_1")
+    features, logits, is_target = expected_logits("t5_1_1")
     assert np.abs(logits_of(GOLDEN / "t5_1_1", features) - logits)[is_target].max() < 1e-4
 
 
 def test_a_teacher_of_hugging_face_drops_no_token():
-    features, logits, is_target = features_of("switch")  # of which two in three tokens are dropped
+    features, logits, is_target = expected_logits("switch")  # of which two in three tokens are dropped
     model = conversion.from_hugging_face(GOLDEN / "switch")
-    roomy = SwitchTransformer(dataclasses.replace(model.config, expert_capacity=100))
-    roomy.build()
-    for variable, read in zip(roomy.variables, model.variables, strict=True):
-        variable.assign(read)
+    roomy = built(dataclasses.replace(model.config, expert_capacity=100))
+    roomy.set_weights(model.get_weights())
     taught = logits_of(GOLDEN / "switch", features)
     np.testing.assert_allclose(taught, roomy.forward(features)[0], atol=1e-5)
     assert np.abs(taught - logits)[is_target].max() > 1
-    with pytest.raises(Refusal, match="teacher_capacity_factor has no effect .* leave it out, and no token is dropped"):
-        LiveTeacher(str(GOLDEN / "switch"), capacity_factor=2.0).check(model.config, DESCRIBED)
+    message = refusal(LiveTeacher(str(GOLDEN / "switch"), capacity_factor=2.0).check, model.config, DESCRIBED)
+    assert "teacher_capacity_factor has no effect " in message
+    assert " leave it out, and no token is dropped" in message
 
 
 def test_experts_that_choose_tokens_need_a_capacity(shallow_config, tmp_path):
     config = dataclasses.replace(shallow_config, routing_policy="expert_choice", decoder_routing_policy="switch")
-    teacher = SwitchTransformer(config)
-    teacher.build()
-    conversion.to_switch_tf(teacher, tmp_path / "teacher")
-    with pytest.raises(Refusal, match="choose tokens and leave out others at any capacity; set Distil"):
-        LiveTeacher(str(tmp_path / "teacher")).check(config, DESCRIBED)
+    conversion.to_switch_tf(built(config), tmp_path / "teacher")
+    assert "choose tokens and leave out others at any capacity; set Distil" in refusal(
+        LiveTeacher(str(tmp_path / "teacher")).check, config, DESCRIBED)
     LiveTeacher(str(tmp_path / "teacher"), capacity_factor=2.0).check(config, DESCRIBED)
 
 
@@ -108,36 +107,33 @@ def described_by(path):
     return {"vocabulary": [fingerprint_of_vocabulary(vocabulary)], "pieces": [fingerprint_of_pieces(vocabulary)]}
 
 
-def test_a_teacher_with_the_same_vocabulary_may_have_other_rows(dense_config, batch, tmp_path):
+def test_a_teacher_with_the_same_vocabulary_may_have_other_rows(tmp_path):
     make_vocabulary(tmp_path)
-    described = described_by(tmp_path / "own.model")
-    shutil.copytree(GOLDEN / "t5_1_1", tmp_path / "teacher")
-    teacher = LiveTeacher(str(tmp_path / "teacher"))
-    config = conversion.from_hugging_face(tmp_path / "teacher").config
+    described, of_same, of_other = (described_by(tmp_path / f"{name}.model") for name in ("own", "same", "other"))
+    folder = copy("t5_1_1", tmp_path / "teacher")
+    config = golden("t5_1_1")[0]
     fewer, more = (dataclasses.replace(config, vocab_size=size) for size in (60, 70))
-    with pytest.raises(Refusal, match="has 64 rows and no vocabulary to compare; put its spiece.model there"):
-        teacher.check(fewer, described)
-    shutil.copy(tmp_path / "same.model", tmp_path / "teacher" / "spiece.model")
-    assert described_by(tmp_path / "same.model")["vocabulary"] != described["vocabulary"]
-    teacher = LiveTeacher(str(tmp_path / "teacher"))
+    assert "has 64 rows and no vocabulary to compare; put its spiece.model there" in refusal(
+        LiveTeacher(str(folder)).check, fewer, described)
+    shutil.copy(tmp_path / "same.model", folder / "spiece.model")
+    assert of_same["vocabulary"] != described["vocabulary"]
+    teacher = restored(folder)
     for student in (fewer, config, more):
         teacher.check(student, described)
-        with pytest.raises(Refusal, match="The vocabulary of the teacher .* is not the student's"):
-            teacher.check(student, described_by(tmp_path / "other.model"))
-    teacher.build(Partitioner())
-    teacher.restore()
-    features, _, is_target = features_of("t5_1_1")
-    whole = teacher.shared_logits(config, features)[0].numpy()
+        message = refusal(teacher.check, student, of_other)
+        assert message.startswith("The vocabulary of the teacher ") and " is not the student's" in message
+    features, _, is_target = expected_logits("t5_1_1")
+    whole, mass = teacher.shared_logits(config, features)
+    assert mass is None
     shared, mass = teacher.shared_logits(fewer, features)
     np.testing.assert_array_equal(shared, whole[..., :60])
-    probs = np.exp(whole) / np.exp(whole).sum(-1, keepdims=True)
-    np.testing.assert_allclose(mass, probs[..., 60:].sum(-1), rtol=1e-4)
-    assert teacher.shared_logits(config, features)[1] is None
-    shared, mass = teacher.shared_logits(more, features)
-    assert mass is None and shared.shape[-1] == 70 and np.all(shared.numpy()[..., 64:] == -1e9)
+    unshared = softmax(whole.numpy())[..., 60:].sum(-1)
+    np.testing.assert_allclose(mass, unshared, rtol=1e-4)
+    of_more, mass = teacher.shared_logits(more, features)
+    assert mass is None and of_more.shape[-1] == 70 and np.all(of_more.numpy()[..., 64:] == -1e9)
     targets = {"decoder_target_tokens": np.where(is_target, 3, 0), "decoder_loss_weights": is_target.astype("int32")}
-    terms = teacher.cross_entropies(fewer, {**features, **targets}, whole[..., :60], 1.0)
-    assert float(terms["teacher_unshared"].value) == pytest.approx(probs[..., 60:].sum(-1)[is_target].mean(), rel=1e-4)
+    terms = teacher.cross_entropies(fewer, {**features, **targets}, shared, 1.0)
+    assert float(terms["teacher_unshared"].value) == pytest.approx(unshared[is_target].mean(), rel=1e-4)
 
 
 def test_a_teacher_of_t5x_has_the_logits_of_its_weights(dense_config, batch, tmp_path):
@@ -146,35 +142,30 @@ def test_a_teacher_of_t5x_has_the_logits_of_its_weights(dense_config, batch, tmp
 
 
 def test_the_identity_is_that_of_the_contents(tmp_path):
-    names = ("one", "two", "more", "tuned")
-    for name in names:
-        shutil.copytree(GOLDEN / "switch", tmp_path / name)
-    (tmp_path / "more" / "more.json").write_text("{}")
-    weights = tmp_path / "tuned" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1  # a value of the last tensor: the same names and sizes
-    weights.write_bytes(content)
-    one, two, more, tuned = (LiveTeacher(str(tmp_path / name)).identity for name in names)
+    tensors = {name: tensor.copy() for name, tensor in tensors_of("switch").items()}
+    folders = [copy("switch", tmp_path / name, tensors) for name in ("one", "two", "more")]
+    (folders[2] / "more.json").write_text("{}")
+    tensors["shared.weight"][0, 0] += 1  # the same names and sizes
+    folders.append(copy("switch", tmp_path / "tuned", tensors))
+    one, two, more, tuned = (LiveTeacher(str(folder)).identity for folder in folders)
     assert one == two and len({one, more, tuned}) == 3 and one.startswith("hugging_face, ")
 
 
 def test_a_teacher_that_does_not_state_its_model_is_converted_first(tmp_path):
-    config, variables = mesh_tensorflow_test.golden("switch")
-    place = mesh_tensorflow_test.write(tmp_path / "mesh", variables)
-    prefix = next(place.glob("*.index")).with_suffix("") if place.is_dir() else place
-    for teacher in (prefix.parent, prefix):
+    config, variables = golden_variables("switch")
+    for teacher in (mesh_tensorflow_checkpoints.write(tmp_path, variables), tmp_path / "model.ckpt-7"):
         objective = Distillation(str(teacher))
         assert objective.get_config()["teacher"].startswith("mesh_tensorflow, ")  # a run records it before the check
-        with pytest.raises(Refusal, match="is of mesh_tensorflow and does not describe its model; convert it first: "
-                                          "switch-tf convert --input .* --gin_file=gin/models/NAME.gin"):
-            objective.check(config, DESCRIBED)
+        message = refusal(objective.check, config, DESCRIBED)
+        assert ("is of mesh_tensorflow and does not describe its model; convert it first: switch-tf convert --input "
+                in message) and " --gin_file=gin/models/NAME.gin" in message
 
 
 def test_a_student_is_compared_with_the_foreign_teacher_before_anything_is_built():
-    config = conversion.from_hugging_face(GOLDEN / "switch").config
+    config = golden("switch")[0]
     student = dataclasses.replace(config, vocab_size=config.vocab_size + 8)
-    with pytest.raises(Refusal, match=f"A teacher needs the student's vocab_size, {student.vocab_size}, or its"):
-        Distillation(str(GOLDEN / "switch")).check(student, DESCRIBED)
+    assert f"A teacher needs the student's vocab_size, {student.vocab_size}, or its" in refusal(
+        Distillation(str(GOLDEN / "switch")).check, student, DESCRIBED)
 
 
 def test_a_student_starts_from_a_folder_that_states_another_model(dense_config, tmp_path):
@@ -187,23 +178,14 @@ def test_a_student_starts_from_a_folder_that_states_another_model(dense_config, 
 
 
 @pytest.mark.slow
-def test_a_stranger_distils_a_model_of_hugging_face(shallow_config, sentences_task, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "write", lambda folder: None)
-    teacher = SwitchTransformer(dataclasses.replace(shallow_config, expert_dropout_rate=0.0))
-    teacher.build()
+def test_a_stranger_distils_a_model_of_hugging_face(shallow_config, train, tmp_path):
+    teacher = built(dataclasses.replace(shallow_config, expert_dropout_rate=0.0))
     conversion.to_hugging_face(teacher, tmp_path / "teacher", expert_capacity=64)
-    (tmp_path / "student.gin").write_text(model_gin.gin_text(dataclasses.replace(
-        teacher.config, num_experts=0)))
-    (tmp_path / "sentences.gin").write_text(
-        'MIXTURE_OR_TASK_NAME = "sentences"\nTASK_FEATURE_LENGTHS = {"inputs": 32, "targets": 16}\n')
-    bindings = ("BATCH_SIZE=8", "LOG_PERIOD=1", "EVAL_PERIOD=2", "CHECKPOINT_PERIOD=2", "Run.eval_batches=1",
-                "MODEL_DIR='student'", "TEACHER='teacher'", "TRAIN_STEPS=2")
-    words = ["train", "--gin_file=student.gin", "--gin_file=sentences.gin", "--gin_file=gin/runs/distill.gin",
-             *(f"--gin.{binding}" for binding in bindings)]
-    assert main.main(words) == 0
-    said = capfd.readouterr().err
-    assert "weights from teacher, step 0; the others are new: encoder/layers_0/mlp/wi" in said
+    (tmp_path / "student.gin").write_text(model_gin.gin_text(dataclasses.replace(teacher.config, num_experts=0)))
+    words = ("student.gin", "gin/runs/distill.gin", "BATCH_SIZE=8", "EVAL_PERIOD=2", "MODEL_DIR='student'",
+             "TEACHER='teacher'")
+    status, said = train(*words, "TRAIN_STEPS=2")
+    assert status == 0 and "weights from teacher, step 0; the others are new: encoder/layers_0/mlp/wi" in said
     assert "train/distillation" in (tmp_path / "student" / "metrics.jsonl").read_text()
-    assert main.main([*words, "--gin.TRAIN_STEPS=3"]) == 0
-    assert "Going on from step 2" in capfd.readouterr().err
+    status, said = train(*words, "TRAIN_STEPS=3")
+    assert status == 0 and "Going on from step 2" in said

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,18 +13,16 @@ from switch_tf.cli import main
 from switch_tf.conversion import model_gin
 from switch_tf.conversion.weight_source import variables_of
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.reporting import report
 from switch_tf.surgery import upcycling
 from switch_tf.surgery.kernels import Changes
+from tests.conversion.shared import built
 
 EXPERTS = 4
 
 
 @pytest.fixture
 def dense(shallow_config):
-    made = SwitchTransformer(dataclasses.replace(shallow_config, num_experts=0, activation="geglu"))
-    made.build()
-    return made
+    return built(dataclasses.replace(shallow_config, num_experts=0, activation="geglu"))
 
 
 def trained(model, random, steps=3):
@@ -81,11 +80,11 @@ def test_narrow_experts_have_their_part_of_the_slots(dense):
 
 @pytest.fixture
 def command(shallow_config, tmp_path, monkeypatch, capsys):
-    """A function that upcycles in a folder with a model file; returns the status and the text."""
+    """A function that upcycles in a folder with model files; returns the status and the text."""
     monkeypatch.chdir(tmp_path)
-    config = dataclasses.replace(shallow_config, expert_dropout_rate=0.0)
-    (tmp_path / "sparse.gin").write_text(model_gin.gin_text(config))
-    (tmp_path / "dense.gin").write_text(model_gin.gin_text(dataclasses.replace(config, num_experts=0)))
+    for name, num_experts in (("sparse", EXPERTS), ("dense", 0)):
+        config = dataclasses.replace(shallow_config, expert_dropout_rate=0.0, num_experts=num_experts)
+        (tmp_path / f"{name}.gin").write_text(model_gin.gin_text(config))
 
     def command(*words):
         status = main.main(["upcycle", "--gin_file=sparse.gin", "--output=out", "--with_optimizer", *words])
@@ -95,37 +94,26 @@ def command(shallow_config, tmp_path, monkeypatch, capsys):
 
 
 def test_weights_without_slots_are_refused(dense, command, tmp_path):
-    conversion.to_switch_tf(SwitchTransformer(dataclasses.replace(dense.config, activation="relu")), tmp_path / "ours")
-    conversion.to_hugging_face(SwitchTransformer(dataclasses.replace(dense.config, activation="relu")),
-                               tmp_path / "theirs")
-    status, text = command("--from=ours")
-    assert status == 2 and "ours holds weights alone; leave out --with_optimizer." in text
-    status, text = command("--from=theirs")
-    assert status == 2 and "from checkpoints of t5x, mesh_tensorflow, switch_tf, and" in text
-    assert not (tmp_path / "out").exists()
+    model = SwitchTransformer(dataclasses.replace(dense.config, activation="relu"))
+    for write, message in ((conversion.to_switch_tf, "weights holds weights alone; leave out --with_optimizer."),
+                           (conversion.to_hugging_face, "from checkpoints of t5x, mesh_tensorflow, switch_tf, and")):
+        write(model, tmp_path / "weights")
+        status, text = command("--from=weights")
+        assert status == 2 and message in text and not (tmp_path / "out").exists()
+        shutil.rmtree(tmp_path / "weights")
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_optimizer_of_the_dense_run(command, sentences_task, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, "write", lambda folder: None)
-    (tmp_path / "sentences.gin").write_text(
-        'MIXTURE_OR_TASK_NAME = "sentences"\nTASK_FEATURE_LENGTHS = {"inputs": 32, "targets": 16}\n')
-
-    def train(model, folder, steps, *more):
-        bindings = ("BATCH_SIZE=8", "LOG_PERIOD=1", "EVAL_PERIOD=0", "CHECKPOINT_PERIOD=2", "Run.eval_batches=1",
-                    f"MODEL_DIR='{folder}'", f"TRAIN_STEPS={steps}", *more)
-        status = main.main(["train", f"--gin_file={model}", "--gin_file=sentences.gin",
-                            "--gin_file=gin/runs/pretrain.gin", *(f"--gin.{binding}" for binding in bindings)])
-        return status, capsys.readouterr().err
-
-    assert train("dense.gin", "dense", 2)[0] == 0
+def test_a_run_goes_on_with_the_optimizer_of_the_dense_run(command, train, tmp_path, capfd):
+    words = ("gin/runs/pretrain.gin", "BATCH_SIZE=8", "EVAL_PERIOD=0")
+    assert train("dense.gin", *words, "MODEL_DIR='dense'", "TRAIN_STEPS=2")[0] == 0
     status, text = command("--from=dense")
     assert status == 0 and "With the slots of Adafactor at step 2." in text, text
     description = folders.describe(tmp_path / "out")
     assert description["step"] == 2
     assert {"shape": [4, 16], "dtype": "float32"}.items() <= description["variables"][
         "optimizer/adafactor/switch_transformer_encoder_layers_0_mlp_experts_wo_v_row"].items()
-    status, text = train("out/model.gin", "sparse", 4, "INITIAL_CHECKPOINT='out'",
+    status, text = train("out/model.gin", *words, "MODEL_DIR='sparse'", "TRAIN_STEPS=4", "INITIAL_CHECKPOINT='out'",
                          "Run.initial_variables='with_optimizer'")
     assert status == 0 and "Starting from the weights and the optimizer of out, step 2" in text
     lines = [json.loads(line) for line in (tmp_path / "sparse" / "metrics.jsonl").read_text().splitlines()]
