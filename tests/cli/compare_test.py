@@ -1,5 +1,6 @@
 """Two variants of a tiny model, trained in turns from the command line; what is refused, and what a stop keeps."""
 
+import functools
 import json
 import signal
 import subprocess
@@ -7,8 +8,6 @@ import sys
 import time
 
 import pytest
-
-from switch_tf.cli import main
 
 COMPARISON = """
 from __gin__ import dynamic_registration
@@ -41,8 +40,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def compare(*words):
-    return main.main(["compare", "--gin_file=compare.gin", *words])
+@pytest.fixture
+def compare(folder, call):
+    """A function that runs the comparison; returns as `call` does."""
+    return functools.partial(call, "compare --gin_file=compare.gin")
 
 
 def losses(folder, variant, seed=0):
@@ -53,39 +54,38 @@ def losses(folder, variant, seed=0):
 
 
 @pytest.mark.slow
-def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_their_runs(folder, capsys):
-    assert compare("--json") == 0
-    out, err = capsys.readouterr()
-    found = json.loads(out)
+def test_variants_train_in_turns_on_the_same_batches_and_any_command_works_on_their_runs(folder, compare, call):
+    found, err = compare("--json")
     assert [variant["name"] for variant in found["variants"]] == ["dense", "sparse"]
     assert found["baseline"] == "dense" and found["variants"][1]["num_experts"] == 4
     assert found == json.loads((folder / "out" / "comparison.json").read_text()) | {"exit_status": 0}
     assert found["variants"][1]["seeds"][0]["curves"]["steps"] == [2, 4, 6]
     # In turns, in an order that rotates.
-    logged = [line.partition(":")[0] for line in err.splitlines() if "s/step  MFU" in line]
-    assert logged == ["dense", "sparse", "sparse", "dense", "dense", "sparse"]
+    assert _logged(err) == ["dense", "sparse", "sparse", "dense", "dense", "sparse"]
     assert len((folder / "out" / "batches_0.jsonl").read_text().splitlines()) == 6
     for name in ("comparison.png", "comparison.html", "dense/seed_0/operative_config.gin"):
         assert (folder / "out" / name).is_file()
     # Once more: nothing is left to train.
-    assert compare() == 0
-    out, err = capsys.readouterr()
-    assert "Seed 0: all variants are trained." in err and "s/step  MFU" not in err
+    out, err = compare()
+    assert "Seed 0: all variants are trained." in err and not _logged(err)
     assert "sparse" in out and "Report: out/comparison.html" in out
     # By itself, for longer than it was trained in company.
     run = folder / "out" / "sparse" / "seed_0"
-    assert main.main(["train", f"--gin_file={run}/operative_config.gin", "--gin.TRAIN_STEPS=8"]) == 0
-    assert "Going on from step 6" in capsys.readouterr().err
+    assert "Going on from step 6" in call(f"train --gin_file={run}/operative_config.gin --gin.TRAIN_STEPS=8")[1]
     # Finished runs, wherever they are from.
-    assert main.main(["compare", "--runs", "out/dense/seed_0", "out/sparse/seed_0", "--output=again", "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
+    again, _ = call("compare --runs out/dense/seed_0 out/sparse/seed_0 --output=again --json")
     assert any(remark.startswith("TRAIN_STEPS is 6 in dense and 8 in sparse") for remark in again["not_equal"])
     assert again["target_loss"] == found["target_loss"] and (folder / "again" / "comparison.html").is_file()
-    assert main.main(["compare", "--runs", "out", "--output=whole"]) == 0
+    call("compare --runs out --output=whole")
+
+
+def _logged(err):
+    """The variants of the lines that a comparison logs."""
+    return [line.partition(":")[0] for line in err.splitlines() if "s/step  MFU" in line]
 
 
 @pytest.mark.slow
-def test_a_teacher_is_trained_first_and_its_students_learn_from_it(folder, capsys):
+def test_a_teacher_is_trained_first_and_its_students_learn_from_it(folder, compare, call):
     """Also when the comparison was stopped between both, and the numbers are those of `train` by itself."""
     last = '"NUM_EXPERTS=4"],\n'
     text = COMPARISON.replace(last, last + """
@@ -95,25 +95,23 @@ def test_a_teacher_is_trained_first_and_its_students_learn_from_it(folder, capsy
   trained_first = ["sparse"]
   may_differ = ["objective", "INITIAL_CHECKPOINT", "Run.initial_variables"]""")
     (folder / "compare.gin").write_text(text)
-    assert compare("--json") == 0
-    out, err = capsys.readouterr()
-    logged = [line.partition(":")[0] for line in err.splitlines() if "s/step  MFU" in line]
+    result, err = compare("--json")
+    logged = _logged(err)
     assert logged[:3] == ["sparse"] * 3 and sorted(logged[3:]) == ["dense"] * 3 + ["student"] * 3
-    found = {variant["name"]: variant for variant in json.loads(out)["variants"]}
+    found = {variant["name"]: variant for variant in result["variants"]}
     assert found["student"]["distilled"]["teacher"] == "sparse" and found["dense"]["distilled"] is None
     assert len((folder / "out" / "batches_0.jsonl").read_text().splitlines()) == 6
-    assert compare() == 0
-    out, err = capsys.readouterr()
-    assert "Seed 0: sparse is trained." in err and "s/step  MFU" not in err
-    assert main.main(["compare", "--runs", "out", "--output=again", "--json"]) == 0
-    again = {variant["name"]: variant for variant in json.loads(capsys.readouterr().out)["variants"]}
-    assert again["student"]["distilled"] == found["student"]["distilled"]
+    _, err = compare()
+    assert "Seed 0: sparse is trained." in err and not _logged(err)
+    again, _ = call("compare --runs out --output=again --json")
+    (student,) = (variant for variant in again["variants"] if variant["name"] == "student")
+    assert student["distilled"] == found["student"]["distilled"]
 
 
 @pytest.mark.exhaustive
-def test_variants_learn_the_same_on_pjrt(folder):
+def test_variants_learn_the_same_on_pjrt(folder, compare):
     for backend in ("auto", "pjrt"):
-        assert compare(f"--gin.Layout.backend='{backend}'", "--gin.TRAIN_STEPS=2") == 0
+        compare(f"--gin.Layout.backend='{backend}'", "--gin.TRAIN_STEPS=2")
         (folder / "out").rename(folder / backend)
     for variant in ("dense", "sparse"):
         runs = [folder / backend / variant / "seed_0" for backend in ("auto", "pjrt")]
@@ -123,64 +121,39 @@ def test_variants_learn_the_same_on_pjrt(folder):
         assert len(found[0]) > 1 and found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--gin.Comparison.turn=0"], "Comparison.turn must be an integer of at least 1, not 0."),
-    (["--gin.Comparison.trun=1"], "Comparison doesn't have a parameter named 'trun'. Did you mean 'turn'?"),
-    (["--gin.SEED=3"], "each run gets its own SEED"),
-    (["--gin.SEEDS=(1, 1)"], "Comparison.seeds must be a list of different integers"),
-    (["--gin.SwitchConfig.d_modle=8"], "SwitchConfig doesn't have a parameter named 'd_modle'"),
-    (["--gin.NO_SUCH=8"], "dense: No gin file defines NO_SUCH."),
-    (["--gin.NUM_EXPERTS=-1"], "dense: num_experts must be an integer of at least 0, not -1."),
-    (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin'], 'b': ['gin/models/t5_tiny.gin',"
-      " 'SwitchConfig.d_ff=48']}", "--gin.SwitchConfig.d_kv=8"], "'b' does"),
-    (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin']}"], "at least two variants"),
-    (["--gin_file=gin/models/t5_tiny.gin"], "These gin files bind SwitchConfig.vocab_size"),
-    (["--output=x"], "--output goes with --runs"),
-    (["--runs", "a", "b"], "leave out --gin_file"),
-    (["--gin.MIXTURE_OR_TASK_NAME='no_such'"], "dense: No task or mixture"),
-])
-def test_mistakes_are_one_sentence_and_write_nothing(folder, capsys, words, message):
-    assert compare(*words) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.startswith("switch-tf compare: ") and error.count("\n") == 1
-    assert [entry.name for entry in folder.iterdir()] == ["compare.gin"]
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    ([], "A comparison is described by a gin file"),
-    (["--gin_file=gin/runs/demo.gin"], "These gin files describe no comparison: gin/runs/demo.gin."),
-    (["--runs", "a"], "at least two run folders"),
-    (["--runs", "a", "b"], "'a' is no run folder with a checkpoint"),
-])
-def test_without_a_comparison(folder, capsys, words, message):
-    assert main.main(["compare", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["--gin.Comparison.variants={'a': ['gin/models/t5_tiny.gin'], 'b': ['gin/models/t5_tiny.gin', 'BATCH_SIZE=16']}"],
-     "BATCH_SIZE is 8 in 'a' and 16 in 'b'"),
-    (["--gin.BEST_METRIC='eval/x/loss'", "--gin.PATIENCE=2"], "leave PATIENCE at 0"),
-    (["--gin.EVAL_PERIOD=0"], "set EVAL_PERIOD above 0"),
-])
-def test_what_only_the_whole_run_tells_is_refused_before_anything_is_written(folder, capsys, monkeypatch, words,
-                                                                             message):
+@pytest.mark.parametrize("words, message", {
+    "--gin.Comparison.turn=0": "Comparison.turn must be an integer of at least 1, not 0.",
+    "--gin.Comparison.trun=1": "Comparison doesn't have a parameter named 'trun'. Did you mean 'turn'?",
+    "--gin.SEED=3": "each run gets its own SEED",
+    "--gin.SEEDS=(1,1)": "Comparison.seeds must be a list of different integers",
+    "--gin.SwitchConfig.d_modle=8": "SwitchConfig doesn't have a parameter named 'd_modle'",
+    "--gin.NO_SUCH=8": "dense: No gin file defines NO_SUCH.",
+    "--gin.NUM_EXPERTS=-1": "dense: num_experts must be an integer of at least 0, not -1.",
+    "--gin.Comparison.variants={'a':['gin/models/t5_tiny.gin'],'b':['gin/models/t5_tiny.gin','SwitchConfig.d_ff=48']} "
+    "--gin.SwitchConfig.d_kv=8": "'b' does",
+    "--gin.Comparison.variants={'a':['gin/models/t5_tiny.gin']}": "at least two variants",
+    "--gin_file=gin/models/t5_tiny.gin": "These gin files bind SwitchConfig.vocab_size",
+    "--output=x": "--output goes with --runs", "--runs a b": "leave out --gin_file",
+    "--gin.MIXTURE_OR_TASK_NAME='no_such'": "dense: No task or mixture",
+    # What only the whole run tells:
+    "--gin.Comparison.variants={'a':['gin/models/t5_tiny.gin'],'b':['gin/models/t5_tiny.gin','BATCH_SIZE=16']}":
+        "BATCH_SIZE is 8 in 'a' and 16 in 'b'",
+    "--gin.BEST_METRIC='eval/x/loss' --gin.PATIENCE=2": "leave PATIENCE at 0",
+    "--gin.EVAL_PERIOD=0": "set EVAL_PERIOD above 0"}.items())
+def test_mistakes_are_one_sentence_and_write_nothing(folder, refused, monkeypatch, words, message):
     # Reading data takes a second for each variant; tests/data/examples_test.py is about it.
     monkeypatch.setattr("switch_tf.data.check_examples", lambda description: None)
-    assert compare(*words) == 2
-    assert message in capsys.readouterr().err
-    assert not (folder / "out").exists()
+    assert message in refused(f"compare --gin_file=compare.gin {words}")
 
 
 @pytest.mark.slow
-def test_a_batch_that_changed_stops_all_and_keeps_what_was_learnt(folder, capsys):
-    assert compare("--gin.TRAIN_STEPS=4") == 0
+def test_a_batch_that_changed_stops_all_and_keeps_what_was_learnt(folder, compare):
+    compare("--gin.TRAIN_STEPS=4")
     batches = folder / "out" / "batches_0.jsonl"
     lines = [json.loads(line) for line in batches.read_text().splitlines()]
     batches.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "step": 4}]))
-    capsys.readouterr()
-    assert compare("--gin.TRAIN_STEPS=6") == 2
-    assert "compare: dense: The batch after step 4 of 'dense' is not the one that" in capsys.readouterr().err
+    assert "compare: dense: The batch after step 4 of 'dense' is not the one that" in compare(
+        "--gin.TRAIN_STEPS=6", status=2)[1]
     assert losses(folder, "sparse")[-1]["step"] == 4
 
 

@@ -1,10 +1,15 @@
-"""A run that commands on trained runs can work on."""
+"""Runs that commands on trained runs can work on, and functions that run a command line."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from switch_tf import SwitchTransformer
+from switch_tf.cli import main
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.experiment import Experiment
 
@@ -31,13 +36,62 @@ Run.eval_batches = 2
 """
 
 
-@pytest.fixture(scope="module")
+LOADING = ("cache", "export", "infer", "serve", "vocabulary")  # these say first what they do
+
+
+@pytest.fixture
+def call(capsys):
+    """A function that runs a command line; returns its output, of --json the object, and its error output."""
+
+    def run(line, *words, status=0):
+        assert main.main([*line.split(), *words]) == status
+        out, err = capsys.readouterr()
+        return (json.loads(out.splitlines()[-1]) if "--json" in (*line.split(), *words) else out), err
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """A function that runs a command line in the folder of the test, which the command refuses and leaves as it was;
+    returns its one sentence."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line, *words):
+        command, *_ = words = [*line.split(), *words]
+        before = sorted(tmp_path.rglob("*"))
+        assert main.main(words) == 2
+        error = capsys.readouterr().err
+        told = [line for line in error.splitlines() if line.startswith(f"switch-tf {command}: ")]
+        assert len(told) == 1 and "Traceback" not in error, error
+        assert command in LOADING or error == f"{told[0]}\n"
+        assert sorted(tmp_path.rglob("*")) == before
+        return told[0]
+
+    return run
+
+
+@pytest.fixture
+def process(tmp_path):
+    """A function that runs a command line in a process of its own; returns the object of --json and its error output.
+    """
+
+    def run(line, *words, status=0, **environ):
+        done = subprocess.run([sys.executable, "-m", "switch_tf.cli", *line.split(), *words], cwd=tmp_path,
+                              capture_output=True, text=True, env=os.environ | environ)
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        return done.stdout and json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
     """A run folder with a checkpoint of a model that was not trained."""
     return _write_run(tmp_path_factory.mktemp("run"), CONFIGURATION)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sparse_run(tmp_path_factory):
     """A run folder with two checkpoints of a model with eight experts in its encoder, which say so."""
     return _write_run(tmp_path_factory.mktemp("sparse"), CONFIGURATION + SPARSE, steps=(6, 7), has_record=True)
@@ -62,7 +116,7 @@ def _write_run(folder, configuration, steps=(7,), has_record=False):
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kept_run(run_folder, tmp_path_factory):
     """A copy of it that keeps itself as data, as `train` leaves one."""
     from switch_tf.training import trainer
