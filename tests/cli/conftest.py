@@ -57,15 +57,18 @@ def refused(tmp_path, monkeypatch, capsys):
     returns its one sentence."""
     monkeypatch.chdir(tmp_path)
 
+    def written():
+        return {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
+
     def run(line, *words):
         command, *_ = words = [*line.split(), *words]
-        before = sorted(tmp_path.rglob("*"))
+        before = written()
         assert main.main(words) == 2
         error = capsys.readouterr().err
         told = [line for line in error.splitlines() if line.startswith(f"switch-tf {command}: ")]
         assert len(told) == 1 and "Traceback" not in error, error
         assert command in LOADING or error == f"{told[0]}\n"
-        assert sorted(tmp_path.rglob("*")) == before
+        assert written() == before
         return told[0]
 
     return run
@@ -126,5 +129,3 @@ def kept_run(run_folder, tmp_path_factory):
     model, run = SwitchTransformer(described.config), described.run
     trainer.keep_config(folder, model, run, "auto", print)
     return folder
-
-

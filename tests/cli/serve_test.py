@@ -13,38 +13,23 @@ import threading
 
 import pytest
 
-from switch_tf.cli import main
-
 PATH = "/v1/models/{}:predict"
 
 
-@pytest.mark.parametrize("words, error", [
-    (["--port=70000"], r"--port must be in 0 to 65535, not 70000"),
-    (["--batch_size=0"], "--batch_size must be an integer of at least 1, not 0"),
-    (["--host=nowhere.invalid"], r"--host nowhere.invalid --port 8501 cannot be listened at"),
-    (["--backend=mirrored"], "--backend must be one of 'auto', 'pjrt', not 'mirrored'"),
-    (["--max_waiting=0"], "--max_waiting"), (["--max_request_bytes=-1"], "--max_request_bytes"),
-    (["--temperature=2"], "--temperature goes with --sampler sample"), (["--step=9"], "a step with a checkpoint .7.")])
-def test_mistakes_are_one_sentence(run_folder, capsys, words, error):
-    assert main.main(["serve", f"--run={run_folder}", *words]) == 2
-    assert re.search(error, capsys.readouterr().err)
-
-
-def test_a_port_that_is_taken_is_said_before_anything_is_loaded(run_folder, capsys):
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(run_folder, call):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        assert main.main(["serve", f"--run={run_folder}", f"--port={other.getsockname()[1]}"]) == 2
-    found = capsys.readouterr().err
+        _, found = call(f"serve --run={run_folder} --port={other.getsockname()[1]}", status=2)
     assert "cannot be listened at: [Errno 98] Address already in use. Give another --port" in found
     assert "Loading" not in found
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_a_package_that_is_missing_is_named(run_folder, capsys, monkeypatch, missing):
+def test_a_package_that_is_missing_is_named(run_folder, refused, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    assert main.main(["serve", f"--run={run_folder}"]) == 2
-    assert f"Serving needs the package {missing}, which is not installed; run: pip" in capsys.readouterr().err
+    assert f"Serving needs the package {missing}, which is not installed; run: pip" in refused(
+        f"serve --run={run_folder}")
 
 
 @pytest.mark.slow
@@ -88,8 +73,8 @@ def test_pjrt_serves_the_same_answers(run_folder):
     found = []
     for words in ([], ["--backend=pjrt", "--gin_file=gin/layouts/expert.gin", "--devices=4", "--batch_size=6"]):
         with _started(run_folder, *words) as process:
-            name, port = run_folder.name, _port(process)
-            found.append([_ask(name, port, count)["predictions"] for count in (1, 9)])
+            port = _port(process)
+            found.append([_ask(run_folder.name, port, count)["predictions"] for count in (1, 9)])
     scores = [[answer.pop("scores") for answer in sum(answers, [])] for answers in found]
     assert found[0] == found[1] and scores[0] == pytest.approx(scores[1], rel=1e-5)
 
@@ -115,12 +100,15 @@ def _port(process):
 
 
 def _ask(name, port, count=1):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", PATH.format(name), json.dumps({"instances": ["the <extra_id_0> array"] * count}))
-    return json.loads(connection.getresponse().read())
+    instances = json.dumps({"instances": ["the <extra_id_0> array"] * count})
+    return json.loads(_request(port, "POST", PATH.format(name), instances))
 
 
 def _metrics(port):
+    return _request(port, "GET", "/metrics").decode()
+
+
+def _request(port, *request):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/metrics")
-    return connection.getresponse().read().decode()
+    connection.request(*request)
+    return connection.getresponse().read()
