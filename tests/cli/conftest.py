@@ -39,16 +39,20 @@ Run.eval_batches = 2
 LOADING = ("cache", "export", "infer", "serve", "vocabulary")  # these say first what they do
 
 
+def caller(captured):
+    def run(line, *words, status=0):
+        words = [*line.split(), *words]
+        assert main.main(words) == status
+        out, err = captured.readouterr()
+        return (json.loads(out.splitlines()[-1]) if out and "--json" in words else out), err
+
+    return run
+
+
 @pytest.fixture
 def call(capsys):
     """A function that runs a command line; returns its output, of --json the object, and its error output."""
-
-    def run(line, *words, status=0):
-        assert main.main([*line.split(), *words]) == status
-        out, err = capsys.readouterr()
-        return (json.loads(out.splitlines()[-1]) if "--json" in (*line.split(), *words) else out), err
-
-    return run
+    return caller(capsys)
 
 
 @pytest.fixture
