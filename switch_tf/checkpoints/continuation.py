@@ -91,7 +91,7 @@ def model_fields(saved: dict) -> dict[str, Any]:
 
 def check_weights(saved: dict, new: dict, checkpoint: folders.Folder,
                   vocabularies: tuple[str, str] | None = None, initial_variables: str = "all") -> None:
-    """Refuses to start a run from another model's weights. Arguments as in `check` and `Run`."""
+    """Refuses weights that a new run cannot start from. Arguments as in `check` and `Run`."""
     compared = {"all": {"vocabulary"} | _MODEL, "matching": {"vocabulary"},
                 "with_optimizer": _FIXED - {"objective"}}[initial_variables]
     if different := [name for name in _differences(saved, new) if name in compared]:

@@ -105,7 +105,6 @@ class RunFolder:
         """Whether an evaluation of a step, or its omission, is recorded."""
         return any(record["step"] == step for record in self.evaluations(step))
 
-
     def write_end(self, step: int, reason: str) -> None:
         """Records why the run ended. The next start removes the record."""
         write_whole(self.path / _END, json_lines.dumps({"step": step, "reason": reason}) + "\n")

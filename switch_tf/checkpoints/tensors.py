@@ -19,7 +19,7 @@ from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
 _PORTION = 2**28  # bytes of whole variables to read at a time
-# Errors of TensorFlow, and of a checkpoint that its run has removed.
+# Errors of TensorFlow (AssertionError for a missing variable), and of a checkpoint that its run has removed.
 _DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 

@@ -273,7 +273,7 @@ def run_serve(arguments: Namespace) -> dict:
         outputs.say("Compiling.")
         served.warm_up()
         gc.collect()
-        gc.freeze()  # large requests would make the collector visit TensorFlow's objects again and again
+        gc.freeze()  # or large requests would make the collector visit TensorFlow's objects again and again
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         listening.HttpServer(served.app, listening.make_room(), lambda: outputs.say(
@@ -354,7 +354,8 @@ def _restore(arguments, described, checkpoint, sampler, batch_size):
 def _load_to_answer(arguments, folder):
     """Returns the run for a command on texts: on one device, or under its layout with the pjrt back end.
 
-    Usually `config.json` suffices. Then no task or data is needed, and no code in the folder is executed.
+    Without gin arguments, --trust or pjrt, `config.json` suffices unless only code can create the vocabulary. Then no
+    task or data is needed, and no code in the folder is executed.
     """
     if hasattr(arguments, "backend") and _is_for_pjrt(arguments, folder):
         if (count := len(cluster.members().addresses)) > 1:

@@ -26,7 +26,7 @@ with epy.lazy_imports():  # imports TensorFlow
 
 _NUM_EXAMPLES = 3
 _TOP_K = 32
-# Rows of an embedding are a multiple, to fill an accelerator's tiles and to be easy to split.
+# The rows of an embedding are a multiple of it, to fill an accelerator's tiles and to be easy to split.
 _ROWS = 128
 
 TASKS_EXAMPLES = r"""

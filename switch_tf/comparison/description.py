@@ -21,8 +21,8 @@ _OWN = ("MODEL_DIR", "SEED")
 class Comparison:
     """Runs that differ in their model, trained on the same batches.
 
-    For every seed a variant is an ordinary run in `<model_dir>/<variant>/seed_<seed>`. The gin files are the variant's,
-    then the common ones. The variant's bindings come last.
+    For every seed a variant is an ordinary run in `<model_dir>/<variant>/seed_<seed>`. Its gin files are the variant's,
+    then the common ones. Its bindings are the common ones, then the variant's, then the command line's.
 
     Args:
         model_dir: Folder of all runs and of the report.

@@ -14,7 +14,7 @@ from switch_tf.reporting import summaries
 from switch_tf.storage import json_lines, places
 from switch_tf.training.stopping import Stopping
 
-# Steps of a turn.
+# First steps of a turn, not timed.
 _UNTIMED = 2
 
 

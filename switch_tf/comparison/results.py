@@ -47,7 +47,7 @@ class Curves:
     `losses`: Smoothed losses of the mixture.
     `values`: Name of any other evaluated value -> (steps, values), not smoothed.
     `seconds`, `tokens`, `flops`: Training time, tokens, and FLOPs of products with weights, from the start to each of
-    `steps`. A backward pass counts twice a forward pass.
+        `steps`. A backward pass counts twice a forward pass.
     `step_times`: Logged step -> seconds per step before it.
     """
 
@@ -137,7 +137,7 @@ def told_apart(runs: list[Curves]) -> list[Curves]:
 
 
 def smoothed(losses: Sequence[float]) -> np.ndarray:
-    """Returns the means of losses and up to two before each.
+    """Returns the mean of each loss and up to two losses before it.
 
     Means are rounded only once, so a tie between two runs stays a tie.
     """

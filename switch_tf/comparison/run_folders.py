@@ -49,7 +49,7 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
 
 def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
            is_complete: bool = True) -> tuple[dict, str]:
-    """Writes the report on runs, as (variant, run folder).
+    """Writes the report on `runs`, pairs of (variant, run folder).
 
     Unless `is_complete`, runs without an evaluation are left out.
 

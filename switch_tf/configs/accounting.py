@@ -104,7 +104,7 @@ def _feed_forward_products(config, hidden_width, output_width):
 
 
 def flops_per_step(config: Any, batch_size: int, inputs_length: int, targets_length: int) -> int:
-    """Counts the FLOPs of a training step, its backward pass twice the forward pass.
+    """Counts the FLOPs of a training step. The backward pass costs twice the forward pass.
 
     Excludes capacity padding and recomputation.
     """

@@ -110,7 +110,7 @@ class Experiment:
         return experiment
 
     def as_gin(self) -> Gin:
-        """Returns the gin that this experiment was read from, with later changes.
+        """Returns gin for this experiment: the gin it was read from, if any, with later changes.
 
         A layout completed for this machine counts as unchanged.
 

@@ -90,7 +90,6 @@ class Gin:
         self._wrong = []  # messages for `check`
         self._left = _MOST_USES
 
-
     def names(self) -> set[str]:
         """Returns the full names of bound or referenced parts."""
         return {name for _, name in self.bound} | {
@@ -213,7 +212,6 @@ class Gin:
                       for parameter, value in sorted(parameters.items())]
         return "\n".join(lines) + "\n"
 
-
     def read_file(self, file: str, folders: Sequence[str], included_from: tuple[str, ...] = ()) -> None:
         """Adds a file and its includes, each from the first folder that has it."""
         paths = [os.path.join(folder, file) for folder in (folders if places.is_local(file) else [""])]
@@ -309,7 +307,6 @@ class Gin:
         known = sorted({full.rpartition(".")[2] for full in self.names() - {name}})
         hint = nearest(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
         return f"{self._sources.get(name, 'a gin file')}: No configurable matching {name!r}.{hint}"
-
 
     def check(self, is_whole: bool = True) -> "Gin":
         """Imports the modules of other packages and checks all names and macros.

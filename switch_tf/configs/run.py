@@ -26,7 +26,7 @@ class Run:
             never evaluates.
         eval_batches: Largest number of validation batches.
         eval_each_task: Also evaluate the loss of each task of a mixture, on the same number of batches.
-        unigram_batches: Training batches for a unigram model. Its loss is logged at step 0.
+        unigram_batches: Training batches for a unigram model. Its loss is logged at step 0. 0 counts none.
         pack: Several examples in one sequence.
         vocabulary: Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a SentencePiece model.
         use_cached_tasks: Read tokens from `switch-tf cache`.
@@ -53,7 +53,7 @@ class Run:
         patience: Evaluations without a better value before stopping, counted from the first finite value. 0 never
             stops.
         shown_examples: Held-out examples to print with predictions at the end, at most a batch.
-        profile_steps: Steps to record with the profiler, soon after each start.
+        profile_steps: Steps to record with the profiler, soon after each start. 0 records none.
     """
 
     model_dir: str

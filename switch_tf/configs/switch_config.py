@@ -207,7 +207,6 @@ class SwitchConfig:
         found.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # ignores the working directory
         return found.part(parts.CONFIG).make()
 
-
     @property
     def is_encoder_only(self) -> bool:
         return self.num_decoder_layers == 0
@@ -297,7 +296,6 @@ class SwitchConfig:
                      for stack, layers in (("encoder", self.encoder_sparse_layers),
                                            ("decoder", self.decoder_sparse_layers))
                      for i in layers for router in routers)
-
 
     def weights(self) -> Iterator[accounting.Weight]:
         """Yields the weights of the model by kind."""

@@ -253,7 +253,7 @@ class CorruptRecords:
         """Leaves out a record and prints a line on standard error.
 
         Raises:
-            BadData: The file itself is damaged, or the limit is reached.
+            BadData: The file itself is damaged, or the task has more corrupt records than the limit.
             UnreachableData: The disk failed.
         """
         if isinstance(error, RuntimeError) and _FORMAT not in str(error):

@@ -220,7 +220,7 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
         num_shards: Number of shards of the whole cache.
         prepare: Registers the task in a worker. Beam pickles it.
         flags: Flags of Beam. Without `--runner`, workers are processes of this machine.
-        num_processes: Number of such workers.
+        num_processes: Number of workers on this machine, at least 1.
     """
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:

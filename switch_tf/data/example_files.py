@@ -39,7 +39,7 @@ class BadData(Refusal):
 
 
 class UnreachableData(BadData):
-    """Data that a disk or a bucket does not deliver, perhaps only now."""
+    """Data that a disk or a bucket does not deliver, perhaps only for now."""
 
 
 def kind_of(name: str) -> str | None:

@@ -50,7 +50,7 @@ def import_seqio() -> Any:
 def keep_jax_on_cpu() -> None:
     """Keeps seqio's JAX metrics from taking the accelerator that TensorFlow trains on.
 
-    No effect if Keras or the back end runs on JAX, or if JAX_PLATFORMS is set.
+    Has no effect if Keras or the back end runs on JAX, or if JAX_PLATFORMS is set.
     """
     if keras.config.backend() != "tensorflow" or devices.are_jax():
         return

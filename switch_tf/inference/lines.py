@@ -15,8 +15,7 @@ Line = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
 def read(examples: Iterable) -> Iterator[Line]:
-    """Yields the lines of a file from `data.TextFile.examples` or `data.examples_of_lines`. The first field is the
-    input."""
+    """Yields the lines of `data.TextFile.examples` or `data.examples_of_lines`. The first field is the input."""
     for number, example in enumerate(examples):
         if example.texts is None:
             shown = example.raw.decode("utf-8", errors="replace").removeprefix("\ufeff").rstrip("\r\n")

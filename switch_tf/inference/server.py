@@ -31,7 +31,7 @@ from switch_tf.refusals import Refusal, first_line
 READ_SECONDS = 30  # from a request's headers to its end
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_BYTES_HELD = 2**28  # of incomplete requests
-_CHARACTERS_PER_TOKEN = 64  # of the longest accepted text; most of its tokens would be cut
+_CHARACTERS_PER_TOKEN = 64  # of the longest accepted text; most tokens of a longer one would be cut
 _FEWEST_CHARACTERS = 2**14
 _SMALL = 2**16  # bytes of a request parsed without a thread and always admitted
 _MOST_LONG = 4  # largest requests, or as many bytes, parsed and tokenised at a time
@@ -167,8 +167,8 @@ class Server:
     * `GET /v1/models/<name>`, a description of the model; `/health`; `/metrics`, for Prometheus; `/`, the page.
 
     Errors have the body `{"error": "..."}` and a status: 400 for other JSON, 403 for a foreign `Host` or `Origin`, 404,
-    405, 408 after `READ_SECONDS`, 413 for a long request or text, 500 for a failure of the model, 503 if too many
-    requests wait.
+    405, 408 after `READ_SECONDS`, 413 for a request or text that is too long, 500 for a failure of the model,
+    503 if too many requests wait.
 
     Args:
         text_model: Preferably with one program for all batches: `batch_size=None`, or on a back end with fixed shapes
@@ -265,7 +265,6 @@ class Server:
 
         return watch
 
-
     async def _predict(self, request):
         answers = await self._wait(request, self._answers, await self._read(request, "instances"))
         return JSONResponse({"predictions": [prediction for _, prediction in answers]})
@@ -337,7 +336,7 @@ class Server:
             async with asyncio.timeout(READ_SECONDS):
                 async for chunk in request.stream():
                     size += len(chunk)
-                    # Reads a long request to its end: clients expect no earlier answer.
+                    # Reads a request that is too long to its end: clients expect no earlier answer.
                     if size <= self._max_request_bytes:
                         body += chunk
                         self._num_bytes_held += len(chunk)

@@ -17,7 +17,7 @@ _PREFIXES = {"B": ((2**40, " Ti"), (2**30, " Gi"), (2**20, " Mi"), (2**10, " Ki"
 
 
 def sizes(config: SwitchConfig) -> dict[str, int]:
-    """Returns the main fields of a configuration. A dense model's have no sparse ones."""
+    """Returns the main fields of a configuration, for a dense model without the sparse ones."""
     shown = {name: getattr(config, name) for name in _SIZES if config.num_experts or "sparse" not in name}
     chosen = ("expert_d_ff", "encoder_sparse_indices", "decoder_sparse_indices") if config.num_experts else ()
     return shown | {name: getattr(config, name) for name in chosen if getattr(config, name) is not None}

@@ -112,7 +112,6 @@ class Lock:
         return (f"The {self._thing} {str(self._path)!r} was removed or replaced while this process was "
                 f"{self._doing} it, so nothing can be saved there any more; start again, and leave it in place.")
 
-
     def _lock_file(self):
         leftovers.make_room(self._place)
         patience = iter((0.1, 0.1))  # `is_held` holds it briefly
@@ -148,7 +147,6 @@ class Lock:
             return os.path.samestat(os.stat(self._place), os.fstat(self._file.fileno()))
         except FileNotFoundError:
             return False
-
 
     def _take_lease(self):
         self._text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": self.token,

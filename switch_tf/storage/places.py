@@ -1,5 +1,7 @@
 """Local files and objects in buckets, as paths with pathlib's interface that raise OSErrors.
 
+A bucket has no folders, renames, appends or locks: an object appears whole once it is written.
+
 TensorFlow has no conditional writes. tensorstore sends the generation of the object that was read, so a process cannot
 overwrite a newer object of another process, however long it slept.
 """

@@ -91,7 +91,7 @@ def reading(path: Place) -> Iterator[None]:
 def write_whole(path: Place, content: str | bytes | Iterable[bytes]) -> None:
     """Writes a file atomically, also while other processes read or write it.
 
-    A failure keeps the old content. The folder exists, and text is encoded as UTF-8.
+    A failure keeps the old content. The folder must exist. Text is encoded as UTF-8.
     """
     with writing(path):
         put(path, content)

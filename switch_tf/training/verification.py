@@ -40,8 +40,8 @@ class Verification(NamedTuple):
 
     `loss`, `later_loss`: Relative difference of the loss in the first step, and the largest in all steps.
     `gradient`: Largest max |a - b| / max |a| over variables, in the first step.
-    `weight`: Largest rms(a - b) / rms(a) over weights, after the last step. Rounding may flip single steps of an
-        optimizer.
+    `weight`: Largest rms(a - b) / rms(a) over weights, after the last step. Root mean square, because
+        rounding may flip single steps of an optimizer that divides by the gradient's size.
     `losses`: Pairs (one device, layout), step by step.
     `program`: See `Partitioner.program_text`.
     """
