@@ -69,6 +69,11 @@ def test_each_device_holds_what_inspect_computes(pieces):
                     ) == computed["optimizer_slots"]
 
 
+def test_one_process_reads_the_rows_of_all_its_devices(pieces):
+    assert len(pieces.sharding(("batch",)).addressable_devices_indices_map((8,))) == 8
+    assert pieces.rows(8) == (0, 8)
+
+
 def test_a_value_is_the_same_to_numpy_keras_and_tensorflow_and_after_every_assignment(pieces):
     variable = _variable(pieces, np.arange(8.0).reshape(4, 2), ("expert", None))
     expected = np.arange(8.0).reshape(4, 2)
