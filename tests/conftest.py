@@ -8,6 +8,7 @@ for `fusing`.
 
 import collections
 import contextlib
+import csv
 import dataclasses
 import functools
 import gc
@@ -143,9 +144,11 @@ def nothing_is_left_behind():
 
 
 @pytest.fixture(autouse=True)
-def no_gin_left():
-    """What a command sets in gin's global configuration ends with its test."""
+def nothing_is_left_set():
+    """What a command sets for the whole process in gin and csv ends with its test."""
+    limit = csv.field_size_limit()
     yield
+    csv.field_size_limit(limit)
     gin.clear_config()
 
 

@@ -62,7 +62,8 @@ def refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def written():
-        return {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
+        return {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")
+                if "__pycache__" not in path.parts}
 
     def run(line, *words):
         command, *_ = words = [*line.split(), *words]

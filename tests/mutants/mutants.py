@@ -269,8 +269,8 @@ MUTANTS = (
     # Writes of a suspended process, and files of other people.
     Mutant("storage/places.py", "content, if_equal=generation)", "content)", LOCK),
     Mutant("storage/whole_file.py", "max(found, key=len)", "min(found, key=len)", LOCK),
-    Mutant("storage/lock.py", "                self.check()  # after the generation was read,",
-           "                # after the generation was read,", LOCK),
+    Mutant("storage/lock.py", "                self.check()  # after reading the generation,",
+           "                # after reading the generation,", LOCK),
     Mutant("storage/lock.py", "if generation != watched:", "if not watched:", LOCK),
     Mutant("storage/lock.py", "and _now() > self._renewed + LIFETIME / 2:", "and False:", LOCK),
     Mutant("storage/whole_file.py", "            owner.replace(place, unfinished.read_bytes())\n",
