@@ -14,7 +14,7 @@ from switch_tf.refusals import Refusal
 
 
 class RouterWeight(NamedTuple):
-    """A weight that each router trains for its policy.
+    """A weight that each router trains for its policy. With two dimensions or more it counts as a product per token.
 
     Attributes:
         shape: tuple of int, of one dimension or more: (1,) for a number.
@@ -115,13 +115,16 @@ class Policy:
         return _resolve(self.update)(self, state, load)
 
     def logits(self, inputs: Any, logits: Any, weights: dict) -> Any:
-        """Returns the logits of `score`, or else of the kernel."""
-        return _resolve(self.score)(self, inputs, logits, weights) if self.score else logits
+        """Returns the logits of `score`."""
+        return _resolve(self.score)(self, inputs, logits, weights)
 
     def router_weights(self, d_model: int, num_experts: int) -> dict[str, RouterWeight]:
         """Returns every weight that a router trains, with its kernel, by name."""
         kernel = {"kernel": RouterWeight((d_model, num_experts), ("embed", "router_expert"), None)}
         declared = _resolve(self.weights)(self, d_model, num_experts) if self.weights else {}
+        if taken := declared.keys() & {"kernel", *self.state}:
+            raise Refusal(f"The policy {self.name!r} has a weight {min(taken)!r}, the name of the router's kernel or "
+                          "of a state; give it another name.")
         for name, (shape, axes, _) in declared.items():
             if not shape or len(axes) != len(shape):
                 raise Refusal(f"The weight {name!r} of the policy {self.name!r} has the shape {tuple(shape)} and the "

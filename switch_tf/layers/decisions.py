@@ -15,8 +15,8 @@ from switch_tf.partitioning.tensors import Tensor
 class Scores(NamedTuple):
     """Inputs of a routing policy.
 
-    `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None without a kernel.
-    `probs`: <router dtype>[group, tokens, expert], the router's softmax. None without a kernel.
+    `selection`: <float32>[group, tokens, expert], finite. Higher is preferred. None without learned scores.
+    `probs`: <router dtype>[group, tokens, expert], the router's softmax. None without learned scores.
     `is_real`: <bool>[group, tokens], False at padding.
     `token_ids`: <int32>[group, tokens] or None.
     """

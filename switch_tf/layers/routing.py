@@ -157,8 +157,11 @@ class Router(Layer):
         elif training and self.exploration == "input_dropout":
             x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
         logits = None if self.kernel is None else products.product("gsm,me->gse", x, self.kernel)
-        logits = self._policy.logits(x, logits, {
-            name: partitioning.use(variable, x.dtype) for name, variable in self._policy_weights.items()})
+        if self._policy.score:
+            logits = self._policy.logits(x, logits, {
+                name: partitioning.use(variable, x.dtype) for name, variable in self._policy_weights.items()})
+            checks.tensor(f"The logits of the policy {self._policy.name!r}", logits, "float",
+                          (*inputs.shape[:2], self.num_experts))
         return partitioning.constrain(logits, ("group", None, "router_expert"))
 
     @property

@@ -78,9 +78,10 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
         for name, variable in variables_of(smaller).items():
             weight = old[name].numpy()
             for router, place in routers.items():
-                split = [dim for dim, axis in enumerate(axes_of(old[name])) if axis in ("expert", "router_expert")]
-                if name.startswith((f"{place}experts/", f"{place}router/")) and split:
-                    (axis,), parts = split, []
+                axes = axes_of(old[name])
+                axis = next((dim for dim, one in enumerate(axes) if one in ("expert", "router_expert")), None)
+                if axis is not None and name.startswith((f"{place}experts/", f"{place}router/")):
+                    parts = []
                     for group in groups[router]:
                         shares = use[router][group]
                         parts.append(np.average(np.take(weight, group, axis).astype(np.float64), axis=axis,

@@ -65,7 +65,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
         return gate_scale(gate_sums(WeightSource(config, weights, read), layer), num_slices)
 
     def router_weight(layer, name):
-        """A policy's own weights and its state start as in a new model."""
+        """A policy's weights and state start as in a new model."""
         if name == "kernel":
             return kernels.router_kernel(config.d_model, config.num_experts, num_slices, config.init_scale,
                                          generator(layer, "router"))
@@ -105,9 +105,8 @@ def gate_sums(source: WeightSource, layer: str) -> np.ndarray:
     config, num_tokens = source.config, 1024
     sparse = switch_feed_forward(config, layer.startswith("decoder"), "float32")
     sparse.build((None, None, config.d_model))
-    for variable in sparse.router.variables:
-        if f"{layer}/mlp/router/{variable.name}" in source.weights:
-            variable.assign(source.read(f"{layer}/mlp/router/{variable.name}", slice(None)))
+    for variable in sparse.router.weights:
+        variable.assign(source.read(f"{layer}/mlp/router/{variable.name}", slice(None)))
     random = np.random.RandomState(0)
     tokens = random.standard_normal((1, num_tokens, config.d_model)).astype("float32")
     tokens *= source.read(f"{layer}/pre_mlp_layer_norm/scale", slice(None))

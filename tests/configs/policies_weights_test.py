@@ -23,10 +23,14 @@ WIDTH = 64
 NAMES = {"down", "directions", "temperature"}
 
 
-@pytest.fixture
-def cosine(monkeypatch):
-    """The policy of the page."""
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
     monkeypatch.setattr(policies, "_policies", dict(policies._policies))
+
+
+@pytest.fixture
+def cosine():
+    """The policy of the page."""
     (module,) = re.findall(r"```python\n([^`]*RouterWeight[^`]*)```", PAGE.read_text())
     exec(module, {})
     return policies.get("cosine")
@@ -64,6 +68,26 @@ def test_scores_are_cosines_over_the_temperature(cosine):
     np.testing.assert_allclose(stats.router_z_loss.value, np.mean(np.log(np.exp(logits).sum(-1)) ** 2), rtol=1e-5)
 
 
+def test_a_score_may_change_the_logits_of_the_kernel():
+    warm = policies.Policy("warm", "switch_tf.layers.policy_functions:switch",
+                           weights=lambda *sizes: {"scale": policies.RouterWeight((1,), (None,), 2.0)},
+                           score=lambda policy, inputs, logits, weights: logits * weights["scale"])
+    x = np.random.RandomState(0).standard_normal((1, 5, 6)).astype("float32")
+    plain, scaled = Router(4, jitter_noise=0.0), Router(4, policy=policies.register(warm), jitter_noise=0.0)
+    for router in (plain, scaled):
+        router.build(x.shape)
+    assert [weight.name for weight in scaled.weights] == ["kernel", "scale"]
+    plain.kernel.assign(2 * scaled.kernel)
+    np.testing.assert_allclose(scaled(x, expert_capacity=5)[0].gate, plain(x, expert_capacity=5)[0].gate, rtol=1e-6)
+
+
+def test_logits_of_another_shape_are_refused():
+    flat = policies.Policy("flat", "switch_tf.layers.policy_functions:switch",
+                           score=lambda policy, inputs, logits, weights: logits[..., :2])
+    with pytest.raises(ValueError, match=r"The logits of the policy 'flat' must be .*\[1, 5, 4\], not .*\[1, 5, 2\]"):
+        Router(4, policy=policies.register(flat))(np.ones((1, 5, 6), "float32"), expert_capacity=5)
+
+
 def test_the_weights_are_counted(config):
     model = built(config)
     assert set(of_router(model)) == NAMES
@@ -72,14 +96,14 @@ def test_the_weights_are_counted(config):
     assert config.flops_by_part(8, 8)["router"] == 2 * per_token * 8 * len(config.encoder_sparse_layers)
 
 
-@pytest.mark.parametrize("layout, mesh_shape", [
-    ("single", None), pytest.param("expert", "data=2", marks=pytest.mark.slow)])
-def test_a_step_trains_them_in_any_layout(config, batch, make_partitioner, layout, mesh_shape):
+@pytest.mark.parametrize("layout, mesh_shape, backend", [
+    ("single", None, "auto"), *(pytest.param("expert", "data=2", backend, marks=pytest.mark.slow)
+                                for backend in ("dtensor", "pjrt"))])
+def test_a_step_trains_them_in_any_layout(config, batch, make_partitioner, layout, mesh_shape, backend):
     states = []
-    for partitioner in (make_partitioner("single", None), make_partitioner(layout, mesh_shape)):
+    for partitioner in (make_partitioner("single", None), make_partitioner(layout, mesh_shape, backend=backend)):
         keras.utils.set_random_seed(1)
-        with partitioner.creates_variables():
-            model, optimizer = SwitchTransformer(config), keras.optimizers.SGD(1.0)
+        model, optimizer = SwitchTransformer(config), keras.optimizers.SGD(1.0)
         partitioner.build(model, optimizer)
         before = {name: np.asarray(weight.numpy()) for name, weight in of_router(model).items()}
         step = train_step.compile_steps(model, optimizer, 0, StepSettings(), partitioner)
@@ -128,8 +152,12 @@ def test_impossible_weights_are_refused(fields, message):
         policies.Policy("mine", print, **fields)
 
 
-def test_a_number_is_a_vector_of_one():
-    policy = policies.Policy("mine", print, score=print, weights=lambda *sizes: {
-        "scale": policies.RouterWeight((), ())})
-    with pytest.raises(ValueError, match=r"The weight 'scale' of the policy 'mine' .* \(1,\) for a number"):
+@pytest.mark.parametrize("name, shape, message", [
+    ("scale", (), r"The weight 'scale' of the policy 'mine' .* \(1,\) for a number"),
+    ("kernel", (1,), "has a weight 'kernel', the name of the router's kernel"),
+    ("bias", (1,), "has a weight 'bias', the name of .* a state")])
+def test_weights_of_other_names_or_shapes_are_refused(name, shape, message):
+    policy = policies.Policy("mine", print, state=("bias",), update=print, score=print, weights=lambda *sizes: {
+        name: policies.RouterWeight(shape, (None,) * len(shape))})
+    with pytest.raises(ValueError, match=message):
         policy.router_weights(8, 4)
