@@ -21,7 +21,8 @@ class RouterStatistics(keras.callbacks.Callback):
     and `router/dead_experts` (experts, over all layers, that no token chose). Sums accumulate on the device, and work
     with XLA, `steps_per_execution` and `tf.distribute`.
 
-    Place it before callbacks that monitor a key, such as EarlyStopping. It makes `fit` retrace its step.
+    Place it before callbacks that monitor a key, such as EarlyStopping. It makes `fit` retrace its step. `fit` raises
+    Refusal for a model without experts, or a back end other than TensorFlow.
 
     Args:
         per_layer: Whether to also add `router/<layer>/<statistic>` for each layer.

@@ -129,7 +129,7 @@ def optional(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> An
 
 
 def lengths(name: str, value: Any) -> dict[str, int]:
-    """Checks a sequence's tokens, `{"inputs": ..., "targets": ...}`."""
+    """Checks the numbers of tokens of a sequence, `{"inputs": ..., "targets": ...}`."""
     if not isinstance(value, Mapping) or set(value) != {"inputs", "targets"}:
         raise Refusal(f"{name} must give the tokens of \"inputs\" and \"targets\", such as "
                       f"{{'inputs': 128, 'targets': 29}}, not {shown(value)}.")

@@ -68,8 +68,8 @@ def run_loop(model: keras.Model, max_length: int, step: Callable[..., tuple], cr
              num_rows: int | None) -> tuple:
     """Decodes until all sequences have ended or reached `max_length`, and returns the last state after `start`.
 
-    On CPU a few sequences run in one program of XLA: it fuses the operations between products, half of the time. It
-    cannot compile dispatch="ragged".
+    On CPU a few sequences run in one program of XLA. It fuses the operations between products, which take as long as
+    the products otherwise. XLA cannot compile dispatch="ragged".
 
     Args:
         step: Maps `cross_cache`, the <int32> scalar position of the last tokens, and the tensors of the state to the

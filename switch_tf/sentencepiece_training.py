@@ -57,7 +57,7 @@ def train(
             rules = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".tsv"))
             rules.write(_RULES)
             rules.flush()
-            # A newline, in no sentence, becomes its byte.
+            # No sentence has a newline, so a newline is encoded as its byte.
             options = {"remove_extra_whitespaces": False, "add_dummy_prefix": False,
                        "allow_whitespace_only_pieces": True, "normalization_rule_tsv": rules.name}
         sentencepiece.SentencePieceTrainer.train(

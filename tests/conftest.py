@@ -145,7 +145,7 @@ def nothing_is_left_behind():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_set():
-    """What a command sets for the whole process in gin and csv ends with its test."""
+    """Restores what a command sets in gin and csv for the whole process."""
     limit = csv.field_size_limit()
     yield
     csv.field_size_limit(limit)

@@ -78,7 +78,10 @@ def ask(questions: dict[str, list[str]]) -> dict[str, dict]:
         questions: Name -> command. Its last line of output is an answer, or it exits with status 2 and a message.
 
     Returns:
-        Name -> answer, or {"mistake": sentence}.
+        Name -> answer, or {"mistake": sentence} for a refused question.
+
+    Raises:
+        RuntimeError: A process failed.
     """
     started, answers, running = time.perf_counter(), {}, set()
 

@@ -31,7 +31,7 @@ REPORT_PERIOD = 20  # seconds
 FEWEST_LAYERS = 4
 # For the first depth, between a busy and an idle machine's speed. The second depth uses the measured speed.
 LINES_PER_SECOND = {"TPU": 250, "GPU": 1500}
-# Of the memory: temporaries shrink less than in proportion.
+# Share of the memory to fill: temporaries shrink less than in proportion.
 ROOM = 0.9
 # Rows are padded to a chip's tiles, so sizes exceed its share.
 TOLERANCE = 1.5

@@ -19,7 +19,10 @@ SMALLEST_CHANGE = 0.01  # of a step, to be printed
 
 
 class Choice(NamedTuple):
-    """One point of the search. The fields are `Layout`'s and `SwitchConfig`'s."""
+    """One point of the search. `capacity_factor` is `SwitchConfig.train_capacity_factor`.
+
+    The other fields have the names of `Layout` and `SwitchConfig`.
+    """
 
     mesh_shape: str
     group_size: int

@@ -63,7 +63,7 @@ _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "F
                "RMSprop", "SGD", "ScheduleFreeAdamW")
 _SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
               "PolynomialDecay")
-# What a stranger's gin file may refer to.
+# Names that a stranger's gin file may refer to.
 ALLOWED = {*PARTS, *(f"keras.optimizers.{name}" for name in _OPTIMIZERS),
            *(f"keras.optimizers.schedules.{name}" for name in _SCHEDULES)}
 # Functions of t5 that read gin's configuration. They may be bound, not referenced.

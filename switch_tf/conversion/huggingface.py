@@ -98,7 +98,7 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     Args:
         folder: New or empty folder.
         expert_capacity: Slots of each expert for each sequence. None takes the value of a model with semantics="hf";
-            other experts need a number.
+            other models with experts need a number.
         vocabulary: SentencePiece model to write as spiece.model, for a T5Tokenizer with 100 sentinels.
     """
     folder = checks.path("folder", folder)

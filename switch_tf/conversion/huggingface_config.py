@@ -77,7 +77,7 @@ def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
     values = _values(folder)
     kind = _family(values)
     tensors = checkpoint_files.open_folder(folder)
-    # transformers 5 ties every T5, but a Switch Transformer only unless tie_word_embeddings is false.
+    # transformers 5 ties every T5, and a Switch Transformer unless tie_word_embeddings is false.
     _unify_embeddings(tensors, kind != SWITCH or values.get("tie_word_embeddings") is not False)
     config = _config(folder, values, read_structure(tensors))
     if T5X_LOGITS in tensors and LOGITS not in tensors:
@@ -122,7 +122,7 @@ def _unify_embeddings(tensors, ties_logits):
     """Renames the embedding to EMBEDDING and removes its copies. Separate logits stay under LOGITS.
 
     Versions of transformers store a tied weight as `shared`, as `embed_tokens` of a stack, or as `lm_head`. Files of
-    PyTorch have all of them. If `ties_logits`, `lm_head` is the embedding without another.
+    PyTorch have all of them. If `ties_logits`, `lm_head` is the embedding when no other name stores one.
     """
     names = [name for name in (EMBEDDING, *STACK_EMBEDDINGS) if name in tensors]
     if not names and LOGITS in tensors and ties_logits:

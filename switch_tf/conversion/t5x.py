@@ -68,7 +68,8 @@ def from_t5x(folder: str | pathlib.Path, config: SwitchConfig | None) -> SwitchT
     """Reads a model from a T5X checkpoint, one array at a time, with float32 weights.
 
     Args:
-        folder: Folder such as `checkpoint_1000000`, with the msgpack file `checkpoint` and its zarr folders, or Orbax'.
+        folder: Folder such as `checkpoint_1000000`, written by T5X (the msgpack file `checkpoint` and zarr folders) or
+            by Orbax.
         config: The checkpoint does not describe its model.
     """
     return read_model(open_weights(folder, config))

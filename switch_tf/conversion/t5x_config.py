@@ -42,9 +42,9 @@ _EXPERTS = {f"{_MOE}.num_experts": "num_experts", f"{_MOE}.max_group_size": "gro
             f"{_MOE}.train_capacity_factor": "train_capacity_factor",
             f"{_MOE}.eval_capacity_factor": "eval_capacity_factor"}
 _COPIED = {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
-# They repeat values of attention and vocabulary.
+# These parameters repeat values of attention and vocabulary.
 _REPEATED = {f"{_BIAS}.num_heads", "dense.DenseGeneral.features", f"{_ATTENTION}.dropout_rate"}
-# Of any class. Functions here read them, or models of this package have one value.
+# Parameters of any class that functions here read, or for which models of this package have one value.
 _READ = {"encoder_factory", "decoder_factory", "num_layers", "num_sparse_layers", "sparse_layout", "router",
          "num_selected_experts", "batch_prioritized_routing", "jitter_noise", "output_logits_factory", "extra_mlp",
          "min_expert_capacity", "shared_relative_position_bias_factory"}

@@ -436,7 +436,7 @@ class SpellingOps(tf.Module):
         is_text = tf.not_equal(words, "")
         row, first, words = (tf.boolean_mask(values, is_text) for values in (
             tf.boolean_mask(row, begins), first, words))
-        # As in `spell`.
+        # Spaces at gaps as in `spell`.
         gaps, has_text = self._gaps, _is_same_row(row)
         ends = tf.roll(tf.strings.regex_full_match(words, r"(?s).* "), 1, 0)
         has_blank = has_text & ~ends

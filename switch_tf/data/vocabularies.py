@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import seqio
 
 _OF_TPU = "tpu,cpu"  # JAX's default on a TPU VM
-# They replace spans in span corruption. The last ids of a vocabulary, <extra_id_0> the very last.
+# Sentinels replace spans in span corruption. They are the last ids of a vocabulary, <extra_id_0> the very last.
 NUM_SENTINELS = 100
 _FOLDER = "vocabulary"
 _FILE = re.compile(rf"{_FOLDER}/[a-z]+\.model")

@@ -30,7 +30,7 @@ class Chip(NamedTuple):
         memory_bandwidth: Bytes/s.
         link_bandwidth: Bytes/s of each link, in one direction.
         clock: Cycles/s, None for a GPU.
-        float32_flops: None for `flops`, as a TPU multiplies float32 in bfloat16.
+        float32_flops: FLOP/s of float32 products. None for `flops`: a TPU multiplies in bfloat16 by default.
     """
 
     memory: float

@@ -90,7 +90,7 @@ def vm_entry(name: str) -> str:
             with opener.open(request, timeout=_TIMEOUT) as answer:
                 return answer.read().decode().strip()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # Not busy: the entry or the server is missing.
+            # Retries only a busy server. Otherwise the entry or the server is missing.
             is_busy = (error.code >= 500 if isinstance(error, urllib.error.HTTPError) else
                        isinstance(getattr(error, "reason", error), TimeoutError))
             if not is_busy:

@@ -1,4 +1,4 @@
-"""Imports TensorFlow without its libraries' lines on standard error."""
+"""Imports TensorFlow without its libraries' lines on standard error. No setting silences them."""
 
 import os
 import sys

@@ -300,7 +300,7 @@ class ExpertChoiceEinsum(Einsum):
 
 
 class ExpertChoiceIndex(Dispatcher):
-    """Dispatches ExpertChoices by a gather and combines by a segment sum, each the gradient of the other."""
+    """Dispatches ExpertChoices by a gather, and combines by a segment sum. Each is the other's gradient."""
 
     def __init__(self, decisions: ExpertChoices):
         super().__init__(decisions)

@@ -67,7 +67,7 @@ class _Parts(KeepsShape):
 class TransformerLayer(_Parts):
     """One pre-norm layer: self-attention, cross-attention in decoders, and feed-forward or experts.
 
-    The stack calls `relpos_bias`, None if layers share one.
+    The stack calls `relpos_bias`, the layer's own position bias. It is None if layers share one.
 
     Args:
         is_sparse: Whether the sublayers in `config.expert_sublayers` have experts.

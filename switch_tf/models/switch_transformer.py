@@ -210,8 +210,8 @@ class SwitchTransformer(Routed, keras.Model):
             features: With `encoder_input_tokens`, <int32>[batch, length], padding 0, not packed.
 
         Returns:
-            `(cross_cache, cache)`: each layer's keys and values with the mask of the inputs, constant, and the empty
-            self-attention cache.
+            `(cross_cache, cache)`. `cross_cache` is constant over steps: each layer's keys and values, and the mask of
+            the inputs. `cache` is the empty cache of self-attention.
         """
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
@@ -245,7 +245,7 @@ class SwitchTransformer(Routed, keras.Model):
         Compiles for each sampler, batch size and input length, rounded up to a multiple of 32.
 
         Args:
-            inputs: <int32>[batch, length]. 0 is padding, before or after the ids.
+            inputs: Array, tensor or list, <int32>[batch, length]. 0 is padding, before or after the ids.
             max_length: Maximum number of decoded tokens, including the end of sequence.
             sampler: "greedy", "sample", "beam" or a sampler, such as `switch_tf.decoding.Sample(top_p=0.9)`.
             end_id: Ids that end a sequence. Defaults to `SwitchConfig.end_id`.

@@ -142,7 +142,8 @@ def rematerialize(function: Callable, *args: Any) -> Any:
 
     Args:
         function: Returns a nest of floating point tensors.
-        args: Nests of tensors. Only floating point tensors receive gradients: TensorFlow would add gradients of masks.
+        args: Nests of tensors. Only floating point tensors pass through the recomputation and receive gradients:
+            TensorFlow would try to add gradients of the rest, such as masks.
     """
     tensors = keras.tree.flatten(args)
     is_differentiable = [keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)) for x in tensors]

@@ -15,8 +15,8 @@ from switch_tf.partitioning.tensors import Tensor
 class Adafactor(keras.optimizers.Optimizer):
     """Adafactor, with gradients scaled by a factored second moment and updates by the weight's size.
 
-    Keras' Adafactor also keeps a full-size slot. Here each expert of a stacked weight is factored, clipped and scaled
-    separately (T5X).
+    Keras' Adafactor also keeps a full-size slot. This one keeps rows and columns, and factors, clips and scales
+    each expert of a stacked weight separately (T5X).
 
     Args:
         learning_rate: 0 or above, or a schedule. A relative step size if `scales_by_parameter`.

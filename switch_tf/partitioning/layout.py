@@ -8,7 +8,8 @@ from switch_tf.checks import shown
 from switch_tf.configs.choices import check_choice
 from switch_tf.refusals import Refusal
 
-# Its `create(Layout, Cluster)` returns a Partitioner, or refuses a misfit before anything starts.
+# `Layout.backend` -> module. Its `create(Layout, Cluster)` returns a Partitioner. It refuses a layout that does not fit
+# the devices, before anything starts.
 BACKENDS = {
     "auto": "switch_tf.partitioning.backends.dtensor",  # "pjrt" with accelerators of JAX
     "dtensor": "switch_tf.partitioning.backends.dtensor",
@@ -36,9 +37,9 @@ class Layout:
     Args:
         mesh_shape: Devices along each mesh axis, such as "data=4,model=2". One axis of the rules may be missing: it
             takes the remaining devices.
-        rules: Pairs of a logical axis and one or several mesh axes, outermost first. In each tensor a mesh axis splits
-            the first dimension that has a rule for it: with experts over "expert" and groups over ("data", "expert"),
-            expert buffers have groups over "data".
+        rules: Pairs of a logical axis and one or several mesh axes, outermost first. Logical axes without a rule are
+            not split. In each tensor a mesh axis splits the first dimension that has a rule for it: with experts over
+            "expert" and groups over ("data", "expert"), expert buffers have groups over "data".
         at_rest_rules: Further rules for stored weights and slots, for dimensions that `rules` leave whole. Weights are
             gathered before use.
         backend: "auto" is "pjrt" on a TPU, and on GPUs if JAX has its client for them; elsewhere one device, or
@@ -164,9 +165,7 @@ class Layout:
         return tuple(math.ceil(size / self._count(axes)) for size, axes in zip(shape, spec, strict=True))
 
     def stored_bytes(self, weights: Iterable) -> int:
-        """Returns each device's bytes of stored float32 weights (`SwitchConfig.weights`) and gradients, without
-        slots.
-        """
+        """Returns each device's bytes of `SwitchConfig.weights` in float32 and of their gradients, stored in pieces."""
         return 8 * sum(weight.count * math.prod(self.piece(weight.shape, self.spec(weight.axes, at_rest=True)))
                        for weight in weights)
 

@@ -206,16 +206,16 @@ def _operations(operation):
                 yield inner.operation
 
 
-# They only move numbers, so a cast commutes with them.
+# Operations that only move numbers, so a cast commutes with them.
 _MOVES = ("stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "sdy.sharding_constraint")
 
 
 def _narrow(operation):
     """Gives a float32 matrix product the bfloat16 operands that were cast to float32 for it.
 
-    TensorFlow has no product of bfloat16 numbers with a float32 result, so layers widen both operands. A TPU's compiler
-    removes the casts. A GPU's would multiply at half the rate, with twice the memory. A one-hot mask, cast from
-    booleans, is cast to bfloat16.
+    TensorFlow has no product of bfloat16 numbers with a float32 result, so layers widen both operands, which is
+    exact. A TPU's compiler removes the casts. A GPU's keeps them, and would multiply at half the rate, with twice the
+    memory. A one-hot mask, cast from booleans, is cast to bfloat16.
     """
     if operation.name not in ("stablehlo.dot", "stablehlo.dot_general") or not _is_of(operation.results[0], ir.F32Type):
         return

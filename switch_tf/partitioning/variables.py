@@ -1,8 +1,9 @@
 """The variables of back ends, whole or in pieces, and their pieces in host memory.
 
 DTensor splits a dimension over one mesh axis only, so a weight with a dimension over several is stored unfolded. A
-kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024]. New dimensions
-come first: a TPU lays out the last two in tiles, and a dimension of one would fill an eighth of a tile.
+kernel [512, 2048] with its second dimension over axes of 2 and 4 devices is stored as [2, 512, 1024], with its first
+and last dimension over one axis each. New dimensions come first: a TPU lays out the last two in tiles, and a dimension
+of one would fill an eighth of a tile.
 """
 
 import threading

@@ -26,7 +26,7 @@ def _texts(tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(capfd):
-    """The same as of the other commands, also of what Beam's processes write."""
+    """Progress is printed as by other commands, also by Beam's processes."""
     return conftest.caller(capfd)
 
 

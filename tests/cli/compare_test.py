@@ -135,7 +135,7 @@ def test_variants_learn_the_same_on_pjrt(folder, compare):
     "--gin_file=gin/models/t5_tiny.gin": "These gin files bind SwitchConfig.vocab_size",
     "--output=x": "--output goes with --runs", "--runs a b": "leave out --gin_file",
     "--gin.MIXTURE_OR_TASK_NAME='no_such'": "dense: No task or mixture",
-    # What only the whole run tells:
+    # Only the whole run shows this:
     "--gin.Comparison.variants={'a':['gin/models/t5_tiny.gin'],'b':['gin/models/t5_tiny.gin','BATCH_SIZE=16']}":
         "BATCH_SIZE is 8 in 'a' and 16 in 'b'",
     "--gin.BEST_METRIC='eval/x/loss' --gin.PATIENCE=2": "leave PATIENCE at 0",

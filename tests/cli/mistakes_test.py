@@ -1,4 +1,4 @@
-"""What a command line asks for and cannot have is refused in one sentence, and nothing is written."""
+"""Command lines that cannot be carried out are refused in one sentence, and write nothing."""
 
 import pathlib
 

@@ -55,7 +55,7 @@ def sharded(folder, weight_map):
      "decoder has tensors of 1000 layers, and at most 512 are read"),
     (["x" * 10**6], "whose name has 1000000 characters")], ids=range(3))
 def test_names_of_more_tensors(names, message, folder):
-    """They have no values, and lie after those of the file."""
+    """Empty tensors lie after the values of the file."""
     def add(header):
         end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
         header.update(dict.fromkeys(names, {"dtype": "F32", "shape": [0], "data_offsets": [end, end]}))

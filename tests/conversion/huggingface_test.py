@@ -148,7 +148,7 @@ EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tok
     *(("t5_1_0", number) for number in range(1, 16)), ("switch", 1), ("switch", 2), ("switch", 8), ("switch", 12),
     *(("t5_1_1", number) for number in range(1, 8))])
 def test_the_embedding_under_any_of_its_names(case, number, tmp_path):
-    """Also beside logits of their own, those of t5_1_1."""
+    """A gated model may also have logits of its own, as t5_1_1 does."""
     tensors = tensors_of(case)
     is_tied, embedding, logits = case != "t5_1_1", tensors["shared.weight"], tensors.get("lm_head.weight")
     names = EMBEDDINGS if is_tied else EMBEDDINGS[:3]

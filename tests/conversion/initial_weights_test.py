@@ -31,7 +31,7 @@ def _whole(variable):
 
 
 def _opened(folder, config=None):
-    """What a new run reads that starts from a folder."""
+    """Returns the weights that a new run reads from a folder."""
     return formats.opened(types.SimpleNamespace(initial_checkpoint=str(folder), initial_variables="all",
                                                 model_dir="no-such-run"), config)
 

@@ -115,7 +115,7 @@ def test_other_files_are_refused(refused, tmp_path):
         archive.writestr("archive/version", "3")
     for damaged, message in (
             (path.read_bytes(), "but not one that torch.save wrote"),
-            # How PyTorch began files before 1.6.
+            # The first bytes of PyTorch's files before 1.6.
             (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",
              "is not a zip archive: it is truncated, or was saved by PyTorch before 1.6"),
             ((GOLDEN / "tensors.bin").read_bytes()[:-100], "is not a zip archive"),

@@ -1,4 +1,4 @@
-"""What these tests share: golden checkpoints of Hugging Face in every form, their logits, and what a refusal says."""
+"""Shared by these tests: golden checkpoints of Hugging Face in every form, their logits, and what a refusal says."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What layers refuse, each in one sentence, what their configurations hold, and Keras' own mask."""
+"""Refusals of layers in one sentence each, their configurations, and Keras' own mask."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What weights start as: distributions, dtypes and logical axes; no two experts alike."""
+"""Initial values of weights: distributions, dtypes and logical axes; no two experts alike."""
 
 import math
 from functools import partial

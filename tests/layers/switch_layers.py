@@ -19,7 +19,7 @@ ROUTERS = {name: {"policy": name.partition(",")[0], **options} for name, options
 
 
 def kinds_first(names, kinds):
-    """What takes time for every router is left to `make slow` for those that are not of `kinds`."""
+    """Marks as slow the routers that are not of `kinds`, for tests that take time with each."""
     return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 

@@ -109,7 +109,7 @@ def _meet(members):
 
 
 def _leave():
-    """Waits at exit for the other processes: one that left early would count as lost."""
+    """Waits at exit for the other processes, because they take a process that leaves early for a lost one."""
     # A command has disconnected already. Other processes should report an uncaught error.
     if not _Watch.of_this_process.is_over and not hasattr(sys, "last_value"):
         with outputs.held_back():
@@ -217,7 +217,7 @@ def end_together(message: str) -> None:
 
 
 def end_soon(status: int) -> None:
-    """Makes this failed process exit with a status, soon after the other processes."""
+    """Ends this failed process with a status. It waits for the other processes for at most _END_SECONDS."""
     if _Watch.of_this_process is None:
         return
 

@@ -37,7 +37,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
             return _on_tpu(layout.resolve(1, kind))
         layout = layout.resolve(tf.experimental.dtensor.num_local_devices(kind), kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
-    # TPU VMs export TPU_NAME, as Google's pages advise, and have local chips.
+    # A TPU VM has local chips. TPU_NAME is ignored there: Google's pages advise to export it.
     name = None if host.has_tpu() else os.environ.get("TPU_NAME")
     if backend == "tpu" and not name and not host.has_tpu():
         raise Refusal("backend='tpu' needs a TPU, and this machine has none: run it on a TPU VM, name a TPU with "
@@ -120,7 +120,7 @@ class StrategyPartitioner(Partitioner):
 
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
-            # Replicas are traced in own threads, without this context.
+            # A replica is traced in a thread of its own, without this context.
             gradients, totals, *others = self.strategy.run(
                 context.carried(lambda features: compute(self._share(features))), args=(features,))
             return gradients, totals, *self._first(others)
