@@ -79,7 +79,7 @@ def test_narrow_experts_have_their_part_of_the_slots(dense):
 
 
 @pytest.fixture
-def command(shallow_config, tmp_path, monkeypatch, capsys):
+def command(shallow_config, tmp_path, monkeypatch, capfd):
     """A function that upcycles in a folder with model files; returns the status and the text."""
     monkeypatch.chdir(tmp_path)
     for name, num_experts in (("sparse", EXPERTS), ("dense", 0)):
@@ -88,7 +88,7 @@ def command(shallow_config, tmp_path, monkeypatch, capsys):
 
     def command(*words):
         status = main.main(["upcycle", "--gin_file=sparse.gin", "--output=out", "--with_optimizer", *words])
-        return status, "".join(capsys.readouterr())
+        return status, "".join(capfd.readouterr())
 
     return command
 
