@@ -18,22 +18,22 @@ from switch_tf.training.train_step import check_division
 from switch_tf.training.trainer import Trainer
 
 
-def on_this_machine(described: Experiment, is_checked: bool = True) -> Experiment:
+def place_here(described: Experiment, is_checked: bool = True) -> Experiment:
     """Returns an experiment on the devices of all processes that train together.
 
     Starts the devices. With several processes, call it before any TensorFlow operation.
     """
     processes.say_who_is_awaited()
     partitioner = backends.create_partitioner(described.layout)
-    return _on(described, partitioner.layout, partitioner, is_checked)
+    return _place(described, partitioner.layout, partitioner, is_checked)
 
 
-def on_devices(described: Experiment, num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
+def place_on_devices(described: Experiment, num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
     """Returns an experiment on a number of devices of another machine."""
-    return _on(described, described.layout.resolve(num_devices, kind), None, is_checked)
+    return _place(described, described.layout.resolve(num_devices, kind), None, is_checked)
 
 
-def _on(described, layout, partitioner, is_checked):
+def _place(described, layout, partitioner, is_checked):
     if described.gin is not None:
         described.gin.bind_others()
     described = dataclasses.replace(described, gin=described.as_gin(), layout=layout, partitioner=partitioner)
@@ -60,7 +60,7 @@ def make_trainer(described: Experiment, words: Sequence[str] = ("train",)) -> tu
 
 def train(described: Experiment) -> dict:
     """Trains on this machine's devices (`Experiment.train`)."""
-    trainer, configuration = make_trainer(on_this_machine(described))
+    trainer, configuration = make_trainer(place_here(described))
     return trainer.train(configuration)
 
 
@@ -70,8 +70,8 @@ def evaluate(described: Experiment, step: str, split: str, num_examples: int | N
         raise Refusal("step must be best, last or a step with a checkpoint, not 'all', because one is evaluated.")
     folder = places.at(described.run.model_dir)
     (checkpoint,) = run_folder.select(folder, step)
-    described = on_this_machine(described, is_checked=False)
-    described = saved_runs.with_stored_vocabulary(described, folder)
+    described = place_here(described, is_checked=False)
+    described = saved_runs.use_stored_vocabulary(described, folder)
     folders.check_size(described.config, checkpoint)
     with contextlib.closing(CheckpointEvaluator(described, split, num_examples, folder / "eval")) as evaluator:
         return evaluator.evaluate(checkpoint)

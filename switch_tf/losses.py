@@ -61,7 +61,7 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, loss_weights: Ten
     Returns:
         Mean over real targets, in nats per token.
     """
-    logits = _at_temperature("logits", logits, temperature)
+    logits = _divide_logits("logits", logits, temperature)
     teacher_logits = _checked("teacher_logits", teacher_logits, "float", logits.shape)
     probs = ops.softmax(ops.cast(teacher_logits, logits.dtype) / temperature, axis=-1)
     per_target = ops.logsumexp(logits, axis=-1) - ops.sum(probs * logits, axis=-1)
@@ -90,7 +90,7 @@ def most_probable(teacher_logits: Tensor, num_tokens: int, temperature: float = 
         num_tokens: k, at most the vocabulary's size.
         temperature: T, above 0.
     """
-    logits = _at_temperature("teacher_logits", teacher_logits, temperature)
+    logits = _divide_logits("teacher_logits", teacher_logits, temperature)
     num_tokens = checks.integer("num_tokens", num_tokens, 1)
     if num_tokens > logits.shape[-1]:
         raise Refusal(f"num_tokens must be at most {logits.shape[-1]}, the size of the vocabulary, not {num_tokens}.")
@@ -108,7 +108,7 @@ def coarse_soft_cross_entropy(logits: Tensor, predictions: Predictions, loss_wei
         predictions: At temperature T.
         logits, loss_weights, temperature: See `soft_cross_entropy`.
     """
-    logits = _at_temperature("logits", logits, temperature)
+    logits = _divide_logits("logits", logits, temperature)
     if not isinstance(predictions, Predictions):
         raise Refusal(f"predictions must be losses.Predictions, not {checks.shown(predictions)}.")
     token_ids = _checked("token_ids", predictions.token_ids, "int", (*logits.shape[:2], None))
@@ -125,7 +125,7 @@ def _soft_mean(per_target, loss_weights, temperature):
     return Mean(temperature ** 2 * ops.sum(per_target * weights), ops.sum(weights))
 
 
-def _at_temperature(name, logits, temperature):
+def _divide_logits(name, logits, temperature):
     temperature = checks.number("temperature", temperature, "above 0")
     return dtypes.widen(_checked(name, logits, "float", (None, None, None))) / temperature
 

@@ -92,7 +92,7 @@ def merge(first: Any, second: Any) -> Any:
     return keras.tree.map_structure(operator.add, first, second)
 
 
-def to_host(measured: Any) -> Any:
+def copy_to_host(measured: Any) -> Any:
     """Copies Means to the host as float64: sums over many steps outgrow float32."""
     return keras.tree.map_structure(lambda number: np.asarray(number, np.float64), measured)
 

@@ -42,7 +42,8 @@ def test_every_model_goes_with_a_run(model):
 
 def test_a_runs_model_has_the_configuration_of_the_model_file():
     described = _parse("switch_tiny", "single", "pretrain", "docs_corpus")
-    assert experiments.on_devices(described, 1, "CPU").make_model().config == SwitchConfig.from_preset("switch_tiny")
+    placed = experiments.place_on_devices(described, 1, "CPU")
+    assert placed.make_model().config == SwitchConfig.from_preset("switch_tiny")
 
 
 def test_a_run_without_a_layout_file_uses_one_device():

@@ -64,13 +64,13 @@ def test_nothing_and_a_tree_merge_to_that_tree():
 
 def test_on_the_host_means_are_float64():
     # 2^24 + 1 does not fit into float32: sums over steps go on in float64.
-    host = metrics.to_host({"tokens": Mean(tf.constant(2.0**24), tf.constant(1.0))})["tokens"]
+    host = metrics.copy_to_host({"tokens": Mean(tf.constant(2.0**24), tf.constant(1.0))})["tokens"]
     assert isinstance(host.total, np.ndarray) and host.total.dtype == host.weight.dtype == np.float64
     assert host.merge(Mean(1.0, 0.0)).total == 2**24 + 1
 
 
 def test_a_tree_survives_json_exactly():
-    sums = metrics.merge(metrics.to_host(step(1)), metrics.to_host(step(2)))
+    sums = metrics.merge(metrics.copy_to_host(step(1)), metrics.copy_to_host(step(2)))
     back = metrics.from_json(json.loads(json.dumps(metrics.to_json(sums))))
     assert keras.tree.map_structure(np.ndarray.tolist, back) == keras.tree.map_structure(lambda x: x.tolist(), sums)
     assert list(back.batch.routers) == list(sums.batch.routers)

@@ -42,7 +42,7 @@ def main():
     saved_step.add_arguments(parser)
     arguments = parser.parse_args()
     answer = arguments.answer
-    chip = chips.of_topology(answer["topology"])
+    chip = chips.find_chip(answer["topology"])
     cycles = _Cycles(answer["topology"])
     points = [{part: count / chip.clock for part, count in cycles.by_part(
         *saved_step.program(arguments.folder, depth)).items()} for depth in answer["compiled_layers"]]

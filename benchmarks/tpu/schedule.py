@@ -32,7 +32,7 @@ def main():
     parser.add_argument("bundles", type=pathlib.Path, help="folder of the compiler's schedules")
     arguments = parser.parse_args()
     answer = arguments.answer
-    chip, issued = chips.of_topology(answer["topology"]), bundles.read(arguments.bundles)
+    chip, issued = chips.find_chip(answer["topology"]), bundles.read(arguments.bundles)
     points = [_by_part(*saved_step.program(arguments.folder, depth), issued, chip)
               for depth in answer["compiled_layers"]]
     found = {column: saved_step.of_all_layers(answer, [point[column] for point in points]) for column in COLUMNS}

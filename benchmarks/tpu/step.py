@@ -137,7 +137,7 @@ def _compiled(arguments, step, experts, is_float32, depth, folder):
         facts.write_text(done.stdout.splitlines()[-1])
         outputs.say(f"... {time.perf_counter() - started:.0f} s.")
     known = json.loads(facts.read_text())
-    chip, network = chips.of_topology(step.topology), Network(step.topology, step.mesh, known["coordinates"])
+    chip, network = chips.find_chip(step.topology), Network(step.topology, step.mesh, known["coordinates"])
     return Program(hlo.read_text(), step.mesh).schedule(chip, network).parts
 
 

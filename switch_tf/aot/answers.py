@@ -15,7 +15,7 @@ from switch_tf import environment
 from switch_tf.aot.hlo import SENT, WAITING
 from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import in_columns
+from switch_tf.reporting.report import align_columns
 from switch_tf.storage import outputs, places
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -200,4 +200,4 @@ def table(answers: dict[str, dict]) -> str:
                 step - (sent + waiting), sent, waiting, predicted["floor_seconds"], step)),
             f"{predicted['tokens_per_second']:,.0f}", f"{predicted['model_flops_utilization']:.0%}"])
         notes += [f"{name}: {warning}" for warning in answer["warnings"]]
-    return "\n".join(in_columns(rows) + notes)
+    return "\n".join(align_columns(rows) + notes)

@@ -70,7 +70,7 @@ def answer(experiment: Experiment, topology: str, is_full: bool, save: str | Non
            plot: str | None) -> tuple[dict, dict[pathlib.Path, str | bytes]]:
     """Returns the JSON object of an estimate, and the requested files: programs in `save`, a picture at `plot`."""
     found = make(experiment, topology, is_full)
-    result = as_json(experiment, topology, chips.of_topology(topology), found)
+    result = as_json(experiment, topology, chips.find_chip(topology), found)
     files: dict[pathlib.Path, str | bytes] = {}
     if save is not None:
         files |= {places.at(save) / name: text for name, text in found.files.items()}
@@ -88,7 +88,7 @@ def make(experiment: Experiment, topology: str, is_full: bool = False) -> Estima
     check_division(config, layout, run.batch_size, run.task_feature_lengths, settings.num_microbatches)
     if settings.steps_per_call != 1:
         raise Refusal(f"One step is compiled, so steps_per_call must be 1, not {settings.steps_per_call}.")
-    chip, kind = chips.of_topology(topology), chips.kind(topology)
+    chip, kind = chips.find_chip(topology), chips.kind(topology)
     lines_per_second = LINES_PER_SECOND[kind]
     dtype = experiment.make_model().dtype_policy
     points, files = [], {}

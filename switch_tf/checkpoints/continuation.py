@@ -58,16 +58,16 @@ def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, o
         arguments = {"learning_rate": type(optimizer._learning_rate).__name__}
     entries |= {f"{type(optimizer).__name__}.{name}": value for name, value in arguments.items()}
     entries |= {f"{type(objective).__name__}.{name}": value for name, value in objective.get_config().items()}
-    return _as_recorded(entries)
+    return _json_values(entries)
 
 
-def _as_recorded(entries):
+def _json_values(entries):
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
 
 def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
     """Returns the record of parts of the configuration."""
-    return _as_recorded({
+    return _json_values({
         field.name.upper() if field.name in _BY_MACRO else f"{type(part).__name__}.{field.name}":
         getattr(part, field.name) for part in parts for field in dataclasses.fields(part)
         if field.name not in _WITHOUT_EFFECT[type(part).__name__]})

@@ -119,7 +119,7 @@ def run_infer(arguments: Namespace) -> dict:
             if answered:
                 answered.write(records)
             else:
-                print(lines.as_lines(records), end="", file=arguments.stdout, flush=True)
+                print(lines.format_lines(records), end="", file=arguments.stdout, flush=True)
             bar.update(len(records))
             counts["lines"] += len(records)
             counts["errors"] += sum("error" in record for record in records)

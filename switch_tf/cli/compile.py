@@ -82,7 +82,7 @@ def run_compile(arguments: Namespace) -> dict:
         outputs.say(f"The compiler was asked before; its answer is {file}.")
         print(answers.describe(answer))
     else:
-        answer, files = estimate.answer(_on_topology(described, arguments.topology), arguments.topology,
+        answer, files = estimate.answer(_place_on_topology(described, arguments.topology), arguments.topology,
                                         arguments.full, arguments.save, arguments.plot)
         # Printed first: a full disk loses no answer.
         print(answers.describe(answer))
@@ -96,12 +96,12 @@ def process(words: list[str]) -> list[str]:
     return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
-def _on_topology(described, topology):
-    chips.of_topology(topology)  # before the compiler starts
+def _place_on_topology(described, topology):
+    chips.find_chip(topology)  # before the compiler starts
     with outputs.held_back():  # libtpu prints that there is no TPU
         num_devices = len(compiler.devices_of(topology))
     # A search looks for what fits; `estimate` checks.
-    return experiments.on_devices(described, num_devices, chips.kind(topology), is_checked=False)
+    return experiments.place_on_devices(described, num_devices, chips.kind(topology), is_checked=False)
 
 
 def _compare(described, arguments):
@@ -120,7 +120,7 @@ def _compare(described, arguments):
 
 def _search(described, arguments):
     mesh_name = "MESH_SHAPE" if "MESH_SHAPE" in described.gin.macros else "Layout.mesh_shape"
-    described = _on_topology(described, arguments.topology)
+    described = _place_on_topology(described, arguments.topology)
     has_experts = bool(described.config.num_experts)
 
     def ask(choices):
@@ -164,4 +164,4 @@ def run_verify_layout(arguments: Namespace) -> tuple[dict, str]:
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
         described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
-        return verification.verify(experiments.on_this_machine(described), arguments.steps, dumps)
+        return verification.verify(experiments.place_here(described), arguments.steps, dumps)

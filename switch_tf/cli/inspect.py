@@ -48,7 +48,7 @@ def run_inspect(arguments: Namespace) -> dict:
     elif (folder / run_config.FILE).is_file() and not run_config.is_in(folder):
         config = huggingface_config.read_config(folder)
     if config is None:
-        result = costs.of_checkpoint(folder)
+        result = costs.checkpoint_costs(folder)
     else:
         result = costs.as_json(config, arguments.inputs_length, arguments.targets_length)
     if layout is not None and not layout.open_axes:

@@ -148,12 +148,12 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
     described = load(arguments, defaults, num_cpu_devices)
     if on_one_device:
         use_host(arguments)
-    described = experiments.on_this_machine(described, is_checked=False)
+    described = experiments.place_here(described, is_checked=False)
     if on_one_device and described.layout.num_devices > 1:
         alternative = ", or add --backend=pjrt" if hasattr(arguments, "backend") else ""
         raise Refusal(f"This command works on one device, whatever layout the run trained under, not on "
                       f"{described.layout.num_devices}; leave out the mesh{alternative}.")
-    return saved_runs.with_stored_vocabulary(described, folder)
+    return saved_runs.use_stored_vocabulary(described, folder)
 
 
 def use_host(arguments: Namespace) -> None:

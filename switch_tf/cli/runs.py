@@ -58,7 +58,7 @@ def run_train(arguments: Namespace) -> dict:
     num_devices = processes.devices_of_this_process(arguments.devices)
     with stopping.at_start(), processes.one_of_several("train"):
         described = options.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
-        described = experiments.on_this_machine(described)
+        described = experiments.place_here(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
             trainer, configuration = experiments.make_trainer(described, arguments.words)
             training = trainer.start(configuration)
@@ -109,7 +109,7 @@ def run_compare(arguments: Namespace) -> dict:
     comparison, bindings = read_comparison(arguments)
 
     def make_trainer(name, seed):
-        described = experiments.on_this_machine(Experiment.from_gin(
+        described = experiments.place_here(Experiment.from_gin(
             *comparison.words(name, seed, bindings), arguments.gin_search_paths))
         if described.partitioner.num_processes > 1:
             raise Refusal("variants take turns in one process; train each by itself where there are several, and "

@@ -262,7 +262,7 @@ def _store_predictions(arguments):
     if "TEACHER" in gin_syntax.read(arguments.gin_file, search_paths=arguments.gin_search_paths).macros:
         bindings.append(f"TEACHER={arguments.teacher!r}")  # INITIAL_CHECKPOINT may refer to it
     described = options.load(arguments, bindings, arguments.devices)
-    described = experiments.on_this_machine(described)
+    described = experiments.place_here(described)
     objective = described.make_objective()
     if not isinstance(objective, distillation.Distillation):
         raise Refusal("These gin files have no distillation, and --teacher is for a student of it; give "

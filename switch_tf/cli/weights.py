@@ -168,7 +168,7 @@ def run_shrink(arguments: Namespace) -> tuple[dict, str]:
         raise Refusal("--from must be a run folder or one of its checkpoints, because the use of experts is measured "
                       f"on the task of the run; {str(source)!r} is neither.")
     checkpoint = sources.checkpoint_in(source, SWITCH_TF)
-    sources.with_fewer_experts(model_gin.recorded(checkpoint), arguments.num_experts)
+    sources.reduce_experts(model_gin.recorded(checkpoint), arguments.num_experts)
     with options.new_output(arguments) as output:
         described = options.load_run(arguments, folder, on_one_device=True)
         return shrinking.shrink_checkpoint(checkpoint, output, described, arguments.num_experts, arguments.merge)

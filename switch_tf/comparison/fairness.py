@@ -156,7 +156,7 @@ def sentence_about_work(shares: dict[str, float], reference: str) -> str:
             f"router.{same}")
 
 
-def without_seed(record: dict) -> dict:
+def drop_seed(record: dict) -> dict:
     """Returns the entries of a record that are equal for all runs of a variant."""
     return {name: value for name, value in record.items()
             if name not in ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")}

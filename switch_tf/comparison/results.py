@@ -116,7 +116,7 @@ def read(folder: pathlib.Path, name: str) -> Curves:
                   dict(zip(logged, per_step, strict=True)))
 
 
-def _of_tasks(run):
+def _split_by_task(run):
     """Returns task -> run, with the task's losses instead of the mixture's."""
     runs = {}
     for name, (steps, values) in run.values.items():
@@ -130,7 +130,7 @@ def told_apart(runs: list[Curves]) -> list[Curves]:
     """Names runs by path if they share a name but differ in more than the seed."""
     def is_seed(run):
         others = [other for other in runs if other.name == run.name and other is not run]
-        return all(other.seed != run.seed and fairness.without_seed(other.record) == fairness.without_seed(run.record)
+        return all(other.seed != run.seed and fairness.drop_seed(other.record) == fairness.drop_seed(run.record)
                    for other in others)
 
     return [run if is_seed(run) else dataclasses.replace(run, name=str(run.folder)) for run in runs]
@@ -158,7 +158,7 @@ def compare(curves: list[Curves]) -> dict:
         `baseline`, `target_loss`, `loss`, `smoothing`, `evaluation_period`, `work` (a sentence), `not_equal`
         (sentences, the most important first) and `variants`, in the order of `curves`.
     """
-    of_names = by_name(curves)
+    of_names = group_by_name(curves)
     fairness.check_losses({str(run.folder): run.record for run in curves})
     records = {name: runs[0].record for name, runs in of_names.items()}
     configs = {name: runs[0].config for name, runs in of_names.items()}
@@ -187,7 +187,7 @@ def compare(curves: list[Curves]) -> dict:
     }
 
 
-def by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
+def group_by_name(curves: list[Curves]) -> dict[str, list[Curves]]:
     """Returns name of a variant -> its runs."""
     return {run.name: [other for other in curves if other.name == run.name] for run in curves}
 
@@ -215,7 +215,7 @@ def target(paired: Pairs, share: float) -> dict:
     return {"share_of_baseline": share, "loss": _median(losses), "speedup_steps": in_steps, "speedup_time": in_time}
 
 
-def _at_end(paired):
+def _final_speedups(paired):
     return {name: value for name, value in target(paired, 1.0).items() if name.startswith("speedup")}
 
 
@@ -230,15 +230,15 @@ def _variant(paired, step_time):
                                for run, reference in paired])
     seeds = [{
         "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
-        "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), **_at_end([(run, reference)]),
+        "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), **_final_speedups([(run, reference)]),
         "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
                    "flops": run.flops.tolist(), "loss": run.losses.tolist()},
         "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
     } for run, reference in paired]
     # Figures 7 and 8 of the paper.
-    of_pairs = [(_of_tasks(run), _of_tasks(reference)) for run, reference in paired]
+    of_pairs = [(_split_by_task(run), _split_by_task(reference)) for run, reference in paired]
     tasks = {name: {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
-                    **_at_end([(own[name], other[name]) for own, other in of_pairs])}
+                    **_final_speedups([(own[name], other[name]) for own, other in of_pairs])}
              for name in of_pairs[0][0] if all(name in found for pair in of_pairs for found in pair)}
     return {
         "num_experts": config.num_experts,
@@ -248,7 +248,7 @@ def _variant(paired, step_time):
         "step_time_over_dense": ratio,
         "final_loss": _median([run.losses[-1] for run in runs]),
         "loss_over_baseline": float(np.mean([seed["loss_over_baseline"] for seed in seeds])),
-        **_at_end(paired),
+        **_final_speedups(paired),
         "targets": [target(paired, share) for share in _SHARES],
         "tasks": tasks,
         "seeds": seeds,
@@ -288,8 +288,8 @@ def _share_of_gain(paired, curves):
     As in Tables 6 to 8 of the paper, `share` is the variant's mean gain over the baseline divided by the teacher's, or
     None if the teacher has none. `compression` is the share of the teacher's parameters that the student lacks.
     """
-    of_checkpoint = {run.checkpoint: run for run in curves}
-    teachers = [of_checkpoint.get(run.record.get("Distillation.teacher")) for run, _ in paired]
+    by_checkpoint = {run.checkpoint: run for run in curves}
+    teachers = [by_checkpoint.get(run.record.get("Distillation.teacher")) for run, _ in paired]
     if not all(teachers) or len({teacher.name for teacher in teachers}) > 1:
         return None
     gains = [[float(reference.losses[-1] - run.losses[-1]), float(reference.losses[-1] - teacher.losses[-1])]

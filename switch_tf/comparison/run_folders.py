@@ -11,7 +11,7 @@ from switch_tf.checkpoints.folders import checkpoints_of
 from switch_tf.comparison import results
 from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import image, in_columns, matplotlib, new_figure, page, png
+from switch_tf.reporting.report import align_columns, image, matplotlib, new_figure, page, png
 from switch_tf.storage import json_lines, places
 from switch_tf.storage.whole_file import write_whole, writing
 
@@ -96,7 +96,7 @@ def _rows(outcome):
 
 def table(outcome: dict) -> str:
     """Returns the table for a terminal."""
-    return "\n".join(in_columns(_rows(outcome)))
+    return "\n".join(align_columns(_rows(outcome)))
 
 
 def words(outcome: dict) -> list[str]:
@@ -179,7 +179,7 @@ _FROM = 0.2
 
 def draw(curves: list[Curves], outcome: dict) -> bytes:
     """Returns a PNG. For several seeds a line is the median and a band the range."""
-    of_names, baseline = results.by_name(curves), outcome["baseline"]
+    of_names, baseline = results.group_by_name(curves), outcome["baseline"]
     colors = dict(zip(of_names, matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[baseline] = "tab:red"
     shared = set.intersection(*(set(run.values) for run in curves))

@@ -132,7 +132,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         model = weight_source.read_model(opened)
         optimizer = source_format.module.read_optimizer(source, model)
         step = int(optimizer.iterations.numpy())
-        to.module.write_weights(weight_source.of_model(model), output, vocabulary.content, optimizer=optimizer)
+        to.module.write_weights(weight_source.model_weights(model), output, vocabulary.content, optimizer=optimizer)
     else:
         options = {"expert_capacity": expert_capacity, "dtype": dtype} if to is HUGGING_FACE else {}
         identity = identity_of(source, source_format, to, output, opened.config, vocabulary.content,

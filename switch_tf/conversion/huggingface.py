@@ -103,7 +103,7 @@ def to_hugging_face(model: SwitchTransformer, folder: str | pathlib.Path, expert
     """
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
-    write_weights(weight_source.of_model(model), folder, vocabulary, expert_capacity=expert_capacity)
+    write_weights(weight_source.model_weights(model), folder, vocabulary, expert_capacity=expert_capacity)
 
 
 def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,

@@ -90,7 +90,7 @@ def read_config(folder: pathlib.Path) -> SwitchConfig:
     if checkpoint_files.find_file(folder) is not None:
         return read_folder(folder)[0]
     values = _values(folder)
-    stated = _with_defaults(values)
+    stated = _fill_defaults(values)
     num_layers = {stack: _integer(stated, key) for stack, key in _NUM_LAYERS.items()}
     if is_encoder := _says_encoder(stated):
         num_layers["decoder"] = 0
@@ -208,7 +208,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     if kind == UMT5:
         _warn("UMT5 was trained with 300 gaps after its pieces, and a VOCABULARY here adds 100, so <extra_id_0> has "
               "another id: fine-tune it to tasks without gaps, or give the ids of its gaps yourself.")
-    values = _with_defaults(values)
+    values = _fill_defaults(values)
     if _says_encoder(values) and not structure.num_layers["decoder"]:
         values["num_decoder_layers"] = 0
     for stack, key in _NUM_LAYERS.items():
@@ -258,7 +258,7 @@ def _family(values):
     return model_type
 
 
-def _with_defaults(values):
+def _fill_defaults(values):
     values = _DEFAULTS[_family(values)] | {key: value for key, value in values.items() if value is not None}
     values.setdefault("num_decoder_layers", values["num_layers"])
     return values

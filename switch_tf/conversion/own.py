@@ -14,7 +14,7 @@ from switch_tf.conversion import model_gin, source_vocabulary, weight_source
 from switch_tf.conversion.weight_source import WeightSource
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.partitioning.variables import Piece, in_host_memory, slice_text
+from switch_tf.partitioning.variables import Piece, host_tensor, slice_text
 from switch_tf.refusals import Refusal
 from switch_tf.storage.resumable_folder import resumable_folder
 from switch_tf.storage.whole_file import writing
@@ -73,7 +73,7 @@ def to_switch_tf(model: SwitchTransformer, folder: str | pathlib.Path, vocabular
                       f"{checks.shown(optimizer)}.")
     folder = checks.path("folder", folder)
     checks.new_folder(folder)
-    write_weights(weight_source.of_model(model), folder, vocabulary, optimizer=optimizer)
+    write_weights(weight_source.model_weights(model), folder, vocabulary, optimizer=optimizer)
 
 
 def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes | None = None,
@@ -94,7 +94,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
             for name, rows, values in portions:
                 weight = source.weights[name]
                 place = slice_text(weight.shape, (rows, *(slice(None) for _ in weight.shape[1:])))
-                values = in_host_memory(values.astype(weight.dtype, copy=False))
+                values = host_tensor(values.astype(weight.dtype, copy=False))
                 pieces.append(Piece(f"{folders.MODEL}{name}", place, values))
             with writing(folder):
                 work.finish(parts.write(index, pieces, None if index else bundles.object_graph(variables)))
@@ -104,7 +104,7 @@ def write_weights(source: WeightSource, folder: pathlib.Path, vocabulary: bytes 
             if optimizer is not None:
                 step, configuration = int(optimizer.iterations), configuration | {"optimizer": type(optimizer).__name__}
                 work.finish(parts.write(len(groups), [
-                    Piece(path, "", in_host_memory(variable.numpy())) for path, variable in slots.items()]))
+                    Piece(path, "", host_tensor(variable.numpy())) for path, variable in slots.items()]))
             sums = parts.join(work.finished)
             description = bundles.describe(step, variables, configuration=configuration)
             bundles.complete(work.folder, description, sums)

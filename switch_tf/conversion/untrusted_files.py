@@ -124,7 +124,7 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
     too_deep = Refusal(f"{path} is JSON that is nested too deeply to be read, beyond {_MAX_DEPTH} levels; download it "
                        "again.")
     try:
-        content = json.loads(text.decode(), object_pairs_hook=_without_duplicates)
+        content = json.loads(text.decode(), object_pairs_hook=_refuse_duplicates)
     except RecursionError:
         raise too_deep from None
     except ValueError as error:
@@ -141,7 +141,7 @@ def parse_object(text: bytes, path: pathlib.Path) -> dict:
     return content
 
 
-def _without_duplicates(pairs):
+def _refuse_duplicates(pairs):
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = set()

@@ -198,7 +198,7 @@ def variables_of(model: SwitchTransformer) -> dict[str, keras.Variable]:
     return {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.weights}
 
 
-def of_model(model: SwitchTransformer) -> WeightSource:
+def model_weights(model: SwitchTransformer) -> WeightSource:
     """Returns the weights of a model, built if necessary."""
     if not isinstance(model, SwitchTransformer):
         raise Refusal(f"model must be a SwitchTransformer, not {checks.shown(model)}.")
@@ -213,7 +213,7 @@ def of_model(model: SwitchTransformer) -> WeightSource:
 def weights_of(config: SwitchConfig) -> Mapping[str, Weight]:
     """Returns the weights of a configuration's model."""
     with keras.StatelessScope(initialize_variables=False):
-        return of_model(SwitchTransformer(config)).weights
+        return model_weights(SwitchTransformer(config)).weights
 
 
 def open_linked(config: SwitchConfig, rules: Rules, tensors: Mapping[str, Tensor], folder: pathlib.Path,
@@ -387,7 +387,7 @@ def read_adafactor(model: SwitchTransformer, rules: Rules, theirs: Mapping[str, 
     with progress.bar(total, "reading the optimizer") as bar:
         for name, slots in theirs.items():
             variable = variables[links[name].ours]
-            for slot, values in _as_ours(links[name], axes_of(variable), slots).items():
+            for slot, values in _convert_slots(links[name], axes_of(variable), slots).items():
                 if not np.isfinite(values).all() or (values < 0).any():
                     raise Refusal(f"The slot {slot!r} of {name!r} in {folder} must hold means of squares, and has "
                                   "values that are not finite or negative; read an earlier checkpoint, or the weights "
@@ -417,15 +417,15 @@ def used_slots(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mappin
             raise Refusal(f"The checkpoint's optimizer keeps {_listed(slots)} of {name!r} of shape {shape}, and "
                           f"{software}'s Adafactor keeps a slot of that shape, or means over its two largest "
                           "dimensions or by its logical axes; convert the weights alone, without --with_optimizer.")
-        used[ours] = slots[theirs].reshaped(_with_ones(shape, dims))
+        used[ours] = slots[theirs].reshaped(_keep_dims(shape, dims))
     return used
 
 
-def _with_ones(shape, dims):
+def _keep_dims(shape, dims):
     return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
 
 
-def _as_ours(link, axes, slots):
+def _convert_slots(link, axes, slots):
     factors = factor_dimensions(link.shape, axes)
     if "v" in slots:
         if slots["v"].shape in (link.shape, link.their_shape):
@@ -434,7 +434,7 @@ def _as_ours(link, axes, slots):
                 "v_row": whole.mean(factors.columns), "v_col": whole.mean(factors.rows)}
     elif factors is not None:
         kept = slot_dimensions(link.shape, factors)
-        shapes = [_with_ones(link.shape, dims) for dims in (factors.columns, factors.rows)]
+        shapes = [_keep_dims(link.shape, dims) for dims in (factors.columns, factors.rows)]
         for first, second in (("v_row", "v_col"), ("v_col", "v_row")):
             pair = {"v_row": slots[first], "v_col": slots[second]}
             if all(slot.shape in (shape, link.rule.their_shape(shape))

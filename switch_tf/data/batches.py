@@ -109,7 +109,7 @@ class Batches:
                 for name, feature in self._spec_of_part.items()}
         return read | (self._added.specs(*before) if self._added else {})
 
-    def without_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def drop_added(self, batches: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns batches without the added features."""
         return {name: batches[name] for name in self._spec_of_part}
 

@@ -96,7 +96,7 @@ class Evaluator:
         self._batch_size = description.batch_size
         self._targets_length = description.task_feature_lengths["targets"]
         self._declared = {}
-        provider = replace_tasks(provider, self._as_compared)
+        provider = replace_tasks(provider, self._prepare_task)
         self.end_id = provider.output_features["targets"].vocabulary.eos_id
         registry = seqio.MixtureRegistry if isinstance(provider, seqio.Mixture) else seqio.TaskRegistry
         registered, logger = f"{provider.name} as evaluated", logging.getLogger("absl")
@@ -119,14 +119,14 @@ class Evaluator:
             raise Refusal(f"Split {split!r} of {' and '.join(map(repr, empty))} has no example to evaluate.")
         self.warnings = [sentence for task in tasks if (sentence := self._warning(task))]
 
-    def _as_compared(self, task):
+    def _prepare_task(self, task):
         """Spells targets as predictions where a source asks for it. Benchmarks keep their published references."""
         declared, changes = self._declared.setdefault(task.name, {}), {}
         if any(map(_declares, task.metric_fns)):
             changes["metric_fns"] = [_watched(metric, declared) if _declares(metric) else metric
                                      for metric in task.metric_fns]
         if getattr(task.source, "compares_by_spelling", False) and task.postprocessor is None:
-            changes["postprocess_fn"] = _by_spelling(task, self._targets_length)
+            changes["postprocess_fn"] = _spell_targets(task, self._targets_length)
         return task.replace(**changes) if changes else task
 
     def _warning(self, task):
@@ -209,7 +209,7 @@ class Evaluator:
         return records
 
 
-def _by_spelling(task, length):
+def _spell_targets(task, length):
     vocabulary = task.output_features["targets"].vocabulary
 
     def postprocess(text, example=None, is_target=False, **unused):

@@ -27,11 +27,11 @@ from switch_tf.data.reading import spell
 from switch_tf.data.task_catalog import source_fingerprint
 from switch_tf.data.vocabularies import (
     check_split,
+    count_passes,
     get_provider,
     import_seqio,
     replace_tasks,
     tasks_of,
-    with_counted_passes,
 )
 from switch_tf.refusals import Refusal, first_line, sentence_about_data
 
@@ -170,7 +170,7 @@ def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRe
     Returns: Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
     provider, count, part = provider_of(description, corrupt), 1, None
-    converter, provider = feature_converter(provider, description), replace_tasks(provider, with_counted_passes)
+    converter, provider = feature_converter(provider, description), replace_tasks(provider, count_passes)
     if description.use_cached_tasks:
         count, part = description.cache_parts, import_seqio().ShardInfo(index, description.cache_parts)
     with context.within(endless_passes=True):

@@ -365,7 +365,7 @@ class SpellingOps(tf.Module):
         """
         texts = tf.strings.join([self._prefix, texts])
         if self._sentinels == "gaps" and self._num_sentinels:
-            ids = self._with_gaps(texts)
+            ids = self._encode_gaps(texts)
         else:
             ids = self._spelt_out(self._encode(texts))
         if ends:
@@ -375,7 +375,7 @@ class SpellingOps(tf.Module):
         # At least one position, even if all texts are empty.
         return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
 
-    def _with_gaps(self, texts):
+    def _encode_gaps(self, texts):
         """<string>[batch] -> <int32>[batch, (id)]."""
         sentinel = _sentinel(self._num_sentinels)
         # Cut at a byte that UTF-8 lacks, because tensorflow-text's regex_split ends a text at a NUL.

@@ -77,11 +77,11 @@ def get_vocabulary(name: str) -> "seqio.Vocabulary":
     """
     checks.text("VOCABULARY", name)
     make = names.vocabularies().get(name)
-    return make() if make else _of_file(name)
+    return make() if make else _open_vocabulary(name)
 
 
 @functools.cache
-def _of_file(path):
+def _open_vocabulary(path):
     registered = names.vocabularies()
     try:
         content = _read(path)
@@ -212,7 +212,7 @@ def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
         return vocabulary
     if stored.kind == OTHER:
         raise Refusal(f"The vocabulary {stored.name!r} of {folder} is made by code, which {folder} cannot hold.")
-    return _of_copy(path_of(stored, folder), stored.extra_ids, stored.size)
+    return _open_copy(path_of(stored, folder), stored.extra_ids, stored.size)
 
 
 def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
@@ -259,7 +259,7 @@ def name_of(vocabulary: "seqio.Vocabulary") -> str:
 
 
 @functools.cache
-def _of_copy(path, extra_ids, size):
+def _open_copy(path, extra_ids, size):
     pieces = _pieces(str(path), path.read_bytes())
     if pieces.get_piece_size() + extra_ids != size:
         raise Refusal(f"{path} has {pieces.get_piece_size()} pieces, and config.json says {size - extra_ids}.")
@@ -410,7 +410,7 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
     return tf.data.Dataset.counter().flat_map(tf.autograph.experimental.do_not_convert(numbered))
 
 
-def with_counted_passes(task: Any) -> Any:
+def count_passes(task: Any) -> Any:
     """Returns a seqio task that reads its files in a new order in each pass, if seqio itself reads them.
 
     Other sources use `passes`, have a fixed order, or shuffle in a way that no position can hold (a function, or TFDS).

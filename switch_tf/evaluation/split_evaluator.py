@@ -54,7 +54,7 @@ def evaluate(step: Callable, batches: Iterable[dict], description: data.DatasetD
     sums = None
     with data.refusing_bad_rows(description):
         for features in batches:
-            sums = metrics.merge(sums, metrics.to_host(step(features)))
+            sums = metrics.merge(sums, metrics.copy_to_host(step(features)))
             advance(description.batch_size)
     if sums is None:
         raise Refusal(f"Split {description.split!r} of {description.mixture_or_task_name!r} has no example to "
@@ -238,7 +238,7 @@ class CheckpointEvaluator:
         total = None if self._evaluator.batches else sum(self._evaluator.num_examples.values())
         with progress.bar(total, f"Step {step}", " examples") as bar:
             results = self._evaluator.run(bar.update)
-        tasks = {name: with_perplexity(result) for name, result in results.items()}
+        tasks = {name: add_perplexity(result) for name, result in results.items()}
         average_score = average(results)
         if self._is_chief:
             folder, values = self.output / self._split, named(tasks, average_score)
@@ -255,7 +255,7 @@ class CheckpointEvaluator:
         return {"step": step, "tasks": tasks, "average": average_score}
 
 
-def with_perplexity(result: TaskResult) -> dict[str, float]:
+def add_perplexity(result: TaskResult) -> dict[str, float]:
     """Returns a result's values, with the perplexity if it has no metrics."""
     values = result.values
     return {**values, "perplexity": math.exp(min(values["loss"], 700.0))} if result.scores is None else values

@@ -158,7 +158,7 @@ def servers(topology: str) -> tuple[Gpu, int, int]:
     return GPUS[name], int(count or 1), int(size)
 
 
-def of_topology(topology: str) -> Chip:
+def find_chip(topology: str) -> Chip:
     """Returns a topology's chip. A GPU has the memory that JAX takes."""
     name = topology.partition(":")[0]
     if gpu := GPUS.get(name):

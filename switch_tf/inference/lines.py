@@ -135,7 +135,7 @@ class Output:
     def write(self, records: list[dict]) -> None:
         """Appends and flushes records. A kill does not lose them, in a bucket after a minute."""
         with writing(self._path):
-            self._file.write(as_lines(records).encode())
+            self._file.write(format_lines(records).encode())
             self._file.flush()
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class Output:
                 self._mirror.close()
 
 
-def as_lines(records: list[dict]) -> str:
+def format_lines(records: list[dict]) -> str:
     """Returns JSON lines. Escapes lone surrogates for UTF-8."""
     lines = "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return lines.encode(errors="backslashreplace").decode()

@@ -34,7 +34,7 @@ def from_config(saved: run_config.RunConfig, folder: pathlib.Path) -> types.Simp
         make_model=lambda: SwitchTransformer(saved.model, dtype=dtype))
 
 
-def with_stored_vocabulary(described: Any, folder: pathlib.Path) -> Any:
+def use_stored_vocabulary(described: Any, folder: pathlib.Path) -> Any:
     """Returns a run from gin files with the run folder's copy of its vocabulary, if task and vocabulary match.
 
     Folders of earlier versions have neither `config.json` nor copies.

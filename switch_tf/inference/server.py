@@ -239,7 +239,7 @@ class Server:
         self._num_answered = (self._num_answered + len(inputs)) % 2**30
         answers = self._text_model.answer([text.ids for text in inputs], rows)
         self._tokens.inc(sum(len(results[0].ids) for results in answers))
-        return [(results, _as_json(results, text)) for results, text in zip(answers, inputs, strict=True)]
+        return [(results, _prediction(results, text)) for results, text in zip(answers, inputs, strict=True)]
 
     def _watched(self, path, endpoint):
         """Refuses foreign hosts, and counts and times requests."""
@@ -415,7 +415,7 @@ def _busy(reason):
     return HTTPException(503, f"{reason}; try again later.", {"Retry-After": "1"})
 
 
-def _as_json(results, inputs):
+def _prediction(results, inputs):
     best, *others = results
     prediction = {"outputs": best.text, "scores": best.score}
     if others:

@@ -108,7 +108,7 @@ class MultiHeadAttention(_Attention):
         if inputs_kv is None:
             inputs_kv, inputs_kv_mask = inputs, masks.padding_mask(inputs, mask, inputs_mask)
         self._check(inputs, inputs_kv, attention_mask, position_bias, training)
-        attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs_kv, inputs_kv_mask))
+        attention_mask = masks.mask_keys(attention_mask, masks.padding_mask(inputs_kv, inputs_kv_mask))
         query, key, value = (self._project(x, kernel) for x, kernel in (
             (inputs, self.query), (inputs_kv, self.key), (inputs_kv, self.value)))
         return self.mix(query, key, self._drop_keys(value, training), attention_mask, position_bias)
@@ -190,7 +190,7 @@ class SwitchSelfAttention(Routed, _Attention):
              return_router_stats: bool = False, mask: Mask = None, inputs_mask: Mask = None) -> Any:
         checks.flag("return_router_stats", return_router_stats)
         self._check(inputs, inputs, attention_mask, position_bias, training)
-        attention_mask = masks.without_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
+        attention_mask = masks.mask_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         query, query_stats = self._queries(inputs, padding_mask, token_ids, training)
         key_value, key_value_stats = self._project(self.key_value_experts, inputs, padding_mask, token_ids, training)

@@ -167,7 +167,7 @@ class TokenEmbedding(KeepsShape):
             keras.initializers.RandomNormal(stddev=1.0))
 
     def call(self, token_ids: Tensor) -> Tensor:
-        token_ids = indexing.as_ids("token_ids", token_ids, (None, None))
+        token_ids = indexing.check_ids("token_ids", token_ids, (None, None))
         checks.indices("token_ids", forms.known_values(token_ids), self.vocab_size)
         embedded = indexing.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))

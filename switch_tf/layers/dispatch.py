@@ -78,7 +78,7 @@ def _sum_choices(outputs, gate):
     return ops.squeeze(outputs, 2) if num_choices == 1 else ops.sum(outputs, axis=2)
 
 
-def _with_gradient(forward, backward, rows):
+def _define_gradient(forward, backward, rows):
     return ops.custom_gradient(lambda rows: (forward(rows), backward))(rows)
 
 
@@ -147,7 +147,7 @@ class Index(Dispatcher):
 
     def _move(self, rows, there, back):
         """Sums rows read at each index in `there`. The gradient reads upstream rows at each index in `back`."""
-        return _with_gradient(lambda rows: sum(self.read(rows, index) for index in there),
+        return _define_gradient(lambda rows: sum(self.read(rows, index) for index in there),
                               lambda upstream: sum(self.read(upstream, index) for index in back), rows)
 
     def dispatch(self, tokens: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class Gathered(Dispatcher):
         expert_index = ops.reshape(self.decisions.expert_index, (-1,))
 
         def times(rows, kernels):
-            return products.in_blocks(rows, partitioning.use(kernels, kernels.dtype),
+            return products.multiply_in_blocks(rows, partitioning.use(kernels, kernels.dtype),
                                       lambda part: ops.take(part, expert_index, axis=0))
 
         with keras.name_scope(experts.name):
@@ -323,13 +323,13 @@ class ExpertChoiceIndex(Dispatcher):
 
     def dispatch(self, tokens: Tensor) -> Tensor:
         width = tokens.shape[-1]
-        rows = _with_gradient(self._read, self._sum, ops.reshape(tokens, (-1, width)))
+        rows = _define_gradient(self._read, self._sum, ops.reshape(tokens, (-1, width)))
         return ops.reshape(rows, (*ops.shape(self._token), width))
 
     def combine(self, outputs: Tensor) -> Tensor:
         outputs = _gated(outputs, self.decisions.gate_of_slot)
         width = outputs.shape[-1]
-        summed = _with_gradient(self._sum, self._read, ops.reshape(outputs, (-1, width)))
+        summed = _define_gradient(self._sum, self._read, ops.reshape(outputs, (-1, width)))
         return ops.reshape(summed, (-1, self.decisions.num_tokens, width))
 
 

@@ -46,7 +46,7 @@ def key_mask(key_is_real: Tensor) -> Tensor:
     return key_is_real[:, None, None, :]
 
 
-def without_keys(attention_mask: Mask, key_is_real: Mask) -> Mask:
+def mask_keys(attention_mask: Mask, key_is_real: Mask) -> Mask:
     """Combines an attention mask with a key mask, <bool>[batch, key]. None means unrestricted."""
     if key_is_real is None:
         return attention_mask

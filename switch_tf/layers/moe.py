@@ -159,13 +159,13 @@ class SwitchFeedForward(Routed, KeepsShape):
             inputs = inputs * ops.cast(padding_mask, inputs.dtype)[..., None]
         more, missing = (rows - batch, columns - length), groups.count * groups.size - rows * columns
 
-        def in_groups(x):
+        def split_groups(x):
             """[batch, length, ...] -> [group, tokens, ...]. Zeros complete the batch and the last group."""
             width = x.shape[2:]
             x = ops.reshape(_padded(x, more), (-1, *width))
             return ops.reshape(_padded(x, (missing,)), (*groups, *width))
 
-        def of_tokens(x):
+        def merge_groups(x):
             """[group, tokens, width] -> [batch, length, width]."""
             width = x.shape[-1]
             x = ops.reshape(x, (-1, width))
@@ -173,21 +173,21 @@ class SwitchFeedForward(Routed, KeepsShape):
             x = ops.reshape(x, (rows, columns, width))
             return x if all(map(_is_zero, more)) else x[:batch, :length]
 
-        tokens = partitioning.constrain(in_groups(inputs), ("group", None, "embed"))
+        tokens = partitioning.constrain(split_groups(inputs), ("group", None, "embed"))
         is_present = _padded(ops.ones((rows * columns,), "bool"), (missing,))
         decisions, stats = self.router(
-            tokens, padding_mask=in_groups(padding_mask), expert_capacity=expert_capacity,
-            token_ids=None if token_ids is None else in_groups(token_ids), training=training,
+            tokens, padding_mask=split_groups(padding_mask), expert_capacity=expert_capacity,
+            token_ids=None if token_ids is None else split_groups(token_ids), training=training,
             is_present=ops.reshape(is_present, (*groups,)))
         routes = context.current().routes
         if routes is not None:
-            routes[self.path] = of_tokens(decisions.gates)
+            routes[self.path] = merge_groups(decisions.gates)
         dispatcher = dispatch.create(decisions, self.dispatch)
         # Again, to reduce the experts' gradient before the router's is added.
         tokens = partitioning.constrain(tokens, ("group", None, "embed"))
         outputs = ops.cast(dispatcher.run(self.experts, tokens, training), inputs.dtype)
         outputs = partitioning.constrain(outputs, ("group", None, "embed"))
-        outputs = partitioning.constrain(of_tokens(outputs), ("batch", "length", "embed"))
+        outputs = partitioning.constrain(merge_groups(outputs), ("batch", "length", "embed"))
         if return_router_stats:
             return outputs, stats
         self.add_router_losses((self,), (stats,), training)
@@ -199,7 +199,7 @@ class SwitchFeedForward(Routed, KeepsShape):
         checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.experts.input_kernels[0].shape[1]))
         if token_ids is not None:
-            indexing.as_ids("token_ids", token_ids, inputs.shape[:2])
+            indexing.check_ids("token_ids", token_ids, inputs.shape[:2])
         return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:

@@ -111,7 +111,7 @@ class Router(Layer):
         if not isinstance(expert_capacity, int):
             expert_capacity = ops.cast(expert_capacity, "int32")
         if token_ids is not None:
-            token_ids = indexing.as_ids("token_ids", token_ids, inputs.shape[:2])
+            token_ids = indexing.check_ids("token_ids", token_ids, inputs.shape[:2])
         policy = self._policy
         if policy.needs_token_ids and token_ids is None:
             raise Refusal(f"The {policy.name} policy needs token_ids (<int32>, one for each token); pass "

@@ -149,7 +149,7 @@ class SwitchTransformer(Routed, keras.Model):
             for name in _IDS:
                 if name.startswith(stack) and name in features:
                     shape = shape or getattr(features[name], "shape", ())  # a value without a shape is refused below
-                    features[name] = indexing.as_ids(
+                    features[name] = indexing.check_ids(
                         name, features[name], shape if len(shape) == 2 else (None, None))
         self._called_with = {name: (keras.backend.standardize_dtype(value.dtype), len(value.shape))
                              for name, value in features.items() if value is not None}

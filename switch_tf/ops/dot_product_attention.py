@@ -106,7 +106,7 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
             probs, scale = ops.cast(ops.softmax(scores, axis=-1), value.dtype), None
         mixed = _scaled(ops.einsum("bhqk,bkhd->bqhd", *map(dtypes.widen, (probs, value))), scale)
 
-        @products.in_gradient_of(scope_of)
+        @products.name_gradient_of(scope_of)
         def gradient(upstream):
             wide = dtypes.widen
             # The upstream gradient takes the scale of the exponentials.

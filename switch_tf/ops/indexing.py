@@ -12,14 +12,14 @@ from keras import ops
 from switch_tf import checks
 from switch_tf.ops.dtypes import widen
 from switch_tf.ops.forms import is_fused, prefers_products
-from switch_tf.ops.products import in_gradient_of, product
+from switch_tf.ops.products import name_gradient_of, product
 from switch_tf.partitioning.axes import arange, axes_of, constrain, gather, is_partitioned, is_split, scatter
 from switch_tf.partitioning.tensors import Tensor
 
 LEFT_OUT = -1e9  # as a logit; a row of infinities would have NaN gradients
 
 
-def as_ids(name: str, values: Tensor, shape: Sequence[int | None]) -> Tensor:
+def check_ids(name: str, values: Tensor, shape: Sequence[int | None]) -> Tensor:
     """Checks token ids, <int>[shape], and returns them.
 
     Under a strategy Keras builds a model with the mean of the replicas' batches. These float32 ids become int32.
@@ -61,7 +61,7 @@ def look_up(variable: keras.Variable, token_ids: Tensor, dtype: str) -> Tensor:
     def gathered_rows(table):
         def gradient(upstream):
             upstream = widen(upstream)
-            with in_gradient_of(variable), keras.name_scope("look_up"):
+            with name_gradient_of(variable), keras.name_scope("look_up"):
                 if is_partitioned():
                     dense = ops.einsum("blv,blm->vm", is_token(upstream.dtype), upstream)
                     dense = scatter(dense, axes_of(variable))

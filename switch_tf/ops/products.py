@@ -20,7 +20,7 @@ _NUMBERS_READ_ONCE = 2**21
 _NUMBERS_READ_AGAIN = 2**18
 _NUMBERS_COPIED = 2**20
 _ROWS_TO_READ_AGAIN = 4
-_AT_ONCE = 8  # products in one sum of `in_blocks`
+_AT_ONCE = 8  # products in one sum of `multiply_in_blocks`
 _LARGE = 2**19  # numbers of the smallest matrix to multiply one row with in blocks
 
 
@@ -39,7 +39,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
     left, right = terms.split(",")
     dtype = dtype or x.dtype
     if forms.is_fused():
-        return _of_few_rows(left, right, result, x, variable, dtype)
+        return _multiply_few_rows(left, right, result, x, variable, dtype)
     # Widens both operands: TensorFlow multiplies bfloat16 to float32 only in XLA, and Keras not at all on JAX. A TPU's
     # compiler removes the casts (docs/notebook/numerics.md).
     if not axes.is_partitioned():
@@ -59,7 +59,7 @@ def product(equation: str, x: Tensor, variable: keras.Variable, dtype: str | Non
         kernel = axes.gather(ops.cast(weight, x.dtype), axes.axes_of(variable))
 
         def gradient(upstream):
-            with in_gradient_of(variable):
+            with name_gradient_of(variable):
                 of_x = ops.einsum(f"{result},{right}->{left}", upstream, ops.cast(kernel, dtype))
                 of_weight = ops.einsum(f"{left},{result}->{right}", widen(x), widen(upstream))
             return ops.cast(of_x, x.dtype), ops.cast(axes.scatter(of_weight, axes.axes_of(variable)), weight.dtype)
@@ -77,7 +77,7 @@ def _is_matmul(left, right, result):
     return right[-2] == left[-1] and result == left[:-1] + right[-1] and right[:-2] in ("", left[:-2])
 
 
-def _of_few_rows(left, right, result, x, variable, dtype):
+def _multiply_few_rows(left, right, result, x, variable, dtype):
     count = sum(index in left for index in right)
     is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
     shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
@@ -88,7 +88,7 @@ def _of_few_rows(left, right, result, x, variable, dtype):
         rows = ops.reshape(x, (-1, weight.shape[0]))
         # XLA multiplies one row with a matrix in a single thread.
         products = (ops.matmul(rows, weight) if rows.shape[0] > 1 or math.prod(weight.shape) < _LARGE else
-                    in_blocks(rows, weight[None], lambda part: part))
+                    multiply_in_blocks(rows, weight[None], lambda part: part))
         return ops.reshape(products, (*x.shape[:-count], *variable.shape[count:]))
     if len(right) == 2 and _is_matmul(left, right[::-1], result):
         products = _times_rows_of(weight, ops.reshape(x, (-1, x.shape[-1])))
@@ -96,7 +96,7 @@ def _of_few_rows(left, right, result, x, variable, dtype):
     return ops.einsum(f"{left},{right}->{result}", x, weight)
 
 
-def in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+def multiply_in_blocks(rows: Tensor, weights: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
     """Multiplies [row, k] with [matrix, k, n] in a program of XLA, as a sum of sums of a few products.
 
     XLA fuses a few products with the lookup, and computes many columns at once in all threads. A matrix product would
@@ -138,7 +138,7 @@ def _times_rows_of(table, x):
 
 
 @contextlib.contextmanager
-def in_gradient_of(variable: keras.Variable) -> Iterator[None]:
+def name_gradient_of(variable: keras.Variable) -> Iterator[None]:
     """Names operations like autodiff's for the weight's layer, to show their origin in compiled programs."""
     with contextlib.ExitStack() as stack:
         for part in ("gradient_tape", *variable.path.split("/")[:-1]):

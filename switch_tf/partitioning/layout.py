@@ -63,7 +63,7 @@ class Layout:
                               f"as (('batch', 'data'),), not {shown(getattr(self, name))}.")
         for rule in (*self.rules, *self.at_rest_rules):
             is_pair = isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)
-            axes = _as_tuple(rule[1]) if is_pair and isinstance(rule[1], str | tuple | list) else ()
+            axes = _axes_tuple(rule[1]) if is_pair and isinstance(rule[1], str | tuple | list) else ()
             if not axes or not all(isinstance(axis, str) for axis in axes) or len(set(axes)) < len(axes):
                 raise Refusal("A rule of a layout is a pair of a logical axis and a mesh axis, such as ('batch', "
                               f"'data'), or several, such as ('batch', ('data', 'expert')), not {shown(rule)}.")
@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def _splits(self):
-        return [(axis, _as_tuple(mesh_axes)) for axis, mesh_axes in (*self.rules, *self.at_rest_rules)]
+        return [(axis, _axes_tuple(mesh_axes)) for axis, mesh_axes in (*self.rules, *self.at_rest_rules)]
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -156,7 +156,7 @@ class Layout:
             for index, axis in enumerate(axes):
                 if not spec[index]:
                     taken = {mesh_axis for entry in spec for mesh_axis in entry}
-                    spec[index] = tuple(mesh_axis for mesh_axis in _as_tuple(rules.get(axis, ()))
+                    spec[index] = tuple(mesh_axis for mesh_axis in _axes_tuple(rules.get(axis, ()))
                                         if mesh_axis not in taken)
         return tuple(spec)
 
@@ -171,7 +171,7 @@ class Layout:
 
     def mesh_axes(self, axis: str) -> tuple[str, ...]:
         """Returns the mesh axes that can split a logical axis."""
-        return _as_tuple(dict(self.rules).get(axis, ()))
+        return _axes_tuple(dict(self.rules).get(axis, ()))
 
     def num_pieces(self, axis: str) -> int:
         """Returns the number of pieces along a logical axis of activations."""
@@ -194,7 +194,7 @@ class Layout:
                     f"{names}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to {other}.")
 
 
-def _as_tuple(axes):
+def _axes_tuple(axes):
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 

@@ -21,7 +21,7 @@ from switch_tf.hardware import devices
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.axes import axes_of, with_axes
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.variables import Piece, in_host_memory, stored
+from switch_tf.partitioning.variables import Piece, host_tensor, stored
 from switch_tf.refusals import Refusal
 
 # Feature name -> <int32>[batch, length], or with steps first for `Partitioner.place`.
@@ -144,7 +144,7 @@ class Partitioner:
             apply = tf.function(apply, jit_compile=True, autograph=False)
 
         def one_step(features, index):
-            gradients, totals, measured, is_finite = compute(at_step(features, index))
+            gradients, totals, measured, is_finite = compute(select_step(features, index))
 
             def update():
                 apply(gradients, totals)
@@ -161,7 +161,7 @@ class Partitioner:
         Args:
             call: Features, [batch, length] -> a nest of tensors, equal on every device.
         """
-        return lambda features: call(at_step(features, 0))
+        return lambda features: call(select_step(features, 0))
 
     def compile(self, function: Callable, use_xla: bool = False) -> Callable:
         """Compiles a function of `step` or `results`. On CPUs without XLA: its products are slower."""
@@ -195,7 +195,7 @@ class Partitioner:
         """
         if not self.is_chief:
             return []
-        return [Piece(path, "", in_host_memory(variable.numpy())) for path, variable in state.items()]
+        return [Piece(path, "", host_tensor(variable.numpy())) for path, variable in state.items()]
 
     def are_finite(self, variables: Sequence[keras.Variable]) -> list[bool]:
         """Returns whether each variable is finite."""
@@ -238,6 +238,6 @@ def initial_value(settings: dict[str, Any]) -> tf.Tensor:
     return tf.convert_to_tensor(value() if callable(value) else value, dtype=settings.get("dtype"))
 
 
-def at_step(features: Features, index: Any) -> Features:
+def select_step(features: Features, index: Any) -> Features:
     """Returns one step of a placed batch: [steps, batch, length] -> [batch, length]."""
     return {name: value[index] for name, value in features.items()}

@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     value: tf.Tensor
 
 
-def in_host_memory(array: np.ndarray) -> tf.Tensor:
+def host_tensor(array: np.ndarray) -> tf.Tensor:
     """Returns an array as a tensor of the host. They may share memory."""
     with tf.device("CPU:0"):
         return tf.convert_to_tensor(array)
@@ -67,7 +67,7 @@ class DTensorVariable(_Array, dtensor.DVariable):
         if tf.inside_function():
             self.check_function()
             return super()._dense_var_to_tensor(dtype, name, as_ref)
-        return tf.convert_to_tensor(_on_host(self.read_value()), dtype)
+        return tf.convert_to_tensor(_fetch(self.read_value()), dtype)
 
     def check_function(self) -> None:
         """Raises Refusal in a traced function that no partitioner cuts."""
@@ -79,15 +79,15 @@ class DTensorVariable(_Array, dtensor.DVariable):
                           "without this partitioner.")
 
     def assign(self, value: Tensor, **options: Any) -> Any:
-        return super().assign(self._in_pieces(value), **options)
+        return super().assign(self._cut(value), **options)
 
     def assign_add(self, delta: Tensor, **options: Any) -> Any:
-        return super().assign_add(self._in_pieces(delta), **options)
+        return super().assign_add(self._cut(delta), **options)
 
     def assign_sub(self, delta: Tensor, **options: Any) -> Any:
-        return super().assign_sub(self._in_pieces(delta), **options)
+        return super().assign_sub(self._cut(delta), **options)
 
-    def _in_pieces(self, value):
+    def _cut(self, value):
         if tf.inside_function():
             return value
         if isinstance(value, DTensorVariable):
@@ -121,7 +121,7 @@ def whole(tensor: tf.Tensor) -> np.ndarray:
 
 
 @tf.custom_gradient
-def _on_host(tensor):
+def _fetch(tensor):
     """Copies an eager DTensor to the host, and its gradient back into the layout."""
     sharding = dtensor.fetch_layout(tensor)
     return tf.constant(whole(tensor)), lambda gradient: pack(gradient.numpy(), sharding)
@@ -221,15 +221,15 @@ class UnfoldedVariable(_Array):
         return self.unfolding.fold(self.stored.numpy(), np)
 
     def assign(self, value: Tensor) -> Any:
-        return self.stored.assign(self._as_stored(value))
+        return self.stored.assign(self._unfold_value(value))
 
     def assign_add(self, value: Tensor) -> Any:
-        return self.stored.assign_add(self._as_stored(value))
+        return self.stored.assign_add(self._unfold_value(value))
 
     def assign_sub(self, value: Tensor) -> Any:
-        return self.stored.assign_sub(self._as_stored(value))
+        return self.stored.assign_sub(self._unfold_value(value))
 
-    def _as_stored(self, value):
+    def _unfold_value(self, value):
         if tf.inside_function() or dtensor.is_dtensor(value):
             return self.unfold(value)
         return self.unfolding.unfold(np.asarray(value), np)
@@ -245,7 +245,7 @@ class UnfoldedVariable(_Array):
         return dtensor.relayout(self.unfolding.unfold(whole), self.stored.layout)
 
 
-def as_used(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+def fold_gradients(gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     """Converts gradients from the stored shapes to the weights' shapes."""
     return [variable.value.fold(gradient) if isinstance(variable.value, UnfoldedVariable) else gradient
             for gradient, variable in zip(gradients, variables, strict=True)]
@@ -370,7 +370,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
 
     def pieces(self) -> dict[str, tf.Tensor]:
         """Returns slice text -> copied numbers, each piece from one process."""
-        return {slice_text(self.array.shape, shard.index): in_host_memory(np.array(shard.data))
+        return {slice_text(self.array.shape, shard.index): host_tensor(np.array(shard.data))
                 for shard in self.array.addressable_shards if shard.replica_id == 0}
 
     def _serialize_to_tensors(self):

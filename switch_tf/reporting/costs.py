@@ -39,7 +39,7 @@ def as_json(config: SwitchConfig, inputs_length: int, targets_length: int) -> di
     }
 
 
-def of_checkpoint(folder: str | pathlib.Path) -> dict:
+def checkpoint_costs(folder: str | pathlib.Path) -> dict:
     """Returns the step, parameters and bytes of a (run's newest) checkpoint, and its run's task and vocabulary."""
     try:
         checkpoint = folders.resolve(folder)
@@ -70,7 +70,7 @@ def table(configs: dict[str, SwitchConfig]) -> str:
 
 
 def describe(result: dict) -> str:
-    """Returns the text of a result with any of: `as_json`, `of_checkpoint`, "bytes_per_device"."""
+    """Returns the text of a result with any of: `as_json`, `checkpoint_costs`, "bytes_per_device"."""
     lines = [f"{name:<12}{result[name]}" for name in ("task", "vocabulary") if name in result]
 
     def add(title, entries, unit):

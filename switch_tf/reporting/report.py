@@ -142,7 +142,7 @@ def describe_summary(summary: dict) -> str:
     return "\n".join([*lines, f"Report: {summary['report']}", f"Plot:   {summary['plot']}"])
 
 
-def in_columns(rows: list[list[str]]) -> list[str]:
+def align_columns(rows: list[list[str]]) -> list[str]:
     """Returns a table's lines: the first column left-aligned, further columns right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]

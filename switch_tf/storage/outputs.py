@@ -131,7 +131,7 @@ def held_back() -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def without_lines(prefix: bytes) -> Iterator[None]:
+def drop_lines(prefix: bytes) -> Iterator[None]:
     """Removes lines with a prefix from standard output."""
     _flush()
     original = os.dup(1)

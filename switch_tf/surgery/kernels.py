@@ -32,7 +32,7 @@ class Changes:
         checks.fields(self, ("seed",), checks.integer, 0)
 
 
-def of_expert(dense: np.ndarray, hidden_axis: int, width: int, expert: int, drawn: np.ndarray, spread: float,
+def expert_kernel(dense: np.ndarray, hidden_axis: int, width: int, expert: int, drawn: np.ndarray, spread: float,
               generator: np.random.Generator) -> np.ndarray:
     """Returns a kernel of one expert.
 

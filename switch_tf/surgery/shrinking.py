@@ -71,7 +71,7 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
         use: <float>[num_experts] by router, shares of the tokens.
     """
     num_experts = len(next(iter(groups.values())))
-    smaller = SwitchTransformer(sources.with_fewer_experts(model.config, num_experts), dtype=model.dtype_policy)
+    smaller = SwitchTransformer(sources.reduce_experts(model.config, num_experts), dtype=model.dtype_policy)
     smaller.build()
     old, routers = variables_of(model), _router_places(model)
     with progress.bar(4 * smaller.config.num_parameters, "shrinking") as bar:

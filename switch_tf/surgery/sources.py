@@ -83,7 +83,7 @@ def check_compatible(dense: SwitchConfig, sparse: SwitchConfig) -> int:
     return dense.d_ff // width
 
 
-def with_fewer_experts(config: SwitchConfig, num_experts: int) -> SwitchConfig:
+def reduce_experts(config: SwitchConfig, num_experts: int) -> SwitchConfig:
     """Returns the configuration of a sparse model with fewer experts in each layer."""
     checks.integer("--num_experts", num_experts, 1)
     if not config.sparse_layer_names or num_experts >= config.num_experts:

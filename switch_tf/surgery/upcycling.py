@@ -14,7 +14,7 @@ from switch_tf.configs import policies
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import formats, own, source_vocabulary, weight_source
 from switch_tf.conversion.formats import Format
-from switch_tf.conversion.weight_source import WeightSource, of_model, read_model, variables_of, weights_of
+from switch_tf.conversion.weight_source import WeightSource, model_weights, read_model, variables_of, weights_of
 from switch_tf.layers import grouping
 from switch_tf.models.stack import switch_feed_forward
 from switch_tf.models.switch_transformer import SwitchTransformer
@@ -38,7 +38,7 @@ def _origin(name, config):
 
 def upcycle(dense: SwitchTransformer, config: SwitchConfig, changes: Changes) -> SwitchTransformer:
     """Returns the model of `open_upcycled`, with float32 weights, for a dense model in memory."""
-    return read_model(open_upcycled(of_model(dense), config, changes))
+    return read_model(open_upcycled(model_weights(dense), config, changes))
 
 
 def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -> WeightSource:
@@ -89,7 +89,7 @@ def open_upcycled(dense: WeightSource, config: SwitchConfig, changes: Changes) -
         for expert in range(config.num_experts)[rows]:
             drawn = generator(layer, "units", expert).choice(
                 width, size=round(changes.reinitialize * width), replace=False)  # the same in all kernels of the expert
-            made.append(kernels.of_expert(kernel, axis, width, expert, drawn, spread, generator(origin, expert)))
+            made.append(kernels.expert_kernel(kernel, axis, width, expert, drawn, spread, generator(origin, expert)))
         return np.stack(made) * np.float32(scale(layer)) if axis == 0 else np.stack(made)
 
     # In the order of the dense model, so that successive reads are close.
@@ -170,7 +170,7 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
     if with_optimizer:
         model, sparse = read_model(dense), read_model(upcycled)
         optimizer = upcycled_adafactor(model, source_format.module.read_optimizer(source, model), sparse)
-        own.write_weights(of_model(sparse), output, vocabulary.content, optimizer=optimizer)
+        own.write_weights(model_weights(sparse), output, vocabulary.content, optimizer=optimizer)
         step = int(optimizer.iterations.numpy())
         state = f" With the slots of Adafactor at step {step:,}."
     else:

@@ -332,7 +332,7 @@ class Training:
             self._meter.restart()
             return False
         input_wait = time.perf_counter() - asked
-        look_at(state.step, state.batches.without_added(batches))
+        look_at(state.step, state.batches.drop_added(batches))
         is_timed = is_timed and not self._profiling.is_recording
         with self._profiling.step(state.step):
             measured, bad_step = self._step(self.partitioner.place(batches))
@@ -346,7 +346,7 @@ class Training:
                     "Nothing was updated by that step, and the last good checkpoint is "
                     f"{self._settled_checkpoint()}. A lower learning rate, clip_norm or router_dtype='float32' usually "
                     "help.")
-            measured = metrics.to_host(measured)
+            measured = metrics.copy_to_host(measured)
         state.sums = metrics.merge(state.sums, measured)
         state.step += num_steps
         self._meter.add(num_steps, float(measured.tokens.total), input_wait, is_timed)

@@ -64,7 +64,7 @@ def one_of_several(command: str) -> Iterator[None]:
     if len(cluster.members().addresses) == 1:
         yield
     else:
-        with Ending(command), outputs.without_lines(b"[Gloo] "):
+        with Ending(command), outputs.drop_lines(b"[Gloo] "):
             yield
 
 

@@ -16,9 +16,9 @@ from switch_tf.layers import Router, grouping
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner, at_step
+from switch_tf.partitioning.partitioner import Partitioner, select_step
 from switch_tf.partitioning.tensors import Tensor
-from switch_tf.partitioning.variables import as_used
+from switch_tf.partitioning.variables import fold_gradients
 from switch_tf.refusals import Refusal
 
 # Choice -> whether it trains the weight of a path.
@@ -62,7 +62,8 @@ def compute_gradients(model: keras.Model, features: dict[str, Any], seed: int, s
             loss = objective.total(model.config, weights.apply_to(measured))
             # In these scopes, because rematerialised layers run again here.
             gradients = tape.gradient(loss, variables)
-        gradients = as_used([tf.convert_to_tensor(gradient) for gradient in gradients], model.trainable_variables)
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        gradients = fold_gradients(gradients, model.trainable_variables)
         return gradients, (measured, loss)
 
     if count == 1:
@@ -153,7 +154,7 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
             return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
 
         zero = Mean(*[tf.zeros([], dtypes.wide_dtype(model.compute_dtype))] * 2)
-        measured = _zeros_measured(model, at_step(features, 0), settings, objective)
+        measured = _zeros_measured(model, select_step(features, 0), settings, objective)
         zeros = StepMeasurements(measured, zero, zero, zero)
         _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))
         return sums, bad_step

@@ -18,7 +18,7 @@ from switch_tf.checkpoints import bundles, folders, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer, staging_of
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.variables import Piece, in_host_memory
+from switch_tf.partitioning.variables import Piece, host_tensor
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
@@ -187,7 +187,7 @@ class _Process(Partitioner):
 
     def pieces(self, state):
         first = 2 * self.process_index
-        return [Piece(path, f"4 2 {first},2:-", in_host_memory(variable.numpy()[first:first + 2]))
+        return [Piece(path, f"4 2 {first},2:-", host_tensor(variable.numpy()[first:first + 2]))
                 for path, variable in state.items()]
 
     def gather_texts(self, text):

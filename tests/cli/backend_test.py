@@ -44,7 +44,7 @@ def configuration_of():
     @functools.cache
     def record(backend):
         words = ["train", *TINY, "--gin.MODEL_DIR='run'", "--backend", backend]
-        described = experiments.on_this_machine(options.look(main._parse(words)))
+        described = experiments.place_here(options.look(main._parse(words)))
         return experiments.make_trainer(described, words)[1]
 
     return record

@@ -101,7 +101,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
         return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None}
 
     monkeypatch.setattr(options, "load", lambda *arguments, **options: None)
-    monkeypatch.setattr("switch_tf.experiments.on_this_machine", lambda described, is_checked: types.SimpleNamespace(
+    monkeypatch.setattr("switch_tf.experiments.place_here", lambda described, is_checked: types.SimpleNamespace(
         config=SwitchConfig(), run=Run("run", "task", {"inputs": 8, "targets": 8}, 20, 2), settings=StepSettings(),
         partitioner=Partitioner()))
     monkeypatch.setattr(folders, "check_size", lambda config, checkpoint: None)

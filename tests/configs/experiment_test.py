@@ -111,7 +111,7 @@ def test_a_bug_of_the_trainer_is_no_mistake_of_the_user(planted, monkeypatch, tm
         raise planted("planted")
 
     monkeypatch.setattr(trainer, "check_trainable", fail)
-    described = experiments.on_this_machine(_from(tmp_path, "", files=LOCAL))
+    described = experiments.place_here(_from(tmp_path, "", files=LOCAL))
     with pytest.raises(planted, match="planted") as caught:
         experiments.make_trainer(described)
     assert not isinstance(caught.value, Refusal)
@@ -123,7 +123,7 @@ def test_a_bug_of_the_trainer_is_no_mistake_of_the_user(planted, monkeypatch, tm
     ("SwitchTransformer.dtype='float99'", "Cannot convert 'float99' to a mixed precision DTypePolicy"),
 ])
 def test_a_value_that_only_keras_finds_wrong_is_refused(binding, message, tmp_path):
-    described = experiments.on_this_machine(_from(tmp_path, "", binding, files=LOCAL))
+    described = experiments.place_here(_from(tmp_path, "", binding, files=LOCAL))
     with pytest.raises(Refusal, match=message):
         experiments.make_trainer(described)
 
@@ -159,7 +159,7 @@ def test_an_experiment_is_described_before_anything_is_made():
 
 def test_what_a_run_writes_describes_the_same_experiment(tmp_path):
     described = Experiment.from_gin([*LOCAL, "gin/layouts/expert.gin"], MODEL_DIR="run")
-    placed = experiments.on_this_machine(described)
+    placed = experiments.place_here(described)
     assert (described.layout.open_axes, placed.layout.mesh) == (["data"], {"data": 8})
     placed = dataclasses.replace(placed, run=dataclasses.replace(placed.run, vocabulary="t5", eval_batches=3),
                                  optimizer=Part("keras.optimizers.AdamW", {"learning_rate": 0.5}))
@@ -209,7 +209,7 @@ def test_files_without_a_run_are_told_so(tmp_path, text):
 
 
 def test_the_parts_of_a_run_come_together():
-    described = experiments.on_this_machine(Experiment.from_gin(
+    described = experiments.place_here(Experiment.from_gin(
         RUN, ["StepSettings.num_microbatches=2"], MODEL_DIR="run", BATCH_SIZE=64))
     assert described.run.batch_size == 64 and described.settings.num_microbatches == 2
     assert described.layout is described.partitioner.layout and described.layout.num_devices == 1
@@ -221,12 +221,12 @@ def test_the_parts_of_a_run_come_together():
 def test_parts_that_do_not_go_together_are_refused_but_for_whoever_looks_for_those_that_do():
     described = Experiment.from_gin([*RUN, "gin/layouts/expert.gin"], MODEL_DIR="run", BATCH_SIZE=12)
     with pytest.raises(Refusal, match="BATCH_SIZE must be a multiple of 8"):
-        experiments.on_devices(described, 8, "TPU")
-    placed = experiments.on_devices(described, 8, "TPU", is_checked=False)
+        experiments.place_on_devices(described, 8, "TPU")
+    placed = experiments.place_on_devices(described, 8, "TPU", is_checked=False)
     assert placed.layout.mesh == {"data": 8} and placed.partitioner is None
 
 
 def test_a_layout_for_other_devices_is_refused():
     described = Experiment.from_gin([*RUN, "gin/layouts/expert.gin"], MODEL_DIR="run", MESH_SHAPE="data=16")
     with pytest.raises(Refusal, match="is for 16 devices, but there are 8"):
-        experiments.on_this_machine(described)
+        experiments.place_here(described)

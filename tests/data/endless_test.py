@@ -9,7 +9,7 @@ import tensorflow as tf
 from switch_tf import context, data
 from switch_tf.data import cache_files, cached_tasks, example_files
 from switch_tf.data.cache_files import CorruptRecords
-from switch_tf.data.vocabularies import with_counted_passes
+from switch_tf.data.vocabularies import count_passes
 from switch_tf.tasks.in_memory import InMemorySource
 from switch_tf.tasks.text_source import TextFilesSource
 
@@ -60,7 +60,7 @@ def files_of_seqio(tmp_path):
     for index in range(6):
         (tmp_path / f"texts-{index}.txt").write_text("".join(f"{index} {number}\n" for number in range(COUNT // 6)))
     task = seqio.Task("files_of_seqio", seqio.TextLineDataSource({"train": str(tmp_path / "texts-*.txt")}), {}, [])
-    source = with_counted_passes(task).source
+    source = count_passes(task).source
     return lambda: source.get_dataset("train", seed=5)
 
 

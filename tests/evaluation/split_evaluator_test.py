@@ -104,7 +104,7 @@ def test_a_split_is_scored_with_any_batch_and_has_a_loss_where_there_are_no_metr
     plain = results["words_plain"].values
     assert set(plain) == {"loss", "accuracy"}
     assert 4 < plain["loss"] < 9  # near the logarithm of 384 words
-    perplexity = split_evaluator.with_perplexity(results["words_plain"])["perplexity"]
+    perplexity = split_evaluator.add_perplexity(results["words_plain"])["perplexity"]
     assert perplexity == pytest.approx(math.exp(plain["loss"]))
     average = split_evaluator.average(results)
     assert average == pytest.approx((results["words"].values["accuracy"]

@@ -26,22 +26,22 @@ def test_other_names_are_refused(topology):
 
 def test_a_pod_is_none_of_gpus():
     assert chips.kind("v5e:2x4") == "TPU"
-    assert chips.of_topology("v5e:2x4").clock == pytest.approx(1.5e9, rel=0.01)
+    assert chips.find_chip("v5e:2x4").clock == pytest.approx(1.5e9, rel=0.01)
 
 
 def test_a_program_has_the_share_of_memory_that_jax_takes(monkeypatch):
     for variable in SHARE_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    assert chips.of_topology("h100:8").memory == 0.75 * 84_942_979_072
+    assert chips.find_chip("h100:8").memory == 0.75 * 84_942_979_072
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".95")
-    assert chips.of_topology("h100:8").memory == 0.95 * 84_942_979_072
+    assert chips.find_chip("h100:8").memory == 0.95 * 84_942_979_072
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "95%")
     with pytest.raises(Refusal, match="XLA_CLIENT_MEM_FRACTION is .* a number up to 1 such as 0.9, not '95%'"):
-        chips.of_topology("h100:8")
+        chips.find_chip("h100:8")
 
 
 def test_float32_products_take_twice_as_long():
-    chip = chips.of_topology("h100:8")
+    chip = chips.find_chip("h100:8")
     assert chip.flops == 989.5e12 and chip.float32_flops == pytest.approx(989.5e12 / 2, rel=0.01)
 
 
@@ -52,7 +52,7 @@ H100 = GPUS["h100"]
 def _seconds(kind, mesh, axes, servers=(0, 0, 0, 0, 1, 1, 1, 1)):
     size = int(np.prod([mesh[axis] for axis in axes]))
     network = Servers(H100, mesh, servers[:int(np.prod(list(mesh.values())))])
-    return Collective(kind, 9e9, size, axes, "", "").seconds(chips.of_topology("h100:8"), network)
+    return Collective(kind, 9e9, size, axes, "", "").seconds(chips.find_chip("h100:8"), network)
 
 
 @pytest.mark.parametrize("kind, expected", [

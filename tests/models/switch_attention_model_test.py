@@ -217,7 +217,7 @@ def test_three_training_steps_lower_the_loss_and_measure_every_router():
     for _ in range(3):
         measured, bad_step = step({name: value[None] for name, value in training_batch().items()})
         assert int(bad_step) == -1
-        measured = metrics.to_host(measured)
+        measured = metrics.copy_to_host(measured)
         losses.append(measured.batch.loss_terms["cross_entropy"].value)
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     for name in TRAINED.sparse_layer_names:

@@ -231,8 +231,8 @@ MUTANTS = (
     Mutant("ops/forms.py", "keras.remat(context.carried(run, routes=None))", "keras.remat(run)",
            CONTEXT),
     Mutant("partitioning/backends/strategies.py",
-           "context.carried(lambda features: call(self._share(at_step(features, 0))))",
-           "lambda features: call(self._share(at_step(features, 0)))", CONTEXT),
+           "context.carried(lambda features: call(self._share(select_step(features, 0))))",
+           "lambda features: call(self._share(select_step(features, 0)))", CONTEXT),
     # The program that XLA cuts, and its variables.
     Mutant("partitioning/lowering.py", "for axis in axes if mesh[axis] > 1)",
            "for axis in reversed(axes) if mesh[axis] > 1)", LOWERING),

@@ -51,20 +51,20 @@ import tensorflow as tf
 from switch_tf.cli import main
 from switch_tf.training import train_step
 
-compute, as_used, steps = train_step.compute_gradients, train_step.as_used, []
+compute, fold_gradients, steps = train_step.compute_gradients, train_step.fold_gradients, []
 
 def computing(model, features, seed, step, *rest, **options):
     steps.append(step)
     return compute(model, features, seed, step, *rest, **options)
 
 def with_nan(gradients, variables):
-    gradients = as_used(gradients, variables)
+    gradients = fold_gradients(gradients, variables)
     index = int(sys.argv[2]) % len(gradients)
     is_bad = tf.equal(steps[-1], tf.cast(int(sys.argv[1]), steps[-1].dtype))
     gradients[index] = tf.where(is_bad, float("nan"), gradients[index])
     return gradients
 
-train_step.compute_gradients, train_step.as_used = computing, with_nan
+train_step.compute_gradients, train_step.fold_gradients = computing, with_nan
 sys.exit(main.main(sys.argv[3:]))
 """
 

@@ -34,7 +34,7 @@ def _run(code):
 
 def test_a_process_that_ends_at_once_loses_no_line():
     done = _run("""
-with outputs.without_lines(b"[Gloo] "), outputs.held_back():
+with outputs.drop_lines(b"[Gloo] "), outputs.held_back():
     prints()
     outputs.end(7, "The last line.")
 """)
@@ -45,7 +45,7 @@ with outputs.without_lines(b"[Gloo] "), outputs.held_back():
 def test_lines_are_removed_within_the_scope_alone_also_if_a_child_keeps_the_output_open():
     done = _run("""
 import subprocess, time
-with outputs.without_lines(b"[Gloo] "):
+with outputs.drop_lines(b"[Gloo] "):
     prints()
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1); print('[Gloo] late'); print('late')"])
 print("\\n[Gloo] after it", flush=True)
@@ -61,7 +61,7 @@ def test_a_reader_that_has_read_enough_is_noticed_by_the_writers(ending, status)
     os.close(read_end)
     code = PRINTS + f"""
 try:
-    with outputs.without_lines(b"[Gloo] "):
+    with outputs.drop_lines(b"[Gloo] "):
         while True:
             prints()
 except BrokenPipeError:
@@ -76,7 +76,7 @@ except BrokenPipeError:
 def test_a_reader_that_does_not_read_cannot_keep_a_process_that_ends_at_once():
     process = subprocess.Popen([sys.executable, "-c", PRINTS + """
 import threading, time
-with outputs.without_lines(b"[Gloo] "):
+with outputs.drop_lines(b"[Gloo] "):
     threading.Thread(target=prints, args=["x" * 1000], daemon=True).start()
     time.sleep(1)
     outputs.end(5)

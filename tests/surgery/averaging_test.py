@@ -63,7 +63,7 @@ def test_the_written_mean_is_a_checkpoint_to_start_from(save, model, tmp_path):
     assert result["steps"] == [1, 2] and result["num_parameters"] == model.config.num_parameters
     assert "the mean of steps 1 and 2 of" in text and f"--gin_file={tmp_path}/mean/model.gin" in text
     again = conversion.from_switch_tf(tmp_path / "mean")
-    assert again.config == model.config and _values(weight_source.of_model(again)) == {1.5}
+    assert again.config == model.config and _values(weight_source.model_weights(again)) == {1.5}
 
 
 def test_a_run_in_a_bucket(save, bucket):

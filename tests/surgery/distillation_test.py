@@ -38,7 +38,7 @@ def _gradients(model, batch, objective, num_microbatches=1):
     compute = tf.function(lambda: train_step.compute_gradients(model, batch, 3, 0, settings, objective=objective),
                           autograph=False)
     gradients, measured = compute()
-    return [gradient.numpy() for gradient in gradients], metrics.to_host(measured)
+    return [gradient.numpy() for gradient in gradients], metrics.copy_to_host(measured)
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_mixture_of_the_paper(teacher, student_config, batch):

@@ -16,7 +16,7 @@ def rng():
 def stacked(dense, hidden_axis, width, units, spread):
     """The kernels of all experts."""
     generator = rng()
-    return np.stack([kernels.of_expert(dense, hidden_axis, width, expert, drawn, spread, generator)
+    return np.stack([kernels.expert_kernel(dense, hidden_axis, width, expert, drawn, spread, generator)
                      for expert, drawn in enumerate(units)])
 
 
@@ -46,14 +46,14 @@ def test_a_share_of_the_hidden_units_is_drawn_anew_with_the_old_mean_and_spread(
     dense = (5 + 3 * np.random.default_rng(1).standard_normal((400, 20))).astype("float32")
     generator = rng()
     units = [generator.choice(20, size=5, replace=False) for _ in range(4)]
-    assert [len(set(of_expert)) for of_expert in units] == [5] * 4
+    assert [len(set(expert_kernel)) for expert_kernel in units] == [5] * 4
     made = stacked(dense, 1, 20, units, 0.0)
-    for expert, of_expert in zip(made, units, strict=True):
-        kept = np.setdiff1d(np.arange(20), of_expert)
+    for expert, expert_kernel in zip(made, units, strict=True):
+        kept = np.setdiff1d(np.arange(20), expert_kernel)
         np.testing.assert_array_equal(expert[:, kept], dense[:, kept])
-        assert not np.isclose(expert[:, of_expert], dense[:, of_expert]).all(axis=0).any()
-        assert expert[:, of_expert].mean() == pytest.approx(5, abs=0.3)
-        assert expert[:, of_expert].std() == pytest.approx(3, abs=0.3)
+        assert not np.isclose(expert[:, expert_kernel], dense[:, expert_kernel]).all(axis=0).any()
+        assert expert[:, expert_kernel].mean() == pytest.approx(5, abs=0.3)
+        assert expert[:, expert_kernel].std() == pytest.approx(3, abs=0.3)
 
 
 def test_slices_of_one_copy_share_a_column_of_the_router():

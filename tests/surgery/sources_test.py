@@ -45,7 +45,7 @@ def test_equal_logits_are_no_difference_however_they_are_written():
 
 @pytest.mark.parametrize("num_experts", [1, 5])
 def test_a_model_may_have_any_smaller_number_of_experts(num_experts):
-    smaller = sources.with_fewer_experts(SPARSE, num_experts)
+    smaller = sources.reduce_experts(SPARSE, num_experts)
     assert smaller == dataclasses.replace(SPARSE, num_experts=num_experts)
 
 
@@ -58,4 +58,4 @@ def test_a_model_may_have_any_smaller_number_of_experts(num_experts):
      "A token cannot go to 2 of 1 experts; use at least 2 experts")])
 def test_what_cannot_shrink_is_refused(config, num_experts, message):
     with pytest.raises(ValueError, match=message):
-        sources.with_fewer_experts(config, num_experts)
+        sources.reduce_experts(config, num_experts)

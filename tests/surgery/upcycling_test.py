@@ -94,7 +94,7 @@ def test_portions_of_any_size_are_parts_of_the_same_weights(make_model, monkeypa
     """A model that is written in small portions, experts one by one and the embedding by rows, is the same."""
     dense, changes = make_model(is_sparse=False), Changes(noise=0.1, reinitialize=0.25, gate_scale=2.0)
     whole = {name: variable.numpy() for name, variable in weight_source.variables_of(upcycle(dense, changes)).items()}
-    source = upcycling.open_upcycled(weight_source.of_model(dense), dataclasses.replace(dense.config, **UPCYCLED),
+    source = upcycling.open_upcycled(weight_source.model_weights(dense), dataclasses.replace(dense.config, **UPCYCLED),
                                      changes)
     monkeypatch.setattr(weight_source, "LARGEST", 512)
     seen = {name: np.full(values.shape, np.nan) for name, values in whole.items()}
@@ -132,7 +132,7 @@ def test_a_scale_makes_up_for_gates_that_do_not_sum_to_one(policy, make_model, f
 def test_gates_of_one_expert_by_hand(make_model):
     # Of two experts with logits 2x and 0 of a token x, the larger probability is sigmoid(2 |x|).
     dense = make_model(is_sparse=False)
-    source = upcycling.open_upcycled(weight_source.of_model(dense), dataclasses.replace(dense.config, **{
+    source = upcycling.open_upcycled(weight_source.model_weights(dense), dataclasses.replace(dense.config, **{
         **UPCYCLED, "num_experts": 2}), Changes())
     d_model = dense.config.d_model
 

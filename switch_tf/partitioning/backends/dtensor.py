@@ -28,8 +28,8 @@ from switch_tf.partitioning.variables import (
     DTensorVariable,
     Piece,
     UnfoldedVariable,
-    as_used,
-    in_host_memory,
+    fold_gradients,
+    host_tensor,
     pack,
     slice_text,
     slices,
@@ -169,7 +169,7 @@ class DTensorPartitioner(Partitioner):
                     for gradient, variable in zip(gradients, self._trained, strict=True)], others
 
         def applied(gradients, totals):
-            apply(as_used(gradients, self._trained), totals)
+            apply(fold_gradients(gradients, self._trained), totals)
 
         compute_function, apply_function = self._function(computed), self._function(applied)
 
@@ -197,7 +197,7 @@ class DTensorPartitioner(Partitioner):
 
     def pieces(self, state: dict[str, Any]) -> list[Piece]:
         # Skips copies of another device's piece.
-        return [Piece(path, slice_text(variable.shape, index), in_host_memory(piece.numpy()))
+        return [Piece(path, slice_text(variable.shape, index), host_tensor(piece.numpy()))
                 for path, variable in state.items()
                 for location, index, piece in zip(
                     self.mesh.local_device_locations(), slices(variable.shape, variable.layout),

@@ -18,7 +18,7 @@ from switch_tf.hardware import chips, devices, host
 from switch_tf.partitioning.backends import dtensor
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner, at_step
+from switch_tf.partitioning.partitioner import Partitioner, select_step
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.refusals import Refusal
 
@@ -34,7 +34,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         if count > 1:
             return dtensor.create(layout, members)
         if kind == "TPU":
-            return _on_tpu(layout.resolve(1, kind))
+            return _create_on_tpu(layout.resolve(1, kind))
         layout = layout.resolve(tf.experimental.dtensor.num_local_devices(kind), kind).resolve(1, kind)
         return StrategyPartitioner(layout, tf.distribute.OneDeviceStrategy(f"{kind}:0"))
     # A TPU VM has local chips. TPU_NAME is ignored there: Google's pages advise to export it.
@@ -49,7 +49,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         raise Refusal(f"backend={backend!r} copies the model to every device, so the layout cannot split "
                       f"{', '.join(split)}; use gin/layouts/data.gin, or backend='pjrt'.")
     if backend == "tpu":
-        return _on_tpu(layout, name)
+        return _create_on_tpu(layout, name)
     if kind == "TPU":
         raise Refusal("MirroredStrategy is for GPUs and CPUs; on a TPU use backend='tpu'.")
     layout = layout.resolve(tf.experimental.dtensor.num_local_devices(kind), kind)
@@ -57,7 +57,7 @@ def create(layout: Layout, members: Cluster) -> Partitioner:
         [f"{kind}:{index}" for index in range(layout.num_devices)]))
 
 
-def _on_tpu(layout, name=None):
+def _create_on_tpu(layout, name=None):
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
     if name:
         tf.config.experimental_connect_to_cluster(resolver)
@@ -136,4 +136,4 @@ class StrategyPartitioner(Partitioner):
 
     def results(self, call: Callable) -> Callable:
         return lambda features: self._first(self.strategy.run(
-            context.carried(lambda features: call(self._share(at_step(features, 0)))), args=(features,)))
+            context.carried(lambda features: call(self._share(select_step(features, 0)))), args=(features,)))
