@@ -54,6 +54,7 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "accelerator" not in config.option.markexpr.replace("not accelerator", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests run on the CPU on any machine
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # LLVM takes longer than it saves
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         return
     import jax
