@@ -22,7 +22,7 @@ from tqdm import tqdm
 from switch_tf import environment
 from switch_tf.data import cache_files
 from switch_tf.data.cache_files import write_records
-from switch_tf.data.pipeline import failure, no_global_seed
+from switch_tf.data.pipeline import failure, no_global_seed, set_options
 from switch_tf.data.vocabularies import get_provider, import_seqio, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, outputs, places
@@ -127,7 +127,8 @@ def write_shard(shard: Shard) -> None:
         dataset = source.get_dataset(split=shard.split, shuffle=False, seed=_SEED, shard_info=part)
         if not is_split:
             dataset = dataset.shard(shard.count, shard.index)
-        dataset = task.preprocess_precache(dataset, seed=_SEED + shard.index).prefetch(tf.data.AUTOTUNE)
+        dataset = task.preprocess_precache(dataset, seed=_SEED + shard.index)
+        dataset = set_options(dataset.prefetch(tf.data.AUTOTUNE))
         features = _features(task, dataset)
         sums = write_records(shard.file, records())
         write_whole(shard.description, json.dumps({

@@ -155,7 +155,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
     examples = read_once(provider, description)
     batches = converter(examples, dict(description.task_feature_lengths)).batch(batch_size)
-    return _prefetched(batches.map(fill, num_parallel_calls=tf.data.AUTOTUNE))
+    return set_options(batches.map(fill, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
 
 
 @no_global_seed()
@@ -176,14 +176,21 @@ def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRe
     with context.within(endless_passes=True):
         examples = provider.get_dataset(**_arguments(description), shuffle=True, num_epochs=None, shard_info=part,
                                         seed=description.seed + index * _SEEDS_PER_PART)
-    return _prefetched(converter(examples, dict(description.task_feature_lengths)).batch(
-        description.batch_size // count, drop_remainder=True))
+    batches = converter(examples, dict(description.task_feature_lengths)).batch(
+        description.batch_size // count, drop_remainder=True)
+    return set_options(batches.prefetch(tf.data.AUTOTUNE))
 
 
-def _prefetched(batches):
+def set_options(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Keeps the order, and turns TensorFlow's tuner off.
+
+    The tuner's thread can miss that its iterator is deleted: the deletion then waits for the thread's next round, up to
+    a minute.
+    """
     options = tf.data.Options()
     options.deterministic = True
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _arguments(description):
@@ -250,11 +257,11 @@ def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescri
     """Returns all examples once, in order. seqio's mixture would end with its shortest task."""
     arguments = {**_arguments(description), "shuffle": False, "seed": description.seed, "num_epochs": 1}
     if isinstance(provider, import_seqio().Task):
-        return provider.get_dataset(**arguments)
+        return set_options(provider.get_dataset(**arguments))
     tasks, features = tasks_of(provider, description.split), set(provider.output_features)
-    return tf.data.Dataset.sample_from_datasets(
+    return set_options(tf.data.Dataset.sample_from_datasets(
         [provider.get_task_dataset(task, features, **arguments) for task in tasks],
-        [provider.get_rate(task) for task in tasks], description.seed, stop_on_empty_dataset=False)
+        [provider.get_rate(task) for task in tasks], description.seed, stop_on_empty_dataset=False))
 
 
 def fingerprint(description: DatasetDescription) -> dict[str, str]:
