@@ -283,3 +283,10 @@ def test_features_that_the_converter_cannot_use_are_refused(features, message):
 if __name__ == "__main__":
     with open(f"{sys.argv[1]}/restored.json", "w") as stream:
         json.dump(read_and_restore(*sys.argv[1:], is_saving=False), stream)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_pipeline_is_in_order_and_not_tuned(split):
+    """A tuner's thread can end a minute late, and with it the deletion of an iterator."""
+    options = describe_and_get("eight_numbers", LENGTHS, split, 2).options()
+    assert options.deterministic is True and options.autotune.enabled is False
