@@ -288,5 +288,5 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_pipeline_is_in_order_and_not_tuned(split):
     """A tuner's thread can end a minute late, and with it the deletion of an iterator."""
-    options = describe_and_get("eight_numbers", LENGTHS, split, 2).options()
+    options = describe_and_get("eight_numbers", LENGTHS, split=split, batch_size=2).options()
     assert options.deterministic is True and options.autotune.enabled is False
