@@ -263,6 +263,16 @@ def test_a_variable_without_a_value_is_refused(pieces):
         variable.numpy()
 
 
+@pytest.mark.parametrize("backend", ["pjrt", "dtensor"])
+def test_an_optimizer_made_where_the_layout_makes_variables_keeps_them(backend, make_partitioner):
+    partitioner = make_partitioner("data", "data=2", backend=backend)
+    with partitioner.creates_variables():
+        optimizer, model = keras.optimizers.SGD(0.5), keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    made = [variable.value for variable in optimizer.variables]
+    partitioner.build(model, optimizer)
+    assert made and all(one is variable.value for one, variable in zip(made, optimizer.variables, strict=False))
+
+
 def test_a_variable_made_elsewhere_is_refused(pieces):
     class Counting(SwitchTransformer):
         def build(self, input_shape=None):

@@ -138,9 +138,10 @@ class DTensorPartitioner(Partitioner):
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
-            # Keras' identity is the wrapper.
-            variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
-                                           name=variable.name, trainable=False)
+            if not self._is_laid_out(variable):
+                # Keras' identity is the wrapper.
+                variable._value = self._create(None, initial_value=variable.value, dtype=variable.dtype,
+                                               name=variable.name, trainable=False)
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
               select: Callable[[keras.Model], None] = lambda model: None) -> None:

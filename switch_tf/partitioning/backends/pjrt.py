@@ -99,7 +99,8 @@ class PjrtPartitioner(Partitioner):
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
-            variable._value = self._variable(variable.value, variable.value.numpy(), self.sharding(()))
+            if not self._is_laid_out(variable):
+                variable._value = self._variable(variable.value, variable.value.numpy(), self.sharding(()))
 
     def rows(self, batch_size: int) -> tuple[int, int]:
         slices = self.sharding(("batch",)).addressable_devices_indices_map((batch_size,)).values()
