@@ -31,8 +31,8 @@ class Run:
         vocabulary: Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a SentencePiece model.
         use_cached_tasks: Read tokens from `switch-tf cache`.
         cache_dir: None for the default of `switch-tf cache`.
-        cache_parts: Parts of a cached training batch. Each process reads only its parts, so use the number of processes
-            on a pod. Another number gives other batches.
+        cache_parts: Parts of a cached training batch. Each process reads only its parts, so use on a pod the number of
+            pieces that the layout cuts a batch into. Another number gives other batches.
         skip_corrupt_records: Corrupt cache records to skip, for each task and each of the cache_parts. One more ends
             the run.
         seed: Seed of initial weights, order of the data, dropout and jitter.

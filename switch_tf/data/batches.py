@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +56,12 @@ class AddedFeatures(NamedTuple):
         return {name: tf.TensorSpec((*before, width), tf.int32, name=name) for name, width in self.widths.items()}
 
 
-def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: tuple[int, int] | None = None,
-                added: AddedFeatures | None = None) -> "Batches":
+def get_batches(description: DatasetDescription, steps_per_call: int = 1,
+                rows: Sequence[tuple[int, int]] | None = None, added: AddedFeatures | None = None) -> "Batches":
     """Returns the training batches of a description.
 
     Args:
-        rows: (first, last + 1) of the rows to read, or None for all. Other rows may be zeros.
+        rows: Ranges of rows to read, (first, last + 1), or None for all. Other rows may be zeros.
     """
     check_description(description)
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
@@ -69,8 +69,7 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1, rows: 
         return Batches({None: iter(get_dataset(description).batch(steps_per_call))}, batch_size,
                        steps_per_call=steps_per_call, added=added)
     size = batch_size // description.cache_parts
-    first, end = rows or (0, batch_size)
-    parts = range(first // size, -(-end // size))
+    parts = sorted({part for first, end in rows or [(0, batch_size)] for part in range(first // size, -(-end // size))})
     corrupt = {index: CorruptRecords(description.skip_corrupt_records) for index in parts}
     return Batches({index: iter(get_part(description, index, corrupt[index]).batch(steps_per_call)) for index in parts},
                    batch_size, size, steps_per_call, corrupt, added)
@@ -153,9 +152,14 @@ class Batches:
         batches = self._added.added_to(batches) if self._added else batches
         if None in self._parts:
             return batches
-        before = min(self._parts) * self._size
-        behind = self._batch_size - before - len(read) * self._size
-        return {name: tf.pad(rows, [[0, 0], [before, behind], [0, 0]]) for name, rows in batches.items()}
+        places = [row for part in self._parts for row in range(part * self._size, (part + 1) * self._size)]
+        if len(places) == self._batch_size:
+            return batches
+        whole = {name: np.zeros((value.shape[0], self._batch_size, *value.shape[2:]), np.int32)
+                 for name, value in batches.items()}
+        for name, value in batches.items():
+            whole[name][:, places] = value
+        return {name: tf.constant(value) for name, value in whole.items()}
 
     def close(self) -> None:
         """Ends prefetching, because a Python thread at the interpreter's end would abort the process."""

@@ -55,6 +55,12 @@ def named_sharding(mesh: Mesh, spec: Sequence[Sequence[str]]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(tuple(axes) or None for axes in spec)))
 
 
+def rows_of_process(sharding: NamedSharding, batch_size: int, process_index: int) -> list[tuple[int, int]]:
+    """Returns the ranges of rows of a process's devices, first and last + 1, which need not follow each other."""
+    return sorted({index[0].indices(batch_size)[:2] for device, index in sharding.devices_indices_map(
+        (batch_size,)).items() if device.process_index == process_index})
+
+
 class XlaAnnotator:
     """Annotator (`axes`) of a program that XLA cuts over a complete mesh."""
 

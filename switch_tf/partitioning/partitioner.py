@@ -117,9 +117,9 @@ class Partitioner:
         """Brings a whole batch, <int32>[steps, batch, length], to the devices."""
         return features
 
-    def rows(self, batch_size: int) -> tuple[int, int]:
-        """Returns the range of rows, first and last + 1, that `place` reads in this process."""
-        return 0, batch_size
+    def rows(self, batch_size: int) -> list[tuple[int, int]]:
+        """Returns the ranges of rows, first and last + 1, that `place` reads in this process."""
+        return [(0, batch_size)]
 
     def sum_over_parts(self, tensors: Any) -> Any:
         """Sums tensors over the parts of the batch, in `compute`."""

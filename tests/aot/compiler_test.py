@@ -1,5 +1,6 @@
 """The real TPU compiler on the real step of a small model: what it sends over which axis, state updated in place."""
 
+import collections
 import re
 
 import numpy as np
@@ -10,8 +11,10 @@ pytest.importorskip("libtpu")
 from switch_tf import SwitchConfig, SwitchTransformer
 from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
+from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning import lowering
 
 LENGTHS = {"inputs": 64, "targets": 32}
 
@@ -49,6 +52,20 @@ def test_every_variable_is_an_argument_and_is_replaced(lowered):
 def test_all_annotations_are_shardys(lowered):
     # With a single one of GSPMD's, XLA would leave the whole program to GSPMD.
     assert "sdy.sharding_constraint" in lowered.text and "mhlo.sharding" not in lowered.text
+
+
+@pytest.mark.parametrize("name, topology, num_parts, num_readers", [
+    ("expert", "v5e:4x4", 4, 1), ("pod_256", "v5e:16x16", 2, 1), ("pod_256_experts", "v5e:16x16", 4, 1),
+    ("pod_512", "v5p:8x8x8", 2, 4), ("pod_512_experts", "v5p:8x8x8", 4, 1),
+    ("pod_512_fully_sharded", "v5p:8x8x8", 4, 1)])
+def test_of_as_many_parts_as_devices_cut_the_batch_a_host_reads_its_own(name, topology, num_parts, num_readers):
+    devices = compiler.devices_of(topology)
+    layout = gin_syntax.read([f"gin/layouts/{name}.gin"]).check().part(parts.LAYOUT).make().resolve(len(devices), "TPU")
+    sharding = lowering.named_sharding(lowering.device_mesh(layout, devices), layout.spec(("batch",)))
+    hosts = [lowering.rows_of_process(sharding, 2048, host) for host in {device.process_index for device in devices}]
+    readers = collections.Counter(rows for host in hosts for rows in host)
+    assert {len(host) for host in hosts} == {num_parts} and set(readers.values()) == {num_readers}
+    assert sum(end - first for first, end in readers) == 2048
 
 
 @pytest.mark.slow  # parity/pjrt_test.py runs such a program

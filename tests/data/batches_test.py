@@ -62,17 +62,18 @@ def test_processes_read_their_own_rows_of_the_batches_of_one(cache, name):
     description = describe(cache, name)
     whole = take(data.get_batches(description, 2), 4)
     assert same(whole, list(data.get_dataset(description).batch(2).take(4).as_numpy_iterator()))
-    for first, end in ((8, 16), (5, 6)):
-        own = take(data.get_batches(description, 2, (first, end)), 4)
-        assert same(own, whole, slice(first, end))
-        if end - first == 8:
-            assert not any(value[:, :first].any() or value[:, end:].any() for value in own[0].values())
+    for ranges, parts in (([(8, 16)], (2, 3)), ([(5, 6)], (1,)), ([(0, 2), (2, 4), (12, 16)], (0, 3))):
+        own = take(data.get_batches(description, 2, ranges), 4)
+        of_others = [row for row in range(16) if row // 4 not in parts]
+        assert all(same(own, whole, slice(*rows)) for rows in ranges)
+        assert not any(value[:, of_others].any() for value in own[0].values())
 
 
 def test_a_process_builds_only_the_parts_that_it_has_rows_in(cache):
-    assert list(data.get_batches(describe(cache), 1, (5, 9))._parts) == [1, 2]
+    assert list(data.get_batches(describe(cache), 1, [(5, 9)])._parts) == [1, 2]
+    assert list(data.get_batches(describe(cache), 1, [(13, 14), (0, 2)])._parts) == [0, 3]
     assert list(data.get_batches(describe(cache), 1)._parts) == list(range(4))
-    assert list(data.get_batches(describe(cache, parts=1), 1, (4, 9))._parts) == [0]
+    assert list(data.get_batches(describe(cache, parts=1), 1, [(4, 9)])._parts) == [0]
     with pytest.raises(ValueError, match="CACHE_PARTS must divide BATCH_SIZE .16., not 5"):
         describe(cache, parts=5)
 
@@ -81,7 +82,7 @@ def test_a_process_builds_only_the_parts_that_it_has_rows_in(cache):
 @pytest.mark.parametrize("saved_by, restored_by", [(4, 2), (1, 4), (4, 1)])
 def test_positions_are_restored_by_any_number_of_processes(cache, tmp_path, saved_by, restored_by):
     def processes(count):
-        return [data.get_batches(describe(cache, "both"), 1, (index * 16 // count, (index + 1) * 16 // count))
+        return [data.get_batches(describe(cache, "both"), 1, [(index * 16 // count, (index + 1) * 16 // count)])
                 for index in range(count)]
 
     expected = take(data.get_batches(describe(cache, "both")), 12)[7:]

@@ -123,8 +123,8 @@ def test_examples_are_the_same_across_kills_and_numbers_of_hosts(cache, straight
         iterator.save(tmp_path / str(number), 0)
     assert digest(resumed) == digest(expected)
     first, second = slice(0, 2), slice(2, 4)  # of two hosts
-    assert digest(take(batches(cache, 3, (0, 2), name), STEPS), first) == digest(expected, first)
-    other = batches(cache, 3, (2, 4), name)
+    assert digest(take(batches(cache, 3, [(0, 2)], name), STEPS), first) == digest(expected, first)
+    other = batches(cache, 3, [(2, 4)], name)
     other.restore(tmp_path / "1")  # saved by one host
     assert digest(take(other, STEPS - 20), second) == digest(expected[20:], second)
 
@@ -161,8 +161,8 @@ def test_one_more_than_the_limit_ends_the_reading_at_the_same_step_whether_it_wa
 @pytest.mark.parametrize("hosts", [
     pytest.param([(0, 4)], id="one host", marks=pytest.mark.slow), pytest.param([(0, 2), (2, 4)], id="two hosts")])
 def test_a_run_that_ended_at_a_corrupt_record_goes_on_without_it(cache, straight, tmp_path, hosts):
-    count = min(steps_before_the_end(batches(cache, 0, rows))[0] for rows in hosts)
-    iterators = [batches(cache, 0, rows) for rows in hosts]
+    count = min(steps_before_the_end(batches(cache, 0, [rows]))[0] for rows in hosts)
+    iterators = [batches(cache, 0, [rows]) for rows in hosts]
     for iterator in iterators:
         take(iterator, count - 2)
     for taken in (count - 2, count - 1):  # the positions may hold the error

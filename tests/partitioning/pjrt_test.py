@@ -71,7 +71,7 @@ def test_each_device_holds_what_inspect_computes(pieces):
 
 def test_one_process_reads_the_rows_of_all_its_devices(pieces):
     assert len(pieces.sharding(("batch",)).addressable_devices_indices_map((8,))) == 8
-    assert pieces.rows(8) == (0, 8)
+    assert pieces.rows(8) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
 
 
 def test_a_value_is_the_same_to_numpy_keras_and_tensorflow_and_after_every_assignment(pieces):

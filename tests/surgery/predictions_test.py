@@ -194,7 +194,7 @@ def test_so_are_they_with_a_cached_task_in_parts(bench, cached, tmp_path):
 def test_a_process_looks_for_its_own_rows_alone(bench, cached, tmp_path, without_tracing):
     """Rows of zeros, which other processes read, get zeros."""
     bench.store(tmp_path / "predictions", cached, top_k=4)
-    batches, of_half = (bench.batches(_added(tmp_path / "predictions"), cached, rows=rows) for rows in (None, (2, 4)))
+    batches, of_half = (bench.batches(_added(tmp_path / "predictions"), cached, rows=rows) for rows in (None, [(2, 4)]))
     whole, half = next(batches), next(of_half)
     assert {name: value.shape for name, value in half.items()} == {
         name: spec.shape for name, spec in of_half.element_spec.items()}

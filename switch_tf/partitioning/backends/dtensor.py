@@ -152,9 +152,8 @@ class DTensorPartitioner(Partitioner):
     def _is_laid_out(self, variable):
         return isinstance(stored(variable), DTensorVariable)
 
-    def rows(self, batch_size: int) -> tuple[int, int]:
-        ranges = [index[0] for index in slices((batch_size,), self.sharding(("batch",)))]
-        return min(rows.start for rows in ranges), max(rows.stop for rows in ranges)
+    def rows(self, batch_size: int) -> list[tuple[int, int]]:
+        return sorted({index[0].indices(batch_size)[:2] for index in slices((batch_size,), self.sharding(("batch",)))})
 
     def place(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         # One step a call: indexing an axis of steps would move the batch between devices.

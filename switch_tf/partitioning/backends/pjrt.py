@@ -102,10 +102,8 @@ class PjrtPartitioner(Partitioner):
             if not self._is_laid_out(variable):
                 variable._value = self._variable(variable.value, variable.value.numpy(), self.sharding(()))
 
-    def rows(self, batch_size: int) -> tuple[int, int]:
-        slices = self.sharding(("batch",)).addressable_devices_indices_map((batch_size,)).values()
-        ranges = [index[0].indices(batch_size) for index in slices]
-        return min(first for first, _, _ in ranges), max(end for _, end, _ in ranges)
+    def rows(self, batch_size: int) -> list[tuple[int, int]]:
+        return lowering.rows_of_process(self.sharding(("batch",)), batch_size, self.process_index)
 
     def place(self, features: dict[str, Any]) -> dict[str, jax.Array]:
         sharding = self.sharding(_FEATURES)
