@@ -1,16 +1,14 @@
 """Checks for `switch-tf doctor`."""
 
-import collections
+import contextlib
 import glob
-import json
+import itertools
 import os
 import pathlib
-import re
-import shlex
+import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple, TypeAlias
@@ -24,23 +22,22 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 IMPORT_TIMEOUT = 300  # seconds
 DATA_TIMEOUT = 60
 
-# Each row's distributions write the same files. `import switch_tf` refuses two more nightlies.
+# Each row's distributions write the same files; the first is kept. `import switch_tf` refuses two more nightlies.
 SAME_FILES = (
-    ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tf-nightly"),
+    ("tensorflow-tpu", "tensorflow", "tensorflow-cpu", "tf-nightly"),
     ("keras", "keras-nightly"),
     ("tensorboard", "tb-nightly"),
 )
 # With CUDA's assembler, for CUDA 12 and 13.
 _ASSEMBLERS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
-# t5 requires them; switch_tf does not.
-NEVER_INSTALLED = {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"}
 
 # libtpu keeps it while a process has the chips.
-_LOCK = pathlib.Path("/tmp/libtpu_lockfile")
+_LOCK = "/tmp/libtpu_lockfile"
 
 _DEVICES = """
-import json, tensorflow, tensorflow_text
-print(json.dumps([device.device_type for device in tensorflow.config.list_physical_devices()]))
+import collections, tensorflow, tensorflow_text
+kinds = collections.Counter(device.device_type for device in tensorflow.config.list_physical_devices())
+print(*(f"{count} {kind}" for kind, count in kinds.items()), sep=", ")
 """
 
 _LOWERING = """
@@ -53,9 +50,10 @@ lowering.lower(lambda number: total.assign_add(number), [tf.TensorSpec([], tf.fl
 """
 
 _CHIPS = """
-import json, jax
+import jax
 jax.config.update("jax_platforms", "tpu")
-print(json.dumps([device.device_kind for device in jax.local_devices()]))
+devices = jax.local_devices()
+print(len(devices), devices[0].device_kind)
 """
 
 _LISTING = """
@@ -98,170 +96,116 @@ Findings: TypeAlias = Iterator[Finding]
 
 def check_all(model_dir: str | None) -> Findings:
     """Does all checks in order."""
-    for check in (check_python, check_versions, check_double_distributions, check_requirements, check_variables,
-                  check_tensorboard, check_accelerators, check_pjrt, check_tpu, check_data, check_folders,
-                  check_machine):
-        yield from check()
-    if model_dir:
-        yield from check_model_dir(model_dir)
+    return itertools.chain(
+        check_machine(), check_versions(), check_double_distributions(), check_requirements(), check_variables(),
+        check_tensorboard(), check_accelerators(), check_tpu(), check_folders(model_dir))
 
 
-def check_python() -> Findings:
-    """Checks for Python 3.11 or 3.12, as editdistance's wheels need."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    if (3, 11) <= sys.version_info[:2] <= (3, 12):
-        yield Finding("Python", f"{version} at {sys.executable}")
-    else:
-        yield Finding("Python", version, "install again under Python 3.11 or 3.12")
+def check_machine() -> Findings:
+    """Checks Python's version and the memory, and counts this process's cores."""
+    # The wheels of editdistance and the pins need one of the two.
+    yield Finding("Python", f"{platform.python_version()} at {sys.executable}",
+                  "" if sys.version_info[:2] in ((3, 11), (3, 12)) else "install again under Python 3.11 or 3.12")
+    memory = host.memory("MemTotal") / 1e9
+    yield Finding("machine", f"{len(os.sched_getaffinity(0))} cores, {memory:.1f} GB of memory",
+                  "start with gin/models/switch_tiny.gin and a small BATCH_SIZE" if memory < 4 else "", is_warning=True)
 
 
 def check_versions() -> Findings:
     """Compares versions that only work together with the tests' versions."""
     flavour = tensorflow_distribution()
+    users = {"t5": "downstream tasks such as GLUE need it"}
+    if flavour != "tensorflow-tpu" and not host.has_tpu():
+        users["libtpu"] = "`switch-tf compile` needs it"
     for name, wanted in (*environment.KNOWN_GOOD[flavour].items(), environment.T5.split("==")):
-        version = environment.installed_version(name)
-        cure = f"{environment.pip()} install --no-deps {name}=={wanted}"
-        # libtpu belongs to TensorFlow if tensorflow-tpu is installed, else to jaxlib.
-        partner = flavour if name != "libtpu" or flavour == "tensorflow-tpu" else "jaxlib"
-        pair = f"{version} beside {partner} {environment.installed_version(partner)}"
-        if version is None and name == "libtpu" and partner == "jaxlib" and not host.has_tpu():
-            yield Finding(name, "absent; only the extra `aot` needs it")
-        elif version is None and name == "t5":
-            yield Finding(name, f"absent; only downstream tasks such as GLUE need it: {cure}")
+        version, cure = environment.installed_version(name), f"{environment.pip()} install --no-deps {name}=={wanted}"
+        if version is None and name in users:
+            yield Finding(name, f"absent; only {users[name]}: {cure}")
         elif version is None:
             yield Finding(name, "not installed", f"{cure}; for all of them: -r {requirements_file()}")
-        elif name == "libtpu" and environment.goes_with(version, wanted):
-            yield Finding(name, pair + (": `switch-tf compile` works here" if partner == "jaxlib" else ""))
-        elif name == "libtpu":
-            fault = ("TensorFlow aborts at import" if partner != "jaxlib" else
-                     "JAX may not start the TPU" if host.has_tpu() else "`switch-tf compile` refuses it")
-            yield Finding(name, f"{pair}: {fault}, {wanted} is the one that goes with it", cure)
-        elif version == wanted:
+        elif version == wanted or name == "libtpu" and environment.goes_with(version, wanted):
             yield Finding(name, version)
-        elif name == "tensorflow-text" and version.split(".")[:2] != (
-                environment.installed_version(flavour) or "").split(".")[:2]:
-            yield Finding(name, f"{pair}: the first two numbers must agree", cure)
+        elif name == "libtpu":
+            yield Finding(name, f"{version} does not go with {_pair()}", cure)
         else:
             yield Finding(name, f"{version}; the tests run with {wanted}", cure, is_warning=True)
 
 
 def check_double_distributions() -> Findings:
     """Finds distributions that overwrite each other's files."""
-    doubles = [present for group in SAME_FILES
-               if len(present := list(filter(environment.installed_version, group))) > 1]
-    for present in doubles:
-        keep = "tensorflow-tpu" if "tensorflow-tpu" in present else present[0]
-        drop = " ".join(name for name in present if name != keep)
-        yield Finding(
-            "double packages", f"{' and '.join(present)} write the same files",
-            f"{environment.pip()} uninstall -y {drop} && {environment.pip()} install --no-deps --force-reinstall "
-            f"{keep}=={environment.installed_version(keep)}")
-    if not doubles:
-        yield Finding("double packages",
-                      "one each of tensorflow, seqio, tensorflow-datasets, keras, tensorboard")
+    for group in SAME_FILES:
+        present = list(filter(environment.installed_version, group))
+        if len(present) > 1:
+            yield Finding(
+                "double packages", f"{' and '.join(present)} write the same files",
+                f"{environment.pip()} uninstall -y {' '.join(present[1:])} && {environment.pip()} install --no-deps "
+                f"--force-reinstall {present[0]}=={environment.installed_version(present[0])}")
 
 
 def check_requirements() -> Findings:
     """Checks that each direct or indirect requirement has an accepted version."""
     try:
         from packaging.requirements import Requirement  # may be missing
+        from packaging.utils import canonicalize_name
     except ImportError:
         yield Finding("requirements", "packaging is not installed", f"{environment.pip()} install packaging")
         return
-    seen, waiting, unmet = set(), [("switch-tf", "")], {}
-    while waiting:
-        owner, extra = waiting.pop()
-        if (owner, extra) in seen:
-            continue
-        seen.add((owner, extra))
-        for line in metadata.requires(owner) or ():
-            requirement = Requirement(line)
-            name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+    owners, unmet = [("switch-tf", "")], {}
+    for owner, extra in owners:  # grows meanwhile
+        for requirement in map(Requirement, metadata.requires(owner) or ()):
+            if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            name = canonicalize_name(requirement.name)
             if name == "tensorflow":
                 name = tensorflow_distribution()
-            if name in NEVER_INSTALLED or requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-                continue
-            version = environment.installed_version(name)
-            if version is None or not requirement.specifier.contains(version, prereleases=True):
-                wanted = f"{name}{requirement.specifier}"
-                unmet[name] = Finding(name, f"{owner} wants {wanted}, installed is {version or 'none'}",
-                                      f"{environment.pip()} install --no-deps {shlex.quote(wanted)}")
+            version, wanted = environment.installed_version(name), f"{name}{requirement.specifier}"
+            if version and requirement.specifier.contains(version, prereleases=True):
+                owners += [pair for one in ("", *requirement.extras) if (pair := (name, one)) not in owners]
             else:
-                waiting += [(name, extra) for extra in ("", *requirement.extras)]
-    yield from unmet.values()
-    if not unmet:
-        yield Finding("requirements", f"all of {len({name for name, _ in seen}) - 1} distributions agree")
+                unmet[name] = Finding(name, f"{owner} wants {wanted}, installed is {version or 'none'}",
+                                      f"{environment.pip()} install --no-deps '{wanted}'")
+    yield from unmet.values() or [Finding("requirements", "all are installed, in accepted versions")]
 
 
 def check_variables() -> Findings:
     """Lists environment variables that change a run."""
-    found = environment.changed_by_variables()
-    if not found:
-        yield Finding("variables", "none of KERAS_*, TF_*, XLA_* and JAX_* changes a run")
-        return
-    names = [name for name in found if name.isupper()]
-    files = [name for name in found if name not in names]
-    cures = ([f"unset {' '.join(names)}"] if names else []) + [f"correct {file}" for file in files]
-    keras_backend = "; commands compute with TensorFlow, whatever Keras' back end" if "KERAS_BACKEND" in found or any(
-        "backend" in found[file] for file in files) else ""
-    yield Finding("variables", ", ".join(f"{name}={value}" for name, value in found.items()) + keras_backend,
-                  f"{' and '.join(cures)}, unless you mean it", is_warning=True)
+    text = ", ".join(f"{name}={value}" for name, value in environment.changed_by_variables().items())
+    if "backend" in text.lower():
+        text += "; commands compute with TensorFlow, whatever Keras' back end"
+    yield Finding("variables", text or "none of KERAS_*, TF_*, XLA_* and JAX_* changes a run",
+                  text and "unset or correct them, unless you mean it", is_warning=True)
 
 
 def check_tensorboard() -> Findings:
     """Checks that TensorBoard starts. Version 2.20 needs a setuptools with pkg_resources."""
-    output, error = run_python("import tensorboard.main")
-    if output is not None:
-        yield Finding("tensorboard starts", "look at a run with: tensorboard --logdir RUN/events")
-    else:
-        wanted = "'setuptools<81'" if "pkg_resources" in error else "tensorboard"
-        yield Finding("tensorboard starts", error, f"{environment.pip()} install --no-deps {wanted}")
+    yield run_python("tensorboard starts", "import tensorboard.main",
+                     "look at a run with: tensorboard --logdir RUN/events", "it does not import",
+                     f"{_install('tensorboard')} 'setuptools<81'")
 
 
 def check_accelerators() -> Findings:
-    """Checks that TensorFlow sees the accelerators, in a new process: a wrong libtpu aborts it."""
+    """Checks that TensorFlow sees the accelerators, jaxlib reads its programs, and JAX has a client of GPUs.
+
+    In new processes: a wrong libtpu aborts them.
+    """
     host.skip_tpu_metadata_query()
-    output, error = run_python(_DEVICES)
-    counts = collections.Counter(json.loads(output or "[]"))
-    found, cure, is_warning = "none of TensorFlow's; it imports and runs on the CPU", "", False
-    if output is None:
-        found = f"TensorFlow does not import: {error}"
-        cure = ("what is said above first; if nothing is, "
-                f"{environment.pip()} install --no-deps --force-reinstall -r {requirements_file()}")
-    elif counts["TPU"] or counts["GPU"]:
-        found = ", ".join(f"{counts[kind]} {kind}" for kind in ("TPU", "GPU") if counts[kind])
-    elif host.has_tpu() and tensorflow_distribution() == "tensorflow-tpu":
-        found = "a TPU chip is attached and TensorFlow does not see it"
-        cure = "end the process that holds the TPU (only one can), or check that libtpu is the version above"
-    elif shutil.which("nvidia-smi") and environment.cuda_plugin():
-        found = "none of TensorFlow's; JAX has a client for NVIDIA's GPUs"
-    elif shutil.which("nvidia-smi"):
-        found, is_warning = "an NVIDIA driver is installed and TensorFlow sees no GPU", True
-        cure = (f"{environment.pip()} install 'jax[cuda12]=={environment.installed_version('jax')}', or run without "
-                "the GPU")
-    yield Finding("accelerators", found, cure, is_warning)
-
-
-def check_pjrt() -> Findings:
-    """Checks that jaxlib reads TensorFlow's programs, and JAX has the accelerators' client."""
-    version, flavour = environment.installed_version("jax"), tensorflow_distribution()
-    pair = f"{flavour} {environment.installed_version(flavour)} and jaxlib {environment.installed_version('jaxlib')}"
-    output, error = run_python(_LOWERING)
-    plugin = environment.cuda_plugin()
-    if output is None:
-        wanted = " ".join(f"{name}=={environment.KNOWN_GOOD[flavour][name]}" for name in (flavour, "jax", "jaxlib"))
-        yield Finding("pjrt", f"{pair} do not go together, so --backend=pjrt fails: {error}",
-                      f"{environment.pip()} install --no-deps {wanted}", is_warning=True)
-    elif not host.gpus():
-        yield Finding("pjrt", f"{pair} go together")
-    elif plugin is None:
-        yield Finding("pjrt", "this machine has a GPU, and JAX has no client for it",
-                      f"{environment.pip()} install 'jax[cuda12]=={version}', or leave --backend=pjrt", is_warning=True)
-    elif (found := environment.installed_version(plugin)) == version:
-        yield Finding("pjrt", f"{plugin} {found} is JAX's client of this machine's GPUs")
-    else:
-        yield Finding("pjrt", f"{plugin} is {found} and jax {version}, and the two must agree",
-                      f"{environment.pip()} install 'jax[{plugin.split('-')[1]}]=={version}'")
+    flavour = tensorflow_distribution()
+    seen = run_python("accelerators", _DEVICES, "TensorFlow imports and sees ", "TensorFlow does not import",
+                      "what is said above first; if nothing is, "
+                      f"{environment.pip()} install --no-deps --force-reinstall -r {requirements_file()}")
+    if not seen.cure and flavour == "tensorflow-tpu" and host.has_tpu() and "TPU" not in seen.found:
+        seen = Finding("accelerators", "a TPU chip is attached and TensorFlow does not see it", "end the process that "
+                       "holds the TPU (only one can), or check that libtpu is the version above")
+    yield seen
+    yield run_python("pjrt", _LOWERING, f"{_pair()} go together",
+                     f"{_pair()} do not go together, so --backend=pjrt fails",
+                     _install(flavour, "jax", "jaxlib"))._replace(is_warning=True)
+    if host.gpus():
+        plugin, wanted = environment.cuda_plugin() or "jax-cuda12-plugin", environment.installed_version("jax")
+        version = environment.installed_version(plugin)
+        cure = f"{environment.pip()} install 'jax[{plugin.split('-')[1]}]=={wanted}'"
+        yield Finding("GPU", f"--backend=pjrt needs {plugin} {wanted}, installed is {version or 'none'}",
+                      "" if version == wanted else cure, is_warning=version is None)
 
 
 def check_tpu() -> Findings:
@@ -269,109 +213,77 @@ def check_tpu() -> Findings:
     files = host.tpu_files()
     if not files or tensorflow_distribution() == "tensorflow-tpu":
         return
-    # One process of a host can open the chips. Other users' processes cannot be inspected.
-    holders = {}
-    for process in map(pathlib.Path, glob.glob("/proc/[0-9]*")):
-        try:
-            if process.name != str(os.getpid()) and any(os.readlink(file) in files for file in process.glob("fd/*")):
-                holders[process.name] = (process / "comm").read_text().strip()
-        except OSError:  # it has ended, or is another user's
-            continue
-    if closed := [file for file in files if not os.access(file, os.R_OK | os.W_OK)]:
-        chips = Finding("TPU chips", f"this user cannot read and write {', '.join(closed)}",
-                        f"sudo chmod a+rw {' '.join(closed)}")
-    elif holders:
-        chips = Finding("TPU chips", "they belong to " + ", ".join(
-            f"process {number} ({name})" for number, name in holders.items()), f"kill {' '.join(holders)}")
-    elif _LOCK.exists() and not os.access(_LOCK, os.W_OK):
-        chips = Finding("TPU chips", f"{_LOCK} belongs to another user, whose process may have the chips",
-                        f"end that process, then sudo rm {_LOCK}")
-    else:
-        chips = Finding("TPU chips", f"{len(files)} attached, which no other process of this user has")
-    yield chips
+    is_alone = False
     try:
-        members = cluster.members()
-        is_alone = len(members.addresses) == 1
-        if not is_alone and members.index == 0:
-            cluster.listening_address(members.addresses[0])
+        addresses, index = cluster.members()
+        is_alone = len(addresses) == 1
+        if not is_alone and index == 0:
+            cluster.listening_address(addresses[0])
+        yield Finding("TPU hosts", "this one alone" if is_alone else
+                      f"{index} of {len(addresses)}, which meet at {addresses[0]}")
     except Refusal as error:
         yield Finding("TPU hosts", str(error), "docs/cloud_tpu.md, section 5")
-        return
-    yield Finding("TPU hosts", "this one alone" if is_alone else
-                  f"{members.index} of {len(members.addresses)}, which meet at {members.addresses[0]}")
-    if chips.cure:
-        return
-    if not is_alone:  # a slice's chips start on all hosts at once
-        yield Finding("TPU starts", "not tried on one of several hosts; train a few steps on all of them")
-        return
-    output, error = run_python(_CHIPS)
-    if output is None:
-        known_good = environment.KNOWN_GOOD["tensorflow"]
-        wanted = " ".join(f"{name}=={known_good[name]}" for name in ("jax", "jaxlib", "libtpu"))
-        yield Finding("TPU starts", f"JAX cannot use the TPU: {error}",
-                      f"end any process of another user that has the chips (sudo lsof {files[0]}); else "
-                      f"{environment.pip()} install --no-deps {wanted}")
-    else:
-        counts = collections.Counter(json.loads(output))
-        yield Finding("TPU starts", "JAX has " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    # Only one process of a host can open the chips. Other users' processes cannot be inspected.
+    holders = {}
+    for link in map(pathlib.Path, glob.glob("/proc/[0-9]*/fd/*")):
+        with contextlib.suppress(OSError):  # the process has ended
+            if os.readlink(link) in files:
+                holders[link.parts[2]] = (link.parents[1] / "comm").read_text().strip()
+    closed = [file for file in (*files, _LOCK) if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK)]
+    others = f"any process of another user that has the chips (sudo lsof {files[0]})"
+    if closed:
+        yield Finding("TPU chips", f"this user cannot read and write {', '.join(closed)}",
+                      f"end {others}, then sudo rm -f {_LOCK} && sudo chmod a+rw {' '.join(files)}")
+    elif holders:
+        yield Finding("TPU chips", "they belong to " + ", ".join(
+            f"process {number} ({name})" for number, name in holders.items()), f"kill {' '.join(holders)}")
+    elif is_alone:
+        yield run_python("TPU chips", _CHIPS, "JAX has ", "JAX cannot use them",
+                         f"end {others}; else {_install('jax', 'jaxlib', 'libtpu')}")
+    else:  # the chips of a slice start on all hosts at once
+        yield Finding("TPU chips", f"{len(files)}; to try them, train a few steps on all hosts")
 
 
-def check_data() -> Findings:
-    """Checks that TensorFlow reads TFDS_DATA_DIR."""
-    folder = os.environ.get("TFDS_DATA_DIR")
-    if not folder:
-        return
-    output, error = run_python(_LISTING, DATA_TIMEOUT)
-    if output is None:
-        yield Finding("TFDS_DATA_DIR", f"{folder} cannot be read: {error}",
-                      "name a folder or bucket that this machine may read: TFDS_DATA_DIR=gs://BUCKET/FOLDER")
-    else:
-        yield Finding("TFDS_DATA_DIR", f"{folder} can be read, entries: {output.strip()}")
-
-
-def check_model_dir(folder: str) -> Findings:
-    """Checks that a run's folder or bucket can be written."""
-    output, error = run_python(_WRITING.format(folder), DATA_TIMEOUT)
-    if output is None:
-        yield Finding("MODEL_DIR", f"{folder} cannot be written and read: {error}",
-                      "name a folder or a bucket that this machine may read and write: --model_dir gs://BUCKET/FOLDER")
-    else:
-        yield Finding("MODEL_DIR", f"a file can be written, read and removed in {folder}")
-
-
-def check_folders() -> Findings:
-    """Checks that the current folder and the cache folder are writable and have room."""
+def check_folders(model_dir: str | None = None) -> Findings:
+    """Checks the current folder, the cache folder, TFDS_DATA_DIR and `model_dir`."""
     for check, folder in (("current folder", pathlib.Path.cwd()), ("cache folder", environment.cache_folder())):
-        existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-        try:
-            with tempfile.TemporaryFile(dir=existing):
-                pass
-        except OSError as error:
-            yield Finding(check, f"{existing} is not writable: {error.strerror}", "choose one that you own")
-            continue
-        free = shutil.disk_usage(existing).free / 1e9
-        yield Finding(check, f"{folder} is writable, {free:.1f} GB free",
-                      "make room: a run keeps several checkpoints" if free < 5 else "", is_warning=free >= 0.5)
+        existing = next(filter(pathlib.Path.is_dir, (folder, *folder.parents)))
+        free, is_writable = shutil.disk_usage(existing).free / 1e9, os.access(existing, os.W_OK)
+        yield Finding(check, f"{folder} is {'' if is_writable else 'not '}writable, {free:.1f} GB free",
+                      "" if is_writable and free >= 5 else "choose one that you own, with room for several checkpoints",
+                      is_warning=is_writable and free >= 0.5)
+    if data := os.environ.get("TFDS_DATA_DIR"):
+        yield run_python("TFDS_DATA_DIR", _LISTING, f"{data} can be read, entries: ", f"{data} cannot be read",
+                         "name a folder or bucket that this machine may read: TFDS_DATA_DIR=gs://BUCKET/FOLDER",
+                         DATA_TIMEOUT)
+    if model_dir:
+        yield run_python("MODEL_DIR", _WRITING.format(model_dir),
+                         f"a file can be written, read and removed in {model_dir}",
+                         f"{model_dir} cannot be written and read", "name a folder or a bucket that this machine may "
+                         "read and write: --model_dir gs://BUCKET/FOLDER", DATA_TIMEOUT)
 
 
-def check_machine() -> Findings:
-    """Counts this process's cores, and checks the memory."""
-    yield Finding("cores", str(len(os.sched_getaffinity(0))))
-    memory = host.memory("MemTotal") / 1e9
-    yield Finding("memory", f"{memory:.1f} GB",
-                  "start with gin/models/switch_tiny.gin and a small BATCH_SIZE" if memory < 4 else "", is_warning=True)
-
-
-def run_python(code: str, timeout: float = IMPORT_TIMEOUT) -> tuple[str | None, str]:
-    """Runs code in a new process. Returns (standard output, "") or (None, the error's last line)."""
+def run_python(check: str, code: str, found: str, fault: str, cure: str, timeout: float = IMPORT_TIMEOUT) -> Finding:
+    """Runs code in a new process. Returns `found` with its output, or `fault` with the error's last line."""
     try:
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
                                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {timeout} seconds"
-    if result.returncode:
-        return None, (result.stderr.strip().splitlines() or [f"ended with status {result.returncode}"])[-1]
-    return result.stdout, ""
+        return Finding(check, f"{fault}: no answer within {timeout} seconds", cure)
+    if not result.returncode:
+        return Finding(check, found + result.stdout.strip())
+    error = result.stderr.strip() or f"ended with status {result.returncode}"
+    return Finding(check, f"{fault}: {error.splitlines()[-1]}", cure)
+
+
+def _install(*names):
+    known_good = environment.KNOWN_GOOD[tensorflow_distribution()]
+    return f"{environment.pip()} install --no-deps {' '.join(f'{name}=={known_good[name]}' for name in names)}"
+
+
+def _pair():
+    names = (tensorflow_distribution(), "jaxlib")
+    return " and ".join(f"{name} {environment.installed_version(name)}" for name in names)
 
 
 def tensorflow_distribution() -> str:
@@ -388,15 +300,14 @@ def requirements_file() -> str:
 
 def check_gpu_compiler() -> None:
     """Refuses a machine without CUDA's assembler or a CUDA plugin in jaxlib's version."""
-    wanted, plugin = environment.installed_version("jaxlib"), environment.cuda_plugin()
-    version = plugin and environment.installed_version(plugin)
+    wanted, plugin = environment.installed_version("jaxlib"), environment.cuda_plugin() or "jax-cuda12-plugin"
+    version, assembler = environment.installed_version(plugin), _ASSEMBLERS["13" in plugin]
     if version != wanted:
-        fault = f"is {plugin} {version}, which jaxlib {wanted} does not go with" if plugin else "is not installed"
-        raise Refusal(f"The compiler for NVIDIA's GPUs {fault}; run: {environment.pip()} install "
-                      f"jax-cuda12-plugin=={wanted} nvidia-cuda-nvcc-cu12")
+        raise Refusal(f"The compiler for NVIDIA's GPUs needs {plugin} {wanted}, but installed is {version or 'none'}; "
+                      f"run: {environment.pip()} install {plugin}=={wanted} {assembler}")
     if not shutil.which("ptxas") and not any(map(environment.installed_version, _ASSEMBLERS)):
         raise Refusal("The compiler for NVIDIA's GPUs needs ptxas of CUDA, which is not installed; run: "
-                      f"{environment.pip()} install {_ASSEMBLERS['13' in plugin]}")
+                      f"{environment.pip()} install {assembler}")
 
 
 def check_tpu_compiler() -> None:
@@ -405,6 +316,6 @@ def check_tpu_compiler() -> None:
     if environment.installed_version("tensorflow-tpu"):
         raise Refusal("The TPU compiler for machines without a TPU does not go with tensorflow-tpu; run this where "
                       "tensorflow is installed (docs/install.md).")
-    if version is None or not environment.goes_with(version, wanted):
-        fault = "is not installed" if version is None else f"is libtpu {version}, which jaxlib does not go with"
-        raise Refusal(f"The TPU compiler {fault}; run: {environment.pip()} install --no-deps libtpu=={wanted}")
+    if not environment.goes_with(version or "", wanted):
+        raise Refusal(f"The TPU compiler that goes with jaxlib is libtpu {wanted}, but installed is "
+                      f"{version or 'none'}; run: {environment.pip()} install --no-deps libtpu=={wanted}")

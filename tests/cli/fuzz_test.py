@@ -15,6 +15,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from switch_tf.cli import main
+from switch_tf.installation import doctor
 from switch_tf.statuses import INTERRUPTED
 from tests.cli.lines import TINY
 
@@ -197,7 +198,7 @@ def faked(monkeypatch, tmp_path):
         "aot.answers.ask": lambda questions: dict.fromkeys(questions, {"failed": "not compiled"}),
         "cli.answering._restore": load_text_model, "sentencepiece_training.train_file": lambda *arguments: None,
         "sentencepiece_training.characters_per_token": lambda *arguments: 4.0,
-        "installation.doctor.run_python": lambda code: ("[]", ""),
+        "installation.doctor.run_python": lambda check, *_: doctor.Finding(check, "works"),
     }.items():
         monkeypatch.setattr(f"switch_tf.{name}", fake)
     yield tmp_path

@@ -1,108 +1,196 @@
-"""Each fault of the machine is found and comes with its cure."""
+"""Each fault of the machine and its packages is found and comes with its cure."""
 
-import contextlib
-import io
+import itertools
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import types
+from importlib import metadata
 
 import pytest
 
 from switch_tf import environment
 from switch_tf.hardware import host
 from switch_tf.installation import doctor
-from switch_tf.installation.doctor import OK, PROBLEM, WARNING
+from switch_tf.partitioning import cluster
+from switch_tf.refusals import Refusal
+
+GOOD = {**environment.KNOWN_GOOD["tensorflow"], "t5": "0.9.4", "etils": "1.15.0", "fsspec": "2026.1"}
+OLD_WAY = {"tensorflow": None, "tensorflow-tpu": "2.20.0"}
+REQUIRES = {"switch-tf": ["tensorflow>=2.20,<2.22", "jax", "etils[epath]", "absent; python_version < '3'"],
+            "jax": ["jaxlib<=0.10.2"], "etils": ["fsspec; extra == 'epath'", "absent; extra == 'dev'"]}
 
 
-def only(findings, check):
-    (finding,) = [finding for finding in findings if finding.check == check]
-    return finding
+def assert_reported(findings, pattern):
+    report = "\n".join(f"{finding.status} {finding.check}: {finding.found}; {finding.cure}" for finding in findings)
+    assert re.search(f"^{pattern}", report, re.MULTILINE), report
 
 
-def _run_here(code, timeout):
-    """Does what `run_python` does in this process, where TensorFlow is imported already."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            exec(code, {})
-    except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
-    return printed.getvalue(), ""
+@pytest.mark.parametrize("has_tpu, versions, pattern", [
+    (False, {"keras": "3.15.0"}, r"warning keras: 3.15.0; the tests run with 3.15.1; .* --no-deps keras==3.15.1$"),
+    (False, {"keras": None}, "problem keras: not installed; .*; for all of them: -r requirements.txt$"),
+    (True, {"keras": None}, "problem keras: .*-r requirements-tpu.txt$"),
+    (True, {"keras": None, **OLD_WAY}, "problem keras: .*-r requirements-tensorflow-tpu.txt$"),
+    (False, {"t5": None}, "ok t5: absent; only downstream tasks such as GLUE need it: .* --no-deps t5==0.9.4; $"),
+    (False, {"libtpu": None}, "ok libtpu: absent; only `switch-tf compile` needs it: "),
+    (True, {"libtpu": None}, "problem libtpu: not installed; .* --no-deps libtpu==0.0.42.1;"),
+    (False, {"libtpu": "0.0.42"}, "ok libtpu: 0.0.42; $"),
+    (False, {"libtpu": "0.0.51"}, "problem libtpu: 0.0.51 does not go with tensorflow 2.21.0 and jaxlib 0.10.2; "),
+    (True, OLD_WAY, "problem libtpu: 0.0.42.1 does not go with tensorflow-tpu 2.20.0 and .* libtpu==0.0.21$"),
+    (False, {"tensorflow-tpu": "2.20.0"}, "problem double packages: tensorflow-tpu and tensorflow write the same files"
+     "; .* uninstall -y tensorflow && .* --force-reinstall tensorflow-tpu==2.20.0$"),
+    (False, {}, "ok requirements: "),
+    (False, {"tensorflow": None, "tensorflow-cpu": "2.21.0"}, "ok requirements: "),
+    (True, {**OLD_WAY, "tensorflow-tpu": "2.19.0"}, "problem tensorflow-tpu: switch-tf wants .*, installed is 2.19.0"),
+    (False, {"jaxlib": "0.11.0"}, "problem jaxlib: jax wants jaxlib<=0.10.2, .* install --no-deps 'jaxlib<=0.10.2'$"),
+    (False, {"fsspec": None}, "problem fsspec: etils wants fsspec, installed is none; "),
+])
+def test_packages(has_tpu, versions, pattern, monkeypatch):
+    monkeypatch.setattr(environment, "installed_version", {**GOOD, **versions}.get)
+    monkeypatch.setattr(host, "has_tpu", lambda: has_tpu)
+    monkeypatch.setattr(metadata, "requires", REQUIRES.get)
+    assert_reported(itertools.chain(doctor.check_versions(), doctor.check_double_distributions(),
+                                    doctor.check_requirements()), pattern)
 
 
-def test_folder_that_cannot_be_written_is_a_problem(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
-    finding = only(doctor.check_folders(), "cache folder")
-    assert finding.status == PROBLEM
-    assert finding.found.startswith("/proc is not writable: ")
+@pytest.mark.parametrize("check, versions, message", [
+    (doctor.check_gpu_compiler, {}, "jax-cuda12-plugin 0.10.2, but installed is none; run: .* nvidia-cuda-nvcc-cu12$"),
+    (doctor.check_gpu_compiler, {"jax-cuda13-plugin": "0.9.2"}, "jax-cuda13-plugin==0.10.2 nvidia-cuda-nvcc$"),
+    (doctor.check_gpu_compiler, {"jax-cuda13-plugin": "0.10.2"}, "needs ptxas of CUDA, .* nvidia-cuda-nvcc$"),
+    (doctor.check_tpu_compiler, {"libtpu": None}, "installed is none; run: .* --no-deps libtpu==0.0.42.1$"),
+    (doctor.check_tpu_compiler, {"libtpu": "0.0.51"}, "libtpu 0.0.42.1, but installed is 0.0.51; run: "),
+    (doctor.check_tpu_compiler, OLD_WAY, "does not go with tensorflow-tpu"),
+])
+def test_a_missing_or_wrong_compiler_says_what_to_install(check, versions, message, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ptxas" else name)
+    monkeypatch.setattr(environment, "installed_version", {**GOOD, **versions}.get)
+    with pytest.raises(Refusal, match=message):
+        check()
+    fit = {"jax-cuda12-plugin": "0.10.2", "nvidia-cuda-nvcc": "13.0"}
+    monkeypatch.setattr(environment, "installed_version", {**GOOD, **fit}.get)
+    check()
 
 
-@pytest.mark.parametrize(
-    "code, message",
-    [
-        ("import os; os.abort()", "ended with status -6"),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-    ],
-)
-def test_import_that_fails_or_aborts_is_reported(code, message):
-    assert doctor.run_python(code) == (None, message)
+@pytest.mark.parametrize("backend, content, pattern", [
+    ("tensorflow", '{"backend": "tensorflow", "floatx": "float32", "epsilon": 1e-7}', "ok variables: none"),
+    ("tensorflow", "not JSON", "ok "), ("tensorflow", "[]", "ok "),
+    ("torch", '{"floatx": "bfloat16"}', "warning variables: KERAS_BACKEND=torch, /.*/keras.json={.*}; commands compute "
+     "with TensorFlow, whatever Keras' back end; unset or correct them, unless you mean it")])
+def test_variables_that_change_a_run_are_listed(backend, content, pattern, monkeypatch, tmp_path):
+    (tmp_path / "keras.json").write_text(content)
+    monkeypatch.setattr(environment, "_OF_USER", {
+        "KERAS_BACKEND": backend, "KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_X": "", "PATH": "x"})
+    assert_reported(doctor.check_variables(), pattern)
 
 
-def test_tensorboard_without_pkg_resources_names_setuptools(monkeypatch):
-    monkeypatch.setattr(doctor, "run_python", lambda code: (None, "No module named 'pkg_resources'"))
-    assert only(doctor.check_tensorboard(), "tensorboard starts").cure.endswith("install --no-deps 'setuptools<81'")
+@pytest.mark.parametrize("code, timeout, pattern", [
+    ("import os; os.abort()", 60, "problem it: fails: ended with status -6; cure"),
+    ("import no_such_module", 60, "problem it: fails: ModuleNotFoundError: No module named 'no_such_module'; cure"),
+    ("import time; time.sleep(60)", 0.5, "problem it: fails: no answer within 0.5 seconds; cure"),
+    ("print(2)", 60, "ok it: runs: 2; $")])
+def test_what_fails_or_aborts_or_hangs_in_a_process_is_reported(code, timeout, pattern):
+    assert_reported([doctor.run_python("it", code, "runs: ", "fails", "cure", timeout)], pattern)
 
 
-def test_a_program_that_jaxlib_cannot_read_names_the_three_packages(monkeypatch):
-    monkeypatch.setattr(doctor, "_LOWERING", "raise ValueError('Unable to parse module')")
-    finding = only(doctor.check_pjrt(), "pjrt")
-    assert finding.status == WARNING
-    assert "so --backend=pjrt fails: ValueError: Unable to parse module" in finding.found
-    assert finding.cure.endswith("install --no-deps tensorflow==2.21.0 jax==0.10.2 jaxlib==0.10.2")
-
-
-@pytest.mark.slow  # a process imports TensorFlow; parity/pjrt_test.py runs such programs too
-def test_a_program_of_this_tensorflow_is_read_by_this_jaxlib(monkeypatch):
-    monkeypatch.setattr(host, "gpus", lambda: [])
-    assert only(doctor.check_pjrt(), "pjrt").status == OK
-
-
-def test_a_gpu_without_a_client_of_jax_is_pointed_at_its_extra(monkeypatch):
-    monkeypatch.setattr(doctor, "run_python", lambda code: ("", ""))
+@pytest.mark.parametrize("devices, lowering, versions, pattern", [
+    ("print('1 CPU')", "", {}, "ok accelerators: TensorFlow imports and sees 1 CPU; "),
+    ("1 / 0", "", {}, "problem accelerators: TensorFlow does not import: ZeroDivisionError: .*requirements-tpu.txt$"),
+    ("print('1 CPU')", "", OLD_WAY, "problem accelerators: a TPU chip is attached and TensorFlow does not see it"),
+    ("print('4 TPU')", "", OLD_WAY, "ok accelerators: "),
+    ("", "", {}, "ok pjrt: tensorflow 2.21.0 and jaxlib 0.10.2 go together"),
+    ("", "1 / 0", {}, "warning pjrt: .* do not go together, so --backend=pjrt fails: ZeroDivisionError: .* --no-deps "
+     "tensorflow==2.21.0 jax==0.10.2 jaxlib==0.10.2"),
+    ("", "", {}, r"warning GPU: .*, installed is none; .* install 'jax\[cuda12]==0.10.2'"),
+    ("", "", {"jax-cuda13-plugin": "0.10.2"}, "ok GPU: --backend=pjrt needs jax-cuda13-plugin 0.10.2, "),
+    ("", "", {"jax-cuda13-plugin": "0.4.38"}, r"problem GPU: .*, installed is 0.4.38; .* 'jax\[cuda13]==0.10.2'"),
+])
+def test_accelerators(devices, lowering, versions, pattern, monkeypatch):
+    monkeypatch.setattr(doctor, "_DEVICES", devices)
+    monkeypatch.setattr(doctor, "_LOWERING", lowering)
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
     monkeypatch.setattr(host, "gpus", lambda: ["0"])
-    assert "install 'jax[cuda12]==" in only(doctor.check_pjrt(), "pjrt").cure
+    monkeypatch.setattr(environment, "installed_version", {**GOOD, **versions}.get)
+    assert_reported(doctor.check_accelerators(), pattern)
 
 
-@pytest.mark.parametrize("name", ["jax-cuda12-plugin", "jax-cuda13-plugin"])
-def test_the_client_of_a_gpu_has_the_version_of_jax(name, monkeypatch):
-    monkeypatch.setattr(doctor, "run_python", lambda code: ("[]", ""))
-    monkeypatch.setattr(host, "gpus", lambda: ["0"])
-    monkeypatch.setattr(doctor.shutil, "which", lambda command: f"/usr/bin/{command}")
-    real = environment.installed_version
-    versions = {name: real("jax")}
-    monkeypatch.setattr(environment, "installed_version", lambda other: versions.get(other) or real(other))
-    assert only(doctor.check_pjrt(), "pjrt").status == OK
-    assert only(doctor.check_accelerators(), "accelerators").status == OK
-    versions[name] = "0.4.38"
-    finding = only(doctor.check_pjrt(), "pjrt")
-    assert finding.status == PROBLEM and f"{name} is 0.4.38 and jax" in finding.found
-    assert f"install 'jax[{name.split('-')[1]}]==" in finding.cure
+@pytest.mark.parametrize("is_writable, free, status", [
+    (True, 5e9, "ok"), (True, 4e9, "warning"), (True, 1e8, "problem"), (False, 5e9, "problem")])
+def test_the_cache_folder_must_be_writable_and_have_room(is_writable, free, status, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "absent"))
+    monkeypatch.setattr(os, "access", lambda folder, mode: is_writable or folder != tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=free))
+    assert_reported(doctor.check_folders(), f"{status} cache folder: ")
 
 
 @pytest.mark.slow
-def test_a_folder_for_runs_must_be_writable_on_a_disk_and_in_a_bucket(bucket, tmp_path):
-    for folder in (str(tmp_path / "deep" / "runs"), bucket.new_folder()):
-        assert only(doctor.check_model_dir(folder), "MODEL_DIR").status == OK
+@pytest.mark.parametrize("data, folder, pattern", [
+    ("", "{disk}/deep/runs", "ok TFDS_DATA_DIR: .* can be read, entries: 0; \nok MODEL_DIR: "),
+    ("", "{bucket}", "ok TFDS_DATA_DIR: .*\nok MODEL_DIR: "),
+    ("/absent", "gs://locked/runs", "problem TFDS_DATA_DIR: .*/absent cannot be read: .*\n"
+     "problem MODEL_DIR: gs://locked/runs cannot be written and read: ")])
+def test_data_and_a_folder_for_runs_are_tried(data, folder, pattern, bucket, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", f"{tmp_path}{data}")
+    assert_reported(doctor.check_folders(folder.format(disk=tmp_path, bucket=bucket.new_folder())), pattern)
     assert not list(tmp_path.iterdir())
-    finding = only(doctor.check_model_dir("gs://locked/runs"), "MODEL_DIR")
-    assert finding.status == PROBLEM and "gs://locked/runs cannot be written and read: " in finding.found
 
 
-def test_data_that_a_variable_names_must_be_readable(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "run_python", _run_here)
-    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    assert list(doctor.check_data()) == []
-    (tmp_path / "c4").mkdir()
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    finding = only(doctor.check_data(), "TFDS_DATA_DIR")
-    assert (finding.status, finding.found) == (OK, f"{tmp_path} can be read, entries: 1")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "absent"))
-    finding = only(doctor.check_data(), "TFDS_DATA_DIR")
-    assert finding.status == PROBLEM and "absent cannot be read: " in finding.found and "gs://" in finding.cure
+@pytest.fixture
+def chips(monkeypatch, tmp_path):
+    """A host with two chips, which are files here, and an occupied port. Returns the files."""
+    files = [str(tmp_path / f"accel{index}") for index in range(2)]
+    for file in (*files, tmp_path / "lock"):
+        open(file, "w").close()
+    monkeypatch.setattr(host, "tpu_files", lambda: files)
+    monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(doctor, "_CHIPS", "print('2 TPU v5 lite')")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    for name in ("TF_CONFIG", "MEGASCALE_NUM_SLICES"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("", 0)) as server:
+        monkeypatch.setattr(cluster, "TPU_PORT", server.getsockname()[1])
+        yield files
+
+
+@pytest.mark.parametrize("variables, code, pattern", [
+    ({}, "print('2 TPU v5 lite')", "ok TPU hosts: this one alone; \nok TPU chips: JAX has 2 TPU v5 lite; $"),
+    ({}, "raise RuntimeError('No chips')", "problem TPU chips: JAX cannot use them: RuntimeError: No chips; .* "
+     "--no-deps jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.42.1$"),
+    ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, "", "problem TPU hosts: .* cannot listen at port"),
+    ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}, "1 / 0", "ok TPU hosts: 1 of 2, which meet at a:.*\n"
+     "ok TPU chips: 2; to try them, train a few steps on all hosts; $"),
+    ({"MEGASCALE_NUM_SLICES": "2"}, "1 / 0", "problem TPU hosts: This TPU is one of 2 slices.*\nok TPU chips: 2; "),
+])
+def test_the_hosts_and_chips_of_a_tpu(variables, code, pattern, chips, monkeypatch):
+    monkeypatch.setattr(doctor, "_CHIPS", code)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert_reported(doctor.check_tpu(), pattern)
+
+
+def test_without_a_tpu_or_beside_tensorflow_tpu_no_chips_are_checked(chips, monkeypatch):
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(host, "tpu_files", list)
+        assert not list(doctor.check_tpu())
+    monkeypatch.setattr(environment, "installed_version", {**GOOD, **OLD_WAY}.get)
+    assert not list(doctor.check_tpu())
+
+
+def test_a_process_that_has_the_chips_is_named(chips):
+    holding = "import sys, time; file = open(sys.argv[1]); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", holding, chips[1]], stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        findings = list(doctor.check_tpu())
+        holder.kill()
+    pid = holder.pid
+    assert_reported(findings, rf"problem TPU chips: they belong to process {pid} \(python.*\); kill {pid}$")
+
+
+@pytest.mark.parametrize("name", ["accel0", "lock"])
+def test_files_of_another_user_are_a_problem(name, chips, monkeypatch):
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not path.endswith(name) and access(path, mode))
+    assert_reported(doctor.check_tpu(), f"problem TPU chips: this user cannot read and write /.*/{name}; end any .*, "
+                    f"then sudo rm -f /.*/lock && sudo chmod a.rw {' '.join(chips)}$")
