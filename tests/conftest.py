@@ -54,13 +54,13 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "accelerator" not in config.option.markexpr.replace("not accelerator", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests run on the CPU on any machine
-        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # LLVM takes longer than it saves
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         return
     import jax
     import tensorflow as tf
 
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+    jax.config.update("jax_disable_most_optimizations", True)  # LLVM's take longer than they save here
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

@@ -65,13 +65,16 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
     """
     check_description(description)
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
+
+    def calls(batches):
+        return iter(batches.batch(steps_per_call).prefetch(tf.data.AUTOTUNE))
+
     if not description.use_cached_tasks:
-        return Batches({None: iter(get_dataset(description).batch(steps_per_call))}, batch_size,
-                       steps_per_call=steps_per_call, added=added)
+        return Batches({None: calls(get_dataset(description))}, batch_size, steps_per_call=steps_per_call, added=added)
     size = batch_size // description.cache_parts
     parts = sorted({part for first, end in rows or [(0, batch_size)] for part in range(first // size, -(-end // size))})
     corrupt = {index: CorruptRecords(description.skip_corrupt_records) for index in parts}
-    return Batches({index: iter(get_part(description, index, corrupt[index]).batch(steps_per_call)) for index in parts},
+    return Batches({index: calls(get_part(description, index, corrupt[index])) for index in parts},
                    batch_size, size, steps_per_call, corrupt, added)
 
 
