@@ -161,7 +161,7 @@ def test_a_batch_that_changed_stops_all_and_keeps_what_was_learnt(folder, compar
 def test_killed_and_interrupted_comparisons_go_on_with_the_same_curves(folder):
     """In processes of their own: SIGKILL in the middle of a turn, then SIGINT long before the end, then to the end."""
     command = [sys.executable, "-m", "switch_tf.cli", "compare", "--gin_file=compare.gin", "--gin.SEEDS=(3,)",
-               "--gin.TRAIN_STEPS=24"]
+               "--gin.TRAIN_STEPS=24", "--gin.EVAL_PERIOD=8"]
     straight = subprocess.run([*command, "--gin.MODEL_DIR='straight'"], capture_output=True, text=True)
     assert straight.returncode == 0, straight.stderr
     for number, line in ((signal.SIGKILL, "dense: step 6/24"), (signal.SIGINT, "sparse: step 10/24")):

@@ -8,13 +8,12 @@ import sys
 import pytest
 
 
-# The first five have the rules of all the others; constrained_points_test.py has what the compiler is given.
+# pjrt_test.py runs the same programs by JAX's client; constrained_points_test.py has what the compiler is given.
 @pytest.mark.parametrize("name", [
-    *(pytest.param(name, marks=pytest.mark.slow) for name in (
-        "expert_model", "pod_512_fully_sharded")),
+    pytest.param("pod_512_fully_sharded", marks=pytest.mark.slow),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in (
-        "data", "expert", "data_expert", "data_model", "fully_sharded", "fully_sharded_model", "fully_sharded_experts",
-        "pod_256_experts"))])
+        "data", "expert_model", "expert", "data_expert", "data_model", "fully_sharded", "fully_sharded_model",
+        "fully_sharded_experts", "pod_256_experts"))])
 def test_the_partitioned_program_makes_the_step_of_one_device(name):
     program = pathlib.Path(__file__).with_name("partitioned_program.py")
     done = subprocess.run([sys.executable, "-P", str(program), name], capture_output=True, text=True)
