@@ -122,8 +122,9 @@ def test_checkpoints_of_a_mixture_score_alike_with_any_batch_and_layout(tmp_path
 
     call("train --gin_file=gin/models/switch_tiny.gin --gin_file=toys.gin --gin_file=gin/runs/pretrain.gin "
          "--gin.SwitchConfig.num_encoder_layers=1 --gin.SwitchConfig.num_decoder_layers=1 "
-         "--gin.SwitchConfig.encoder_sparse_step=1 --gin.MODEL_DIR='run' --gin.TRAIN_STEPS=45 --gin.BATCH_SIZE=16 --gin.EVAL_PERIOD=15 "
-         "--gin.CHECKPOINT_PERIOD=15 --gin.LOG_PERIOD=15 --gin.BEST_METRIC='eval/toy_scored/score'")
+         "--gin.SwitchConfig.encoder_sparse_step=1 --gin.MODEL_DIR='run' --gin.TRAIN_STEPS=45 --gin.BATCH_SIZE=16 "
+         "--gin.EVAL_PERIOD=15 --gin.CHECKPOINT_PERIOD=15 --gin.LOG_PERIOD=15 "
+         "--gin.BEST_METRIC='eval/toy_scored/score'")
     every = call("eval --run=run --trust --step=all --gin.BATCH_SIZE=7")["results"]
     assert [result["step"] for result in every] == [15, 30, 45]
     assert set(every[-1]["tasks"]) == {"toy_parity", "toy_scored"}
