@@ -186,6 +186,13 @@ def test_a_step_that_diverges_on_one_device_names_the_layer(make_partitioner, sh
     assert found.startswith(("the output of encoder", "the output of decoder", "the gradient of")), found
 
 
+@pytest.mark.parametrize("backend", ["pjrt", "dtensor", "mirrored"])
+def test_one_number_that_is_not_finite_is_found_among_many(backend, make_partitioner):
+    partitioner = make_partitioner("data", "data=2", backend=backend)
+    values = [np.arange(4.0, dtype=np.float32), np.array([1, 2, np.nan, 3], np.float32), np.arange(4, dtype=np.int32)]
+    assert partitioner.are_finite([_variable(partitioner, value, (None,)) for value in values]) == [True, False, True]
+
+
 def test_a_model_whose_pieces_find_no_room_is_refused(pieces, monkeypatch):
     pieces.check(SwitchConfig.from_preset("switch_base_8"), 1, False)  # the host's memory is not counted
     config = SwitchConfig.from_preset("switch_tiny")
