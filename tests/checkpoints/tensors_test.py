@@ -158,6 +158,14 @@ def test_damage_of_any_file_is_recognised(tiny_config, tmp_path, damage):
     assert tensors.restore(path, variables, batches)["step"] == 1
 
 
+def test_a_changed_letter_of_the_description_is_recognised(tiny_config, tmp_path):
+    path = _save(tmp_path, 1, _state(tiny_config))
+    file = path / "checkpoint.json"
+    file.write_text(file.read_text().replace('"embed"', '"embde"', 1))
+    with pytest.raises(BrokenCheckpoint, match="its SHA-256 is not the recorded one"):
+        describe(path)
+
+
 def test_another_models_checkpoint_is_refused_by_its_first_different_variable(tiny_config, tmp_path):
     path = _save(tmp_path, 1, _state(tiny_config))
     with pytest.raises(ValueError, match=r"model/encoder/layers_0/mlp/wi has shape \[16, 32\] in .* but \[16, 64\]"):
