@@ -16,10 +16,10 @@ from switch_tf.storage import places
 def window(job):
     """Builds "period" steps; a job with "saves" starts to save before them, one that also "waits" then waits."""
     step, facts, model, optimizer = built(job)
-    folder = None
-    if places.is_local(job["folder"]):
+    folder, place = None, places.at(job["folder"])
+    if places.is_local(place):
         folder = tempfile.TemporaryDirectory(dir=job["folder"])  # removed with the last reference to it
-    place = folder.name if folder else places.at(job["folder"]) / secrets.token_hex(4)
+    place = places.at(folder.name) if folder else place / secrets.token_hex(4)
     batches = types.SimpleNamespace(save=lambda *args: None)
     checkpointer = Checkpointer(place, tensors.state_variables(model, optimizer), batches)
     facts = {**facts, "folder": job["folder"]}
