@@ -62,3 +62,12 @@ def test_dropout_keeps_the_mean_in_bfloat16():
     ratio = (outputs / np.asarray(tf.cast(x, "float64")))[outputs != 0] * (1 - rate)
     # Divided by 0.6 rounded to bfloat16 they would be 0.26 % too small.
     assert abs(ratio.mean() - 1) < 2e-4
+
+
+def test_experts_groups_and_slots_drop_out_apart_and_in_training_only():
+    layer = built(ExpertFeedForward(2, 50, dropout_rate=0.4, name="experts"), 50, *[np.eye(50)] * 2)
+    x = np.ones((2, 3, 4, 50), "float32")
+    np.testing.assert_array_equal(layer(x), x)
+    with random.random_seed(0):
+        dropped = layer(x, training=True).numpy() == 0
+    assert len({mask.tobytes() for mask in dropped.reshape(-1, 50)}) == 24

@@ -23,8 +23,7 @@ def test_calling_adds_the_weighted_losses_of_each_router_and_forward_adds_none(m
     assert routers[0].router_z_loss.value > 0.1
 
 
-
-@pytest.mark.slow  # what a layer is rebuilt from is tested below, how a model is fit in tests/models
+@pytest.mark.slow  # arguments_test.py has what a layer is rebuilt from, tests/models how a model is fit
 @pytest.mark.parametrize("make, jit_compile", [(SwitchFeedForward, "auto"), (switch_attention, False)])
 def test_in_a_functional_model_it_trains_saves_and_loads(make, jit_compile, tmp_path):
     keras.utils.set_random_seed(0)

@@ -141,6 +141,22 @@ def test_hash_routing_goes_by_token_ids():
 # Dtype policy and initial values.
 
 
+def test_its_config_makes_it_again_built_or_not():
+    experts = [SwitchFeedForward(3, 5, output_dim=6, dtype="float32", name=name, **options) for name, options in (
+        ("query_experts", {"group_size": 8}), ("key_value_experts", {"activation": "geglu"}))]
+    arguments = {"num_heads": 2, "d_kv": 3, "dropout_rate": 0.2, "init_scale": 0.5, "name": "mine"}
+    layer = SwitchSelfAttention(*experts, **arguments, dtype="mixed_bfloat16")
+    config = layer.get_config()
+    layer.build((None, None, D_MODEL))
+    again = SwitchSelfAttention.from_config(config)
+    assert again.get_config() == layer.get_config() == config
+    assert {name: getattr(again, name) for name in arguments} == arguments
+    assert again.dtype_policy.name == "mixed_bfloat16"
+    assert (again.query_experts.group_size, again.key_value_experts.activation) == (8, "geglu")
+    assert [(part.name, part.dtype_policy.name) for part in again.expert_layers] == [
+        ("query_experts", "float32"), ("key_value_experts", "float32")]
+
+
 @pytest.mark.parametrize("expert_dtype, expected", [("float32", 1 / (1 + math.exp(-1))), ("mixed_bfloat16", 0.5)])
 def test_under_bfloat16_scores_see_what_float32_experts_computed(expert_dtype, expected):
     # d_kv = 2. The query of (1, 0) is (sqrt 2, 0) / sqrt 2; keys are (257, 1) and (256, 0); 257 and 256 are
