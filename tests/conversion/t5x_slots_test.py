@@ -220,3 +220,9 @@ def test_formats_without_an_optimizer_are_refused(words, message, numbered, tmp_
     monkeypatch.chdir(tmp_path)
     assert main.main(["convert", *words, "--output=out", "--with_optimizer"]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_slots_of_step_0_are_read(small, tmp_path):
+    arrays, slots = small
+    folder = write(tmp_path / "in", arrays, slots=slots, step=0)
+    assert t5x.read_optimizer(folder, conversion.from_t5x(folder, SMALL)).iterations.numpy() == 0

@@ -69,9 +69,10 @@ def test_a_missing_or_wrong_compiler_says_what_to_install(check, versions, messa
     monkeypatch.setattr(environment, "installed_version", {**GOOD, **versions}.get)
     with pytest.raises(Refusal, match=message):
         check()
-    fit = {"jax-cuda12-plugin": "0.10.2", "nvidia-cuda-nvcc": "13.0"}
-    monkeypatch.setattr(environment, "installed_version", {**GOOD, **fit}.get)
-    check()
+    for assembler in ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"):
+        fit = {"jax-cuda12-plugin": "0.10.2", assembler: "12.9.86"}
+        monkeypatch.setattr(environment, "installed_version", {**GOOD, **fit}.get)
+        check()
 
 
 @pytest.mark.parametrize("backend, content, pattern", [
@@ -129,12 +130,33 @@ def test_the_cache_folder_must_be_writable_and_have_room(is_writable, free, stat
 @pytest.mark.parametrize("data, folder, pattern", [
     ("", "{disk}/deep/runs", "ok TFDS_DATA_DIR: .* can be read, entries: 0; \nok MODEL_DIR: "),
     ("", "{bucket}", "ok TFDS_DATA_DIR: .*\nok MODEL_DIR: "),
-    ("/absent", "gs://locked/runs", "problem TFDS_DATA_DIR: .*/absent cannot be read: .*\n"
+    ("/absent", "gs://locked/runs", "problem TFDS_DATA_DIR: .*/absent cannot be read: .*=gs://BUCKET/FOLDER\n"
      "problem MODEL_DIR: gs://locked/runs cannot be written and read: ")])
 def test_data_and_a_folder_for_runs_are_tried(data, folder, pattern, bucket, monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", f"{tmp_path}{data}")
     assert_reported(doctor.check_folders(folder.format(disk=tmp_path, bucket=bucket.new_folder())), pattern)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tensorboard_that_does_not_start_names_setuptools(monkeypatch):
+    monkeypatch.setattr(
+        doctor, "run_python", lambda check, code, found, fault, cure: doctor.Finding(check, fault, cure))
+    assert_reported(doctor.check_tensorboard(), "problem tensorboard starts: it does not import; .* install --no-deps "
+                    "tensorboard==.* 'setuptools<81'$")
+
+
+def test_variables_of_jax_and_the_back_end_of_keras_json_are_listed(monkeypatch, tmp_path):
+    (tmp_path / "keras.json").write_text('{"backend": "jax", "floatx": "bfloat16"}')
+    monkeypatch.setattr(environment, "_OF_USER", {
+        "KERAS_HOME": str(tmp_path), "JAX_DISABLE_JIT": "1", "TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--x"})
+    assert_reported(doctor.check_variables(), "warning variables: JAX_DISABLE_JIT=1, TF_ENABLE_ONEDNN_OPTS=0, "
+                    'XLA_FLAGS=--x, /.*/keras.json={"backend": "jax", "floatx": "bfloat16"}; commands compute with ')
+
+
+def test_without_a_gpu_no_client_of_gpus_is_asked_for(monkeypatch):
+    monkeypatch.setattr(doctor, "run_python", lambda check, *_: doctor.Finding(check, "works"))
+    monkeypatch.setattr(host, "gpus", list)
+    assert [finding.check for finding in doctor.check_accelerators()] == ["accelerators", "pjrt"]
 
 
 @pytest.fixture
@@ -186,11 +208,14 @@ def test_a_process_that_has_the_chips_is_named(chips):
         holder.kill()
     pid = holder.pid
     assert_reported(findings, rf"problem TPU chips: they belong to process {pid} \(python.*\); kill {pid}$")
+    assert [finding.check for finding in findings] == ["TPU hosts", "TPU chips"]  # JAX is not started
 
 
 @pytest.mark.parametrize("name", ["accel0", "lock"])
 def test_files_of_another_user_are_a_problem(name, chips, monkeypatch):
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not path.endswith(name) and access(path, mode))
-    assert_reported(doctor.check_tpu(), f"problem TPU chips: this user cannot read and write /.*/{name}; end any .*, "
+    findings = list(doctor.check_tpu())
+    assert [finding.check for finding in findings] == ["TPU hosts", "TPU chips"]
+    assert_reported(findings, f"problem TPU chips: this user cannot read and write /.*/{name}; end any .*, "
                     f"then sudo rm -f /.*/lock && sudo chmod a.rw {' '.join(chips)}$")
