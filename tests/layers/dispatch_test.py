@@ -7,8 +7,10 @@ import tensorflow as tf
 from switch_tf.layers import SwitchFeedForward, dispatch
 from switch_tf.layers.decisions import ExpertChoices, TokenChoices
 from switch_tf.ops import forms
+from tests.layers.switch_layers import built
 
 WAYS = ("einsum", "index")
+both_ways = pytest.mark.parametrize("way", WAYS)
 
 
 def decisions(expert_index, slot, gate, num_experts=2, capacity=2):
@@ -48,7 +50,7 @@ CASES = [
 # Hand-worked values.
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both_ways
 def test_tokens_lie_in_their_slots_and_empty_slots_are_zero(way):
     tokens = tf.constant([[[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]]])
     # [expert, group, capacity, d_model]
@@ -56,14 +58,14 @@ def test_tokens_lie_in_their_slots_and_empty_slots_are_zero(way):
     np.testing.assert_array_equal(dispatch.create(BY_HAND, way).dispatch(tokens), expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both_ways
 def test_outputs_come_back_gated_and_dropped_tokens_get_exactly_zero(way):
     # The 99 in the empty slot belongs to nobody. 10 * 0.5, 20 * 0.25, 30 * 1, nothing.
     outputs = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]])
     np.testing.assert_array_equal(dispatch.create(BY_HAND, way).combine(outputs), [[[5], [5], [30], [0]]])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both_ways
 def test_two_choices_add_up(way):
     carrier = dispatch.create(decisions([[[0, 1], [1, 0]]], [[[0, 1], [0, 2]]], [[[0.5, 0.25], [1, 0]]]), way)
     # Token 0 to both experts, token 1 to expert 1 only: its second choice found no slot.
@@ -73,7 +75,7 @@ def test_two_choices_add_up(way):
     np.testing.assert_array_equal(carrier.combine(outputs), [[[15], [30]]])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both_ways
 def test_gradients_by_hand(way):
     tokens = tf.ones((1, 4, 1))
     outputs, gate = tf.constant([[[[10.0], [30.0]]], [[[20.0], [99.0]]]]), BY_HAND.gate
@@ -94,7 +96,7 @@ def test_gradients_by_hand(way):
 # Invariants.
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both_ways
 @pytest.mark.parametrize("case", CASES)
 def test_one_slot_for_each_kept_choice_and_one_token_in_each_slot(way, case):
     num_groups, num_tokens, num_experts, capacity, _ = case
@@ -113,49 +115,10 @@ def test_one_slot_for_each_kept_choice_and_one_token_in_each_slot(way, case):
     np.testing.assert_array_equal(received, expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_with_gate_1_kept_tokens_come_back_as_they_were(way):
-    made = made_up(1, 2, 12, 3, 2, 1)
-    is_kept = made.slot < 2
-    carrier = dispatch.create(made._replace(gate=tf.cast(is_kept, tf.float32)), way)
-    tokens = tf.constant(np.random.RandomState(0).randn(2, 12, 5).astype("float32"))
-    np.testing.assert_array_equal(
-        carrier.combine(carrier.dispatch(tokens)), np.where(is_kept.numpy(), tokens.numpy(), 0))
-
-
-# Equivalence.
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_both_ways_agree_in_outputs_and_gradients(case, is_compiled):
-    num_groups, num_tokens, num_experts, capacity, _ = case
-    made, rng = made_up(2, *case), np.random.RandomState(3)
-    tokens, weights = (tf.constant(rng.randn(num_groups, num_tokens, 5).astype("float32")) for _ in range(2))
-    kernel = tf.constant(rng.randn(num_experts, 5, 5).astype("float32"))
-
-    def run(way):
-        def gradients(tokens, kernel, gate):
-            with tf.GradientTape() as tape:
-                tape.watch([tokens, kernel, gate])
-                carrier = dispatch.create(made._replace(gate=gate), way)
-                hidden = tf.tanh(tf.einsum("egcm,emf->egcf", carrier.dispatch(tokens), kernel))
-                outputs = carrier.combine(hidden)
-                total = tf.reduce_sum(outputs * weights)
-            return outputs, *tape.gradient(total, [tokens, kernel, gate])
-
-        return (tf.function(gradients) if is_compiled else gradients)(tokens, kernel, made.gate)
-
-    names = ("outputs", "gradient of tokens", "gradient of kernel", "gradient of gate")
-    for name, einsum, index in zip(names, run("einsum"), run("index"), strict=True):
-        assert np.abs(einsum).max() > 0
-        np.testing.assert_allclose(index, einsum, rtol=1e-6, atol=1e-6, err_msg=name)
-
-
 # Dtype policy.
 
 
-@pytest.mark.parametrize("way", WAYS)
+@both_ways
 def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
     made = made_up(4, 2, 12, 3, 2, 1)
     carrier = dispatch.create(made, way)
@@ -169,7 +132,7 @@ def test_bfloat16_tokens_arrive_exactly_and_gates_are_not_rounded(way):
     np.testing.assert_array_equal(combined, np.tile(made.gate, (1, 1, 5)))
 
 
-# Choice and refusals.
+# Choice.
 
 
 @pytest.mark.parametrize("device_type, expected", [
@@ -193,19 +156,10 @@ def test_auto_leaves_out_empty_slots_where_that_is_worth_a_product_for_each_expe
     assert dispatch.fastest(decisions(index, np.zeros_like(index), np.ones(index.shape), 4, capacity)) == expected
 
 
-def test_an_unknown_way_names_the_nearest():
-    message = r"dispatch must be one of 'auto', 'einsum', 'index', 'ragged', not 'einsun'\. Did you mean 'einsum'\?"
-    with pytest.raises(ValueError, match=message):
-        SwitchFeedForward(2, 4, dispatch="einsun")
-
-
 def test_experts_that_choose_may_have_outputs_of_another_width():
     x, outputs = np.random.RandomState(0).randn(2, 6, 3).astype("float32"), []
     for way in WAYS:
-        layer = SwitchFeedForward(4, 5, router="expert_choice", output_dim=7, dispatch=way, name="layer")
-        layer.build((None, None, 3))
-        random = np.random.RandomState(1)
-        layer.set_weights([random.randn(*weight.shape) for weight in layer.weights])
+        layer = built(SwitchFeedForward(4, 5, router="expert_choice", output_dim=7, dispatch=way, name="layer"), 3)
         outputs.append(layer.forward(x)[0])
     assert outputs[0].shape == (2, 6, 7)
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)

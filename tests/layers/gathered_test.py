@@ -8,16 +8,14 @@ from keras import ops
 from switch_tf.configs import policies
 from switch_tf.layers import ExpertFeedForward, Router, dispatch
 from switch_tf.layers.decisions import TokenChoices
+from tests.layers.switch_layers import built
 
 NUM_EXPERTS, D_MODEL, D_FF = 5, 6, 8
 RANDOM = np.random.default_rng(0)
 
 
 def make_experts(activation="relu", **options):
-    keras.utils.set_random_seed(1)
-    experts = ExpertFeedForward(NUM_EXPERTS, D_FF, activation, init_scale=1.0, **options)
-    experts.build((NUM_EXPERTS, None, None, D_MODEL))
-    return experts
+    return built(ExpertFeedForward(NUM_EXPERTS, D_FF, activation, **options), D_MODEL, scale=0.4)
 
 
 @pytest.mark.parametrize("policy, activation", [

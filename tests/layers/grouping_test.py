@@ -17,12 +17,6 @@ def sized(group_size, multiple, semantics="switch_tf"):
     return Grouping(8, group_size, multiple, semantics=semantics)
 
 
-def capacity_of(tokens, factor, num_experts, minimum, semantics="switch_tf"):
-    """The capacity of a training step."""
-    sizes = Grouping(num_experts, train_capacity_factor=factor, min_expert_capacity=minimum, semantics=semantics)
-    return grouping.expert_capacity(tokens, sizes, training=True)
-
-
 def naive_groups(num_tokens, group_size, multiple):
     """The first number of groups that fits, by trying all."""
     for count in range(multiple, num_tokens + 1, multiple):
@@ -34,7 +28,7 @@ def naive_groups(num_tokens, group_size, multiple):
 # Hand-worked values.
 
 
-@pytest.mark.parametrize("num_tokens, group_size, multiple, expected", [
+@pytest.mark.parametrize("num_tokens, group_size, multiple, expected, semantics", [(*row, "switch_tf")[:5] for row in [
     (4096, 4096, 1, (1, 4096)),
     (8192, 4096, 1, (2, 4096)),
     # Not one group of 2047, as where the number of groups is rounded down: 2047 = 23 * 89.
@@ -46,11 +40,15 @@ def naive_groups(num_tokens, group_size, multiple):
     (6100, 4096, 4, (4, 1525)),
     (6100, 4096, 8, None),
     (7, 4, 1, (7, 1)),
-])
-def test_groups(num_tokens, group_size, multiple, expected):
-    assert global_groups(num_tokens, sized(group_size, multiple)) == expected
+    # Mesh TensorFlow lets groups exceed their size: 2047 // 1024 = 1 group; 3000 // 1024 = 2, and 4 of 750 divide.
+    (2047, 1024, 1, (1, 2047), "mtf"),
+    (3000, 1024, 4, (4, 750), "mtf"),
+]])
+def test_groups(num_tokens, group_size, multiple, expected, semantics):
+    assert global_groups(num_tokens, sized(group_size, multiple, semantics)) == expected
 
 
+# tokens, factor, experts, minimum, slots; and the semantics if they are not ours
 CAPACITIES = [
     # 1000 * 1.25 / 64 = 19.5 down
     (1000, 1.25, 64, 4, 19),
@@ -68,31 +66,23 @@ CAPACITIES = [
     (4096, 1.25, 2048, 1, 2),
     # As integers go: 2^20 * 1.25 * 100 would not fit into 32 bits.
     (2**20, 1.25, 2, 4, 655360),
+    # In binary 1.15 * 100 is 114.999..., which Mesh TensorFlow divides by 5 and cuts to 22, and T5X rounds to 23. In
+    # T5X, 1.15 * 50 = 57.499... slots are 57, and halves are rounded to even: 2.5 to 2, 3.5 to 4.
+    (100, 1.15, 5, 1, 22, "mtf"), (100, 1.15, 5, 1, 23, "t5x"), (50, 1.15, 1, 1, 57, "t5x"),
+    (10, 1.25, 5, 1, 2, "t5x"), (10, 1.0, 4, 1, 2, "t5x"), (14, 1.0, 4, 1, 4, "t5x"), (15, 1.0, 4, 1, 4, "t5x"),
+    (1000, 1.25, 64, 1, 19, "mtf"), (1000, 1.25, 64, 1, 20, "t5x"),
+    # trunc(2 * 1.25 / 4) = 0 slots, then the minimum, although a group has 2 tokens
+    (2, 1.25, 4, 4, 4, "mtf"), (2, 1.25, 4, 4, 2),
 ]
 
 
-# In binary 1.15 * 100 is 114.999..., which Mesh TensorFlow divides by 5 and cuts to 22, and T5X rounds to 23. In T5X,
-# 1.15 * 50 = 57.499... slots are 57, and 2.5 are 2.
-FLOATS = [(100, 1.15, 5, "mtf", 22), (100, 1.15, 5, "t5x", 23), (50, 1.15, 1, "t5x", 57), (10, 1.25, 5, "t5x", 2),
-          (1000, 1.25, 64, "mtf", 19), (1000, 1.25, 64, "t5x", 20)]
-
-
-@pytest.mark.parametrize("tokens, factor, num_experts, semantics, expected", FLOATS)
-def test_capacity_of_other_software_is_computed_in_floating_point(tokens, factor, num_experts, semantics, expected):
-    for number in (tokens, tf.constant(tokens)):
-        assert int(capacity_of(number, factor, num_experts, 1, semantics)) == expected
-
-
-@pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected", CAPACITIES)
-def test_capacity(tokens, factor, num_experts, minimum, expected):
-    assert capacity_of(tokens, factor, num_experts, minimum) == expected
-
-
-@pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected", CAPACITIES)
-def test_capacity_of_an_unknown_number_of_tokens(tokens, factor, num_experts, minimum, expected):
-    capacity = capacity_of(tf.constant(tokens), factor, num_experts, minimum)
-    assert capacity.dtype == tf.int32
-    assert int(capacity) == expected
+@pytest.mark.parametrize("tokens, factor, num_experts, minimum, expected, semantics", [
+    (*row, "switch_tf")[:6] for row in CAPACITIES])
+def test_capacity_of_a_known_and_an_unknown_number_of_tokens(tokens, factor, num_experts, minimum, expected, semantics):
+    sizes = Grouping(num_experts, train_capacity_factor=factor, min_expert_capacity=minimum, semantics=semantics)
+    assert grouping.expert_capacity(tokens, sizes, training=True) == expected
+    capacity = grouping.expert_capacity(tf.constant(tokens), sizes, training=True)
+    assert capacity.dtype == tf.int32 and int(capacity) == expected
 
 
 def test_evaluation_fills_up_to_the_multiple():
@@ -148,7 +138,7 @@ def test_the_number_of_groups_is_a_multiple_of_the_experts_in_flaxformer():
 def test_groups_are_the_fewest_that_fit():
     for num_tokens in range(1, 200):
         for group_size in (1, 5, 64, 1000):
-            for multiple in (1, 2, 8):
+            for multiple in (1, 2, 6, 8):
                 groups = global_groups(num_tokens, sized(group_size, multiple))
                 assert groups == naive_groups(num_tokens, group_size, multiple)
                 assert (groups is None) == (num_tokens % multiple != 0)
@@ -230,24 +220,6 @@ def test_parts_that_would_cut_a_group_are_refused():
         check_batch(100, 61, sized(4096, 1), num_parts=4)
     with partitioning.part_of_batch(4, 0), pytest.raises(ValueError, match=message):
         plan_groups((25, 61), sized(4096, 1), training=True)
-
-
-def test_mesh_tensorflows_rules_let_groups_exceed_their_size_and_capacities_their_group():
-    # 2047 // 1024 = 1 group of 2047 (ours: 2047 = 23 * 89, so 23 groups of 89)
-    assert global_groups(2047, sized(1024, 1, "mtf")) == (1, 2047)
-    assert global_groups(2047, sized(1024, 1)) == (23, 89)
-    # 3000 // 1024 = 2 groups, a multiple of 4 that divides: 4 groups of 750
-    assert global_groups(3000, sized(1024, 4, "mtf")) == (4, 750)
-    # trunc(2 * 1.25 / 4) = 0 slots, then the minimum, although a group has 2 tokens
-    assert capacity_of(2, 1.25, 4, 4, semantics="mtf") == 4
-    assert capacity_of(2, 1.25, 4, 4) == 2
-
-
-def test_t5x_rounds_halves_to_even_in_the_graph_too():
-    # 10 / 4 = 2.5 and 14 / 4 = 3.5
-    for tokens, expected in ((10, 2), (14, 4), (15, 4)):
-        for number in (tokens, tf.constant(tokens)):
-            assert int(capacity_of(number, 1.0, 4, 1, semantics="t5x")) == expected
 
 
 def test_an_unknown_batch_cannot_be_cut_into_parts():

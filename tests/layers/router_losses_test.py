@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from switch_tf.layers import Router
+from tests.layers.switch_layers import built
 
 
 def router_of_odds(num_experts, odds, **options):
     """Statistics of one token for which the router's logits are the logarithms of odds."""
-    router = Router(num_experts, exploration="argmax", **options)
-    router.build((None, None, num_experts))
-    router.kernel.assign(np.eye(num_experts))
+    router = built(Router(num_experts, exploration="argmax", **options), num_experts, np.eye(num_experts))
     _, stats = router(np.log(np.array([[odds]], "float32")), expert_capacity=1)
     return stats
 

@@ -6,15 +6,13 @@ import tensorflow as tf
 
 from switch_tf.layers import Router, routing
 from switch_tf.ops import random
+from tests.layers.switch_layers import built
 
 PROBS = np.array([0.5, 0.3, 0.15, 0.05])
 
 
 def make_router(kernel, **kwargs):
-    router = Router(np.shape(kernel)[1], name="router", **kwargs)
-    router.build((None, None, np.shape(kernel)[0]))
-    router.kernel.assign(kernel)
-    return router
+    return built(Router(len(kernel[0]), name="router", **kwargs), len(kernel), kernel)
 
 
 def draw(num_tokens, **kwargs):
@@ -75,11 +73,11 @@ def test_sampling_two_experts_draws_them_without_replacement():
 
 
 def test_the_gate_is_the_probability_of_the_drawn_expert_without_the_noise():
-    decisions = draw(400)
-    np.testing.assert_allclose(decisions.gate, PROBS[np.asarray(decisions.expert_index)], rtol=1e-5)
-    decisions = draw(400, policy="top2", second_expert_policy="all")
-    chosen = PROBS[np.asarray(decisions.expert_index)]
-    np.testing.assert_allclose(decisions.gate, chosen / chosen.sum(-1, keepdims=True), rtol=1e-5)
+    for policy, second in (("switch", "none"), ("top2", "all")):
+        decisions = draw(400, policy=policy, second_expert_policy=second)
+        chosen = PROBS[np.asarray(decisions.expert_index)]
+        total = chosen.sum(-1, keepdims=True) if policy == "top2" else 1
+        np.testing.assert_allclose(decisions.gate, chosen / total, rtol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["switch", "ntlb", "batch_prioritized", "top2", "sinkhorn"])
@@ -130,19 +128,11 @@ def test_the_largest_draw_of_one_token_does_not_decide_for_a_group_that_sinkhorn
 # Off.
 
 
-@pytest.mark.parametrize("exploration", ["argmax", "input_jitter", "input_dropout", "sample"])
-def test_at_inference_every_exploration_is_argmax(exploration, monkeypatch):
-    monkeypatch.setattr(random, "uniform", lambda *_: pytest.fail("inference drew a random number"))
+@pytest.mark.parametrize("exploration, training", [
+    ("argmax", True), *((name, False) for name in ("argmax", "input_jitter", "input_dropout", "sample"))])
+def test_at_inference_every_exploration_is_argmax_which_draws_nothing(exploration, training, monkeypatch):
+    monkeypatch.setattr(random, "uniform", lambda *_: pytest.fail("a random number was drawn"))
     inputs, kernel = np.random.RandomState(0).randn(2, 9, 4), np.random.RandomState(1).randn(4, 3)
-    decisions, _ = make_router(kernel, exploration=exploration, jitter_noise=0.5)(inputs, expert_capacity=3)
+    decisions, _ = make_router(kernel, exploration=exploration, jitter_noise=0.5)(
+        inputs, expert_capacity=3, training=training)
     np.testing.assert_array_equal(decisions.expert_index[..., 0], (inputs @ kernel).argmax(-1))
-
-
-def test_argmax_draws_nothing_in_training_either(monkeypatch):
-    router = make_router(np.random.RandomState(1).randn(4, 3), exploration="argmax", jitter_noise=0.5)
-    inputs = np.random.RandomState(0).randn(2, 9, 4).astype("float32")
-    expected, _ = router(inputs, expert_capacity=3)
-    monkeypatch.setattr(random, "uniform", lambda *_: pytest.fail("argmax drew a random number"))
-    decisions, _ = router(inputs, expert_capacity=3, training=True)
-    for mine, theirs in zip(decisions, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)

@@ -13,6 +13,7 @@ from switch_tf.configs import choices, policies
 from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import Router, grouping
 from switch_tf.ops import random
+from tests.layers.switch_layers import built
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "routing.json").read_text())
 CASES = GOLDEN["cases"]
@@ -34,10 +35,8 @@ def route(case, **arguments):
     else:
         inputs = np.log(np.array(case["odds"], "float32"))[None]
         num_experts = inputs.shape[-1]
-    router = Router(num_experts, **{**case["router"], **arguments})
-    router.build(inputs.shape)
-    if "odds" in case:
-        router.kernel.assign(np.eye(num_experts))
+    router = built(Router(num_experts, **{**case["router"], **arguments}), num_experts,
+                   *[np.eye(num_experts)] * ("odds" in case))
     token_ids = None if "odds" in case else tf.constant([case["token_ids"]])
     return router(inputs, padding_mask=is_real, expert_capacity=case["expert_capacity"], token_ids=token_ids,
                   training=case.get("training", False), is_present=is_real)
@@ -83,7 +82,11 @@ def test_decisions(name, given_uniforms):
     assert stats.fraction_tokens_dropped == (is_real.sum() - len(served), is_real.sum())
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "load_balancing_loss" in case])
+def cases_with(key):
+    return pytest.mark.parametrize("name", [name for name, case in CASES.items() if key in case])
+
+
+@cases_with("load_balancing_loss")
 def test_load_balancing_loss(name):
     case = CASES[name]
     for semantics, expected in case["load_balancing_loss"].items():
@@ -92,7 +95,7 @@ def test_load_balancing_loss(name):
             stats.load_balancing_loss.value, float(fractions.Fraction(expected)), rtol=2e-6, err_msg=semantics)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "second_place_loss" in case])
+@cases_with("second_place_loss")
 def test_half_of_the_second_place_loss_comes_on_top(name):
     case = CASES[name]
     first, second = (float(fractions.Fraction(text))
@@ -101,7 +104,7 @@ def test_half_of_the_second_place_loss_comes_on_top(name):
     np.testing.assert_allclose(stats.load_balancing_loss.value, first + 0.5 * second, rtol=2e-6)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "normalizers" in case])
+@cases_with("normalizers")
 def test_router_z_loss(name, given_uniforms):
     given_uniforms(CASES[name])
     _, stats = route(CASES[name])

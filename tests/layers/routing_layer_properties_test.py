@@ -10,34 +10,15 @@ from hypothesis import strategies as st
 
 from switch_tf.layers import Router, SwitchFeedForward
 from switch_tf.ops import random
+from tests.layers.switch_layers import ROUTERS as SHARED
+from tests.layers.switch_layers import built, dispatches, kinds_first
 
 NUM_EXPERTS, D_MODEL, D_FF = 4, 5, 6
-ROUTERS = {
-    "switch": {"policy": "switch"},
-    "ntlb": {"policy": "ntlb"},
-    "batch_prioritized, 1": {"policy": "batch_prioritized"},
-    "batch_prioritized, 2": {"policy": "batch_prioritized", "num_selected_experts": 2},
-    "top2, all": {"policy": "top2", "second_expert_policy": "all"},
-    "top2, none": {"policy": "top2", "second_expert_policy": "none"},
-    "top2, threshold": {"policy": "top2", "second_expert_policy": "threshold", "second_expert_threshold": 0.51},
-    "top2, random": {"policy": "top2", "second_expert_policy": "random", "second_expert_threshold": 0.6},
-    "top_n, 3": {"policy": "top_n", "num_selected_experts": 3, "second_expert_policy": "all"},
-    "expert_choice": {"policy": "expert_choice"},
-    "hash": {"policy": "hash"},
-    "sinkhorn": {"policy": "sinkhorn"},
-}
+ROUTERS = {name: options for name, options in SHARED.items() if name != "switch, sampled"}
+ROUTERS["top2, threshold"] = {**ROUTERS["top2, threshold"], "second_expert_threshold": 0.51}
 WITH_LOGITS = [name for name in ROUTERS if name != "hash"]
 # One of each kind: a token's choice, several, in turn by confidence, the experts'.
 KINDS = ("switch", "top2, random", "batch_prioritized, 2", "expert_choice")
-
-
-def _kinds_first(names):
-    """What draws examples at random for every router is left to `make slow` for those that are of a kind of KINDS."""
-    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-def dispatches(name):
-    return ("einsum", "index") if name == "expert_choice" else ("einsum", "index", "ragged")
 
 
 def make_layer(name, dispatch="index", factor=1.0, exploration="argmax", jitter_noise=0.0, **kwargs):
@@ -45,11 +26,7 @@ def make_layer(name, dispatch="index", factor=1.0, exploration="argmax", jitter_
     router = Router(NUM_EXPERTS, exploration=exploration, jitter_noise=jitter_noise, name="router", **ROUTERS[name])
     layer = SwitchFeedForward(NUM_EXPERTS, D_FF, "geglu", train_capacity_factor=factor, eval_capacity_factor=factor,
                               min_expert_capacity=1, dispatch=dispatch, router=router, name="layer", **kwargs)
-    layer.build((None, None, D_MODEL))
-    random = np.random.RandomState(0)
-    for weight in layer.weights:
-        weight.assign(random.randn(*weight.shape))
-    return layer
+    return built(layer, D_MODEL)
 
 
 cached_layer = functools.cache(make_layer)
@@ -66,7 +43,7 @@ def decide(layer, inputs, is_real, token_ids, capacity, training=False):
                         training=training)[0]
 
 
-@pytest.mark.parametrize("name", _kinds_first(ROUTERS))
+@pytest.mark.parametrize("name", kinds_first(ROUTERS, KINDS))
 def test_padding_and_what_no_expert_took_get_exactly_zero_and_all_else_does_not(name):
 
     @settings(max_examples=12, deadline=None, derandomize=True)
@@ -175,7 +152,7 @@ def test_inference_draws_nothing_and_training_does(name, exploration, monkeypatc
 COMPARABLE = [name for name in ROUTERS if name != "top2, random"]
 
 
-@pytest.mark.parametrize("name", _kinds_first(name for name in COMPARABLE if name != "hash"))
+@pytest.mark.parametrize("name", kinds_first((name for name in COMPARABLE if name != "hash"), KINDS))
 def test_a_nan_token_decides_like_one_without_preference_and_moves_no_other_token(name):
 
     @settings(max_examples=12, deadline=None, derandomize=True)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from switch_tf.layers import Router, SwitchFeedForward
 from switch_tf.ops import random
+from tests.layers.switch_layers import built
 
 D_MODEL, D_FF = 6, 5
 SEED = 7
@@ -217,11 +218,7 @@ def make_layer(batch, dispatch, policy, training=False, semantics="switch_tf", *
         batch.experts, D_FF, batch.activation, num_groups_multiple=batch.groups, train_capacity_factor=factor,
         eval_capacity_factor=factor, min_expert_capacity=1, semantics=semantics, dispatch=dispatch, name="layer",
         router=Router(batch.experts, policy=policy, exploration="argmax", semantics=semantics, name="router", **router))
-    layer.build((None, None, D_MODEL))
-    rng = np.random.RandomState(0)
-    for weight in layer.weights:
-        weight.assign(rng.randn(*weight.shape) / 2)
-    return layer
+    return built(layer, D_MODEL, scale=0.5)
 
 
 def make_inputs(batch, seed):

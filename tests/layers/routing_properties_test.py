@@ -13,38 +13,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from switch_tf import partitioning
-from switch_tf.configs.semantics import Grouping
-from switch_tf.layers import Router, dispatch, grouping
+from switch_tf.layers import Router, dispatch
 from switch_tf.ops import random
+from tests.layers.switch_layers import ROUTERS, built, in_parts, kinds_first
 
 # One expert alone has probability 1, and Keras warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a softmax")
 
 D_MODEL = 3
-ROUTERS = {
-    "switch": {"policy": "switch"},
-    "switch, sampled": {"policy": "switch", "exploration": "sample"},
-    "ntlb": {"policy": "ntlb"},
-    "batch_prioritized, 1": {"policy": "batch_prioritized"},
-    "batch_prioritized, 2": {"policy": "batch_prioritized", "num_selected_experts": 2},
-    "top2, all": {"policy": "top2", "second_expert_policy": "all"},
-    "top2, none": {"policy": "top2", "second_expert_policy": "none"},
-    "top2, threshold": {"policy": "top2", "second_expert_policy": "threshold", "second_expert_threshold": 0.4},
-    "top2, random": {"policy": "top2", "second_expert_policy": "random", "second_expert_threshold": 0.6},
-    "top_n, 3": {"policy": "top_n", "num_selected_experts": 3, "second_expert_policy": "all"},
-    "expert_choice": {"policy": "expert_choice"},
-    "hash": {"policy": "hash"},
-    "sinkhorn": {"policy": "sinkhorn"},
-}
 # One of each kind, for `make test`: a token's choice, in rounds, in turn by confidence, by draw, the experts'.
 KINDS = ("switch", "ntlb", "batch_prioritized, 2", "top2, random", "expert_choice")
 # What they draw or balance, they do in training; jitter is left to the tests of the layer.
 IN_TRAINING = ("switch, sampled", "top2, random", "sinkhorn")
-
-
-def kinds_first(names):
-    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def num_choices(name):
@@ -53,9 +33,7 @@ def num_choices(name):
 
 @functools.cache
 def cached_router(name, num_experts):
-    router = Router(num_experts, **{"exploration": "argmax", **ROUTERS[name]}, name="router")
-    router.build((None, None, D_MODEL))
-    return router
+    return built(Router(num_experts, **{"exploration": "argmax", **ROUTERS[name]}, name="router"), D_MODEL)
 
 
 class Batch(NamedTuple):
@@ -217,7 +195,7 @@ def check_statistics(name, batch, decisions, stats):
     assert stats.expert_usage == (filled.sum(), batch.is_real.shape[0] * batch.num_experts * batch.capacity)
 
 
-@pytest.mark.parametrize("name", kinds_first(ROUTERS))
+@pytest.mark.parametrize("name", kinds_first(ROUTERS, KINDS))
 def test_slots_order_and_statistics_hold_for_every_batch(name):
 
     @settings(max_examples=40, deadline=None, derandomize=True)
@@ -236,9 +214,9 @@ def test_slots_order_and_statistics_hold_for_every_batch(name):
     check()
 
 
-@pytest.mark.parametrize("name", kinds_first(
-    name for name in ROUTERS if name in ("switch", "ntlb", "batch_prioritized, 2", "top2, all", "top2, threshold",
-                                         "top_n, 3", "expert_choice", "sinkhorn")))
+@pytest.mark.parametrize("name", kinds_first((
+    "switch", "ntlb", "batch_prioritized, 2", "top2, all", "top2, threshold", "top_n, 3", "expert_choice", "sinkhorn"),
+    KINDS))
 def test_renaming_the_experts_renames_the_decisions_and_changes_nothing_else(name):
 
     @settings(max_examples=12, deadline=None, derandomize=True)
@@ -274,7 +252,7 @@ def test_statistics_of_parts_merge_to_those_of_the_whole(name, semantics):
     rng = np.random.RandomState(0)
     router = Router(4, **{"exploration": "input_jitter", "jitter_noise": 0.3, "semantics": semantics, **ROUTERS[name],
                           "second_place_loss_weight": 0.5 * (num_choices(name) > 1)}, name="router")
-    router.build((None, None, D_MODEL))
+    built(router, D_MODEL)
     inputs, is_real = rng.randn(4, 7, D_MODEL).astype("float32"), rng.rand(4, 7) < 0.7
     token_ids = rng.randint(0, 100, (4, 7)).astype("int32")
 
@@ -283,11 +261,9 @@ def test_statistics_of_parts_merge_to_those_of_the_whole(name, semantics):
                       training=True)[1]
 
     with random.random_seed(3):
-        whole, merged = stats_of(slice(None)), None
-        for index in range(2):
-            with partitioning.part_of_batch(2, index):
-                part = stats_of(slice(2 * index, 2 * index + 2))
-            merged = part if merged is None else merged.merge(part)
+        whole = stats_of(slice(None))
+        first, second = in_parts(2, lambda index: stats_of(slice(2 * index, 2 * index + 2)))
+    merged = first.merge(second)
     for field, mine, theirs in zip(whole._fields, merged, whole, strict=True):
         np.testing.assert_allclose(mine.total, theirs.total, rtol=1e-5, atol=1e-6, err_msg=field)
         np.testing.assert_allclose(mine.weight, theirs.weight, err_msg=field)
@@ -302,12 +278,3 @@ def test_both_dispatches_move_the_same_rows_and_a_round_trip_is_the_gate_times_t
     np.testing.assert_array_equal(*buffers)
     for carrier in carriers:
         np.testing.assert_allclose(carrier.combine(buffers[0]), batch.inputs * np.asarray(decisions.gate), rtol=1e-6)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(1, 2000), st.integers(1, 300), st.integers(1, 64))
-def test_groups_divide_the_tokens_and_are_as_few_as_the_size_allows(num_tokens, group_size, multiple):
-    groups = grouping.global_groups(num_tokens, Grouping(8, group_size, multiple))
-    possible = [count for count in range(multiple, num_tokens + 1, multiple)
-                if num_tokens % count == 0 and num_tokens // count <= group_size]
-    assert (groups and groups.count) == (possible[0] if possible else None)

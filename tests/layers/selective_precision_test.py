@@ -6,32 +6,24 @@ import tensorflow as tf
 
 from switch_tf.layers import Router
 from switch_tf.ops import random
+from tests.layers.switch_layers import ROUTERS, built
 
 NUM_EXPERTS, D_MODEL = 8, 32
-ROUTERS = {
-    "switch": {"policy": "switch"},
-    "switch, sampled": {"policy": "switch", "exploration": "sample"},
-    "ntlb": {"policy": "ntlb"},
-    "batch_prioritized": {"policy": "batch_prioritized", "num_selected_experts": 2},
-    "top2": {"policy": "top2"},
-    "top_n": {"policy": "top_n", "num_selected_experts": 3, "second_expert_policy": "all"},
-    "expert_choice": {"policy": "expert_choice"},
-    "sinkhorn": {"policy": "sinkhorn"},
-}
 
 
 def choices(name, inputs, dtype, router_dtype):
     """Experts of each token (tokens of each expert, where they choose) and their slots, for 4 groups of 256 tokens."""
     router = Router(NUM_EXPERTS, dtype=dtype, router_dtype=router_dtype, name="router", **ROUTERS[name])
-    router.build((None, None, D_MODEL))
-    router.kernel.assign((1 + np.random.RandomState(0).randn(D_MODEL, NUM_EXPERTS)) / 2)
+    built(router, D_MODEL, (1 + np.random.RandomState(0).randn(D_MODEL, NUM_EXPERTS)) / 2)
     with random.random_seed(0):
         decisions, _ = router(inputs, expert_capacity=40, training=True)
     assert decisions.gate.dtype == tf.float32
     return [np.asarray(part) for part in decisions[:-1]]
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("name", [
+    "switch", "switch, sampled", "ntlb", "batch_prioritized, 2", "top2, random", "top_n, 3", "expert_choice",
+    "sinkhorn"])
 def test_a_float32_router_chooses_in_bfloat16_as_in_float32_and_a_bfloat16_router_does_not(name):
     # Logits around 32 / 2 = 16, where neighbours in bfloat16 are 1/16 or 1/8 apart.
     inputs = tf.cast(1 + np.random.RandomState(1).randn(4, 256, D_MODEL), tf.bfloat16)

@@ -1,11 +1,30 @@
-"""Switch layers and their inputs, for tests."""
+"""Switch layers, their inputs, and a router of every kind, for tests."""
 
 import numpy as np
+import pytest
 
 from switch_tf import partitioning
 from switch_tf.layers import ExpertFeedForward, SwitchFeedForward, SwitchSelfAttention
 
 D_MODEL, D_FF = 4, 6
+# Named by the policy and by what else there is to say.
+ROUTERS = {name: {"policy": name.partition(",")[0], **options} for name, options in {
+    "switch": {}, "switch, sampled": {"exploration": "sample"}, "ntlb": {}, "batch_prioritized, 1": {},
+    "batch_prioritized, 2": {"num_selected_experts": 2},
+    "top2, all": {"second_expert_policy": "all"}, "top2, none": {"second_expert_policy": "none"},
+    "top2, threshold": {"second_expert_policy": "threshold", "second_expert_threshold": 0.4},
+    "top2, random": {"second_expert_policy": "random", "second_expert_threshold": 0.6},
+    "top_n, 3": {"num_selected_experts": 3, "second_expert_policy": "all"},
+    "expert_choice": {}, "hash": {}, "sinkhorn": {}}.items()}
+
+
+def kinds_first(names, kinds):
+    """Marks as slow the routers that are not of `kinds`, for tests that take time with each."""
+    return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def dispatches(name):
+    return ("einsum", "index") if name == "expert_choice" else ("einsum", "index", "ragged")
 
 
 def built(layer, width, *values, seed=0, scale=1.0):

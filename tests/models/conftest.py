@@ -1,22 +1,12 @@
-"""A batch by hand, shared by the tests of this folder."""
+"""A batch by hand and kinds of models, shared by the tests of this folder."""
 
 import numpy as np
 import pytest
 
-
-def check_causal(model, one, logits):
-    """A later target never changes an earlier logit, and changes its own.
-
-    Args:
-        one: features of one sequence.
-        logits: those of the model for it.
-    """
-    for position in range(1, 6):
-        changed = one["decoder_input_tokens"].copy()
-        changed[:, position:] = (changed[:, position:] + 7) % 32
-        again = model({**one, "decoder_input_tokens": changed}).numpy()
-        np.testing.assert_allclose(again[:, :position], logits[:, :position], rtol=1e-5, atol=1e-5)
-        assert np.abs(again[:, position] - logits[:, position]).max() > 1e-3
+# One sparse layer a stack: what takes time, above all to trace, is the number of layers.
+SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
+ENOUGH = {"train_capacity_factor": 4.0, "eval_capacity_factor": 4.0}
+BOTH = {"expert_sublayers": "feed_forward_and_attention"}
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from keras import ops
 
 from switch_tf import SwitchTransformer, decoding
+from tests.models.conftest import SHALLOW
 
-UNTIED = {"logits_via_embedding": False, "scale_decoder_outputs": False, "num_encoder_layers": 1,
-          "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
+UNTIED = {"logits_via_embedding": False, "scale_decoder_outputs": False, **SHALLOW}
 INPUTS = np.random.default_rng(3).integers(2, 32, (3, 7)).astype("int32")
 INPUTS[2, 4:] = 0
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from switch_tf import SwitchConfig, SwitchTransformer
+from tests.models.conftest import SHALLOW
 
-SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
 ENCODER = {**SHALLOW, "num_decoder_layers": 0}
 SHAPES = {"token_embedder": 16, "encoder": 16, "layers_0": 16, "decoder": 16, "logits_dense": 32}
 

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from switch_tf import SwitchTransformer
-
-# One sparse layer a stack: tracing is what takes time.
-SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
+from tests.models.conftest import SHALLOW
 
 
 def test_calling_adds_the_weighted_losses_and_forward_adds_none(make_model, features):
@@ -29,6 +27,17 @@ def compile_model(model):
                   weighted_metrics=["sparse_categorical_accuracy"], jit_compile=False)
 
 
+def saved_and_loaded(model, features, folder):
+    model.save(folder / "model.keras")
+    loaded = keras.models.load_model(folder / "model.keras")
+    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
+    assert loaded.dtype_policy.name == model.dtype_policy.name
+    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
+        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
+    np.testing.assert_array_equal(loaded(features), model(features))
+    return loaded
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", [False, True])
 def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path, remat):
@@ -42,14 +51,7 @@ def test_it_fits_and_what_it_learnt_is_saved(fresh_model, features, tmp_path, re
     history = model.fit(features, targets, sample_weight=(targets != 0).astype("float32"), batch_size=2, epochs=10,
                         verbose=0).history
     assert history["loss"][-1] < 0.7 * history["loss"][0]
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
-    assert loaded.dtype_policy.name == "mixed_bfloat16"
-    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
-        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
-    np.testing.assert_array_equal(loaded(features), model(features))
-    assert loaded.optimizer.iterations == 20
+    assert saved_and_loaded(model, features, tmp_path).optimizer.iterations == 20
 
 
 @pytest.mark.slow
@@ -59,14 +61,7 @@ def test_it_evaluates_saves_and_loads(fresh_model, features, tmp_path, dtype):
     compile_model(model)
     targets, weights = features["decoder_target_tokens"], (features["decoder_target_tokens"] != 0).astype("float32")
     evaluated = model.evaluate(features, targets, sample_weight=weights, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded, SwitchTransformer) and loaded.config == model.config
-    assert loaded.dtype_policy.name == dtype
-    for mine, theirs in zip(loaded.variables, model.variables, strict=True):
-        assert (mine.path, mine.dtype, mine.logical_axes) == (theirs.path, theirs.dtype, theirs.logical_axes)
-    np.testing.assert_array_equal(loaded(features), model(features))
-    again = loaded.evaluate(features, targets, sample_weight=weights, verbose=0)
+    again = saved_and_loaded(model, features, tmp_path).evaluate(features, targets, sample_weight=weights, verbose=0)
     np.testing.assert_allclose(again, evaluated, rtol=1e-5)
 
 

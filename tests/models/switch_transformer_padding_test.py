@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.models.conftest import check_causal
+from tests.models.conftest import BOTH, ENOUGH
 
-ENOUGH = {"train_capacity_factor": 4.0, "eval_capacity_factor": 4.0}
+kinds = pytest.mark.parametrize("overrides", [{"is_sparse": False}, {}, BOTH], ids=["dense", "sparse", "attention"])
 
 
 def packed_and_apart():
@@ -31,19 +31,29 @@ def packed_and_apart():
 
 
 @pytest.mark.parametrize("overrides", [
-    {"is_sparse": False}, {"eval_capacity_factor": 0.6}, {"eval_capacity_factor": 0.6, "num_groups_multiple": 2},
-], ids=str)
+    {"is_sparse": False}, {}, {"num_groups_multiple": 2}, {"expert_sublayers": "attention"}, BOTH], ids=str)
 def test_a_later_target_never_changes_an_earlier_logit(make_model, features, overrides):
     # One sequence: top-1 routing in order is causal inside of one, and only there.
-    model = make_model(num_encoder_layers=1, **overrides)
+    model = make_model(num_encoder_layers=1, **overrides, eval_capacity_factor=0.6)
     one = {name: features[name][:1] for name in ("encoder_input_tokens", "decoder_input_tokens")}
     logits, router_stats = model.forward(one)
-    assert not router_stats or router_stats[0].fraction_tokens_dropped.total > 0
-    check_causal(model, one, logits)
+    assert all(stats.fraction_tokens_dropped.total > 0 for stats in router_stats)
+    assert bool(router_stats) == overrides.get("is_sparse", True)
+    for position in range(1, 6):
+        changed = one["decoder_input_tokens"].copy()
+        changed[:, position:] = (changed[:, position:] + 7) % 32
+        again = model({**one, "decoder_input_tokens": changed}).numpy()
+        np.testing.assert_allclose(again[:, :position], logits[:, :position], rtol=1e-5, atol=1e-5)
+        assert np.abs(again[:, position] - logits[:, position]).max() > 1e-3
 
 
-def test_every_position_sees_the_whole_input(make_model, features):
-    model = make_model(is_sparse=False)
+@pytest.mark.parametrize("overrides", [
+    {"is_sparse": False},
+    # One layer, sparse in attention: only its attention mixes tokens.
+    {"expert_sublayers": "attention", "num_encoder_layers": 1, "encoder_sparse_step": 1, "num_decoder_layers": 0,
+     **ENOUGH}], ids=["dense", "attention"])
+def test_every_position_sees_the_whole_input(make_model, features, overrides):
+    model = make_model(**overrides)
     logits = model(features).numpy()
     changed = features["encoder_input_tokens"].copy()
     changed[0, -1] = changed[0, -1] % 31 + 1
@@ -51,9 +61,9 @@ def test_every_position_sees_the_whole_input(make_model, features):
     assert (difference[0] > 1e-4).all() and (difference[1:] == 0).all()
 
 
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_packed_examples_are_the_same_as_apart(make_model, is_sparse):
-    model = make_model(is_sparse=is_sparse, **ENOUGH)
+@kinds
+def test_packed_examples_are_the_same_as_apart(make_model, overrides):
+    model = make_model(**overrides, **ENOUGH)
     packed, apart = packed_and_apart()
     logits, expected = model(packed).numpy(), model(apart).numpy()
     np.testing.assert_allclose(logits[0, :3], expected[0, :3], rtol=1e-4, atol=1e-5)
@@ -72,21 +82,23 @@ def test_packed_examples_do_not_see_each_other(make_model):
         assert (np.abs(again - logits)[0, 3:7].max(-1) > 1e-4).all()
 
 
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_what_padding_holds_does_not_matter(make_model, is_sparse):
-    # Few slots, so that padding would push real tokens out.
-    model = make_model(is_sparse=is_sparse, eval_capacity_factor=0.7)
-    packed, _ = packed_and_apart()
-    logits = model(packed).numpy()
+@kinds
+def test_what_padding_holds_does_not_matter(make_model, overrides):
+    # Few slots, and two rows in a group: the padding of the first stands before the tokens of the second.
+    model = make_model(**overrides, eval_capacity_factor=0.7)
+    packed = {name: np.repeat(value, 2, axis=0) for name, value in packed_and_apart()[0].items()}
+    logits, router_stats = model.forward(packed)
+    for stats in router_stats:
+        assert stats.fraction_tokens_dropped.total > 0 and stats.expert_load.weight == 2 * 7
     changed = {name: packed[name].copy() for name in packed}
-    changed["encoder_input_tokens"][:, 7:] = 9
-    changed["decoder_input_tokens"][:, 7:] = 9
-    np.testing.assert_array_equal(model(changed).numpy()[:, :7], logits[:, :7])
+    for name in ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens"):
+        changed[name][:, 7:] = 9
+    np.testing.assert_array_equal(model(changed)[:, :7], logits[:, :7])
 
 
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_more_padding_does_not_matter(make_model, features, is_sparse):
-    model = make_model(is_sparse=is_sparse, **ENOUGH)
+@kinds
+def test_more_padding_does_not_matter(make_model, features, overrides):
+    model = make_model(**overrides, **ENOUGH)
     longer = {name: np.pad(value, ((0, 0), (0, 5))) for name, value in features.items()}
     is_real = features["decoder_target_tokens"] != 0
     np.testing.assert_allclose(
