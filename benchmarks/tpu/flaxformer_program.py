@@ -106,8 +106,8 @@ def _laid_out(tree, num_experts, mesh):
     """Weights and slots of experts over their axis, all others on every chip."""
 
     def place(path, leaf):
-        expert_kernel = any(getattr(key, "key", None) == "expert" for key in path) and leaf.shape[:1] == (num_experts,)
-        spec = PartitionSpec("expert") if expert_kernel else PartitionSpec()
+        is_expert = any(getattr(key, "key", None) == "expert" for key in path) and leaf.shape[:1] == (num_experts,)
+        spec = PartitionSpec("expert") if is_expert else PartitionSpec()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     return jax.tree_util.tree_map_with_path(place, tree)

@@ -67,6 +67,7 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
     steps_per_call, batch_size = checks.integer("steps_per_call", steps_per_call, 1), description.batch_size
 
     def calls(batches):
+        # The prefetch is part of a saved position: TensorFlow's tuner added it to pipelines of earlier versions.
         return iter(batches.batch(steps_per_call).prefetch(tf.data.AUTOTUNE))
 
     if not description.use_cached_tasks:
@@ -119,6 +120,11 @@ class Batches:
     def _spec_of_part(self):
         return next(iter(self._parts.values())).element_spec
 
+    @property
+    def _has_all(self):
+        """Whether all rows are read here."""
+        return None in self._parts or len(self._parts) * self._size == self._batch_size
+
     def read_ahead(self) -> None:
         """Starts reading the next batches in a thread, while a training step compiles.
 
@@ -153,11 +159,9 @@ class Batches:
         batches = read[0] if None in self._parts else {
             name: tf.concat([part[name] for part in read], axis=1) for name in read[0]}
         batches = self._added.added_to(batches) if self._added else batches
-        if None in self._parts:
+        if self._has_all:
             return batches
         places = [row for part in self._parts for row in range(part * self._size, (part + 1) * self._size)]
-        if len(places) == self._batch_size:
-            return batches
         whole = {name: np.zeros((value.shape[0], self._batch_size, *value.shape[2:]), np.int32)
                  for name, value in batches.items()}
         for name, value in batches.items():
@@ -184,8 +188,7 @@ class Batches:
             process_index: Process 0 writes the position of uncached data.
         """
         # Several processes give up only together, see `training.loop`.
-        has_all = None in self._parts or len(self._parts) * self._size == self._batch_size
-        due = time.monotonic() + (_SAVING_SECONDS if has_all else float("inf"))
+        due = time.monotonic() + (_SAVING_SECONDS if self._has_all else float("inf"))
         names = {index: _name(index, process_index) for index in self._parts if index is not None or process_index == 0}
 
         def write(folder):

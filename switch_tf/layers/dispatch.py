@@ -148,7 +148,7 @@ class Index(Dispatcher):
     def _move(self, rows, there, back):
         """Sums rows read at each index in `there`. The gradient reads upstream rows at each index in `back`."""
         return _define_gradient(lambda rows: sum(self.read(rows, index) for index in there),
-                              lambda upstream: sum(self.read(upstream, index) for index in back), rows)
+                                lambda upstream: sum(self.read(upstream, index) for index in back), rows)
 
     def dispatch(self, tokens: Tensor) -> Tensor:
         num_choices, width = self._row_of_choice.shape[-1], tokens.shape[-1]
@@ -277,7 +277,7 @@ class Gathered(Dispatcher):
 
         def times(rows, kernels):
             return products.multiply_in_blocks(rows, partitioning.use(kernels, kernels.dtype),
-                                      lambda part: ops.take(part, expert_index, axis=0))
+                                               lambda part: ops.take(part, expert_index, axis=0))
 
         with keras.name_scope(experts.name):
             return times(experts.activate([times(buffers, wi) for wi in experts.input_kernels]), experts.wo)

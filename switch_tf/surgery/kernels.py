@@ -33,7 +33,7 @@ class Changes:
 
 
 def expert_kernel(dense: np.ndarray, hidden_axis: int, width: int, expert: int, drawn: np.ndarray, spread: float,
-              generator: np.random.Generator) -> np.ndarray:
+                  generator: np.random.Generator) -> np.ndarray:
     """Returns a kernel of one expert.
 
     If experts are narrower than the dense layer by a factor k, expert e holds slice e % k of the hidden units (granular
