@@ -49,7 +49,9 @@ class Lowered(NamedTuple):
 
 
 class ShapesOnly(Partitioner):
-    """Creates variables without memory."""
+    """The pjrt back end's step, with variables without memory."""
+
+    is_asynchronous = True
 
     def _create(self, next_creator, **kwargs):
         with tf.Graph().as_default():  # for the shape and dtype
@@ -81,8 +83,8 @@ def lower_step(model: keras.Model, optimizer: keras.optimizers.Optimizer, layout
     features = [Argument(name, "feature", tuple(spec.shape), spec.dtype.name, layout.spec((None, "batch", "length")))
                 for name, spec in specs.items()]
     variables = {id(variable.value): variable
-                 for variable in (*model.variables, *optimizer.variables, *objective.variables)}
-    program = lowering.lower_call(step, specs, [variable.value for variable in variables.values()], layout)
+                 for variable in (*model.variables, *optimizer.variables, *objective.variables, partitioner.has_failed)}
+    program = lowering.lower_call(step.function, specs, [variable.value for variable in variables.values()], layout)
     state = [variables[id(symbol)] for symbol in program.captured]
     return Lowered(program, features + [
         Argument(variable.path, "weight" if variable.trainable else "slot", tuple(variable.shape), variable.dtype,

@@ -26,6 +26,7 @@ from switch_tf.refusals import Refusal
 
 # Feature name -> <int32>[batch, length], or with steps first for `Partitioner.place`.
 Features = dict[str, Any]
+FLAGS = "flags"  # a placed feature, <int32>[devices, flags]: those of each device's process
 _exchanges = itertools.count()
 # Phrases of a lost process in error classes with other causes: a collective, a waiting barrier, a later barrier.
 _LOST_PROCESS = ("Collective ops is aborted", "tensorflow.CoordinationServiceError",
@@ -44,12 +45,15 @@ class Partitioner:
         num_parts: Parts of the batch with separate programs: the replicas of tf.distribute.
         has_fixed_shapes: Whether a compiled function has a program for each shape of its features, is ready after
             `trace`, and reads variables that TensorFlow's own functions cannot read.
+        is_asynchronous: Whether a call of a compiled function returns before it ends.
+        has_failed: With `is_asynchronous`, 1 after a step that was not finite, and then no step makes an update.
     """
 
-    has_fixed_shapes = False
+    has_fixed_shapes = is_asynchronous = False
     num_processes = 1
     process_index = 0
     num_parts = 1
+    has_failed: keras.Variable | None = None
     _create: Callable | None = None  # TensorFlow's variable creator
 
     def __init__(self, layout: Layout | None = None):
@@ -117,6 +121,14 @@ class Partitioner:
         """Brings a whole batch, <int32>[steps, batch, length], to the devices."""
         return features
 
+    def place_flags(self, flags: Sequence[bool]) -> Features:
+        """Returns this process's flags as `FLAGS`, for a step to find those of any process; {} for `any_process`."""
+        return {}
+
+    def flag_specs(self, count: int) -> dict[str, tf.TensorSpec]:
+        """Returns the specs of `place_flags`."""
+        return {}
+
     def rows(self, batch_size: int) -> list[tuple[int, int]]:
         """Returns the ranges of rows, first and last + 1, that `place` reads in this process."""
         return [(0, batch_size)]
@@ -142,16 +154,23 @@ class Partitioner:
         """
         if use_xla and devices.device_type() == "CPU":
             apply = tf.function(apply, jit_compile=True, autograph=False)
+        with self.creates_variables():
+            has_failed = keras.Variable(0, trainable=False, dtype="int32", name="has_failed") if (
+                self.is_asynchronous) else None
+        self.has_failed = has_failed
 
         def one_step(features, index):
-            gradients, totals, measured, is_finite = compute(select_step(features, index))
+            gradients, totals, measured, is_good = compute(select_step(features, index))
+            if has_failed is not None:
+                is_good &= tf.convert_to_tensor(has_failed.value) == 0
+                has_failed.assign(tf.where(is_good, 0, 1))
 
             def update():
                 apply(gradients, totals)
                 return True
 
-            tf.cond(is_finite, update, lambda: False)
-            return measured, is_finite
+            tf.cond(is_good, update, lambda: False)
+            return measured, is_good
 
         return one_step
 

@@ -1,9 +1,11 @@
 """The training loop, with logging, evaluation and checkpoints."""
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -25,7 +27,7 @@ from switch_tf.reporting import report, summaries
 from switch_tf.storage import places
 from switch_tf.training import stopping
 from switch_tf.training.speed import Meter, Peak, Profiling
-from switch_tf.training.train_step import Divergence, compile_steps, first_bad_tensor
+from switch_tf.training.train_step import Divergence, StepResults, compile_steps, first_bad_tensor
 
 _PATIENCE = 20  # seconds without a batch before a message
 _GRACE = 5  # seconds without a batch after a signal
@@ -39,6 +41,7 @@ class State:
 
     Args:
         sums: StepMeasurements on the host, summed since the last logged step.
+        learning_rate: Of the next step, once a step was taken.
     """
 
     model: SwitchTransformer
@@ -47,6 +50,23 @@ class State:
     checkpointer: Checkpointer
     step: int = 0
     sums: metrics.StepMeasurements | None = None
+    learning_rate: float | None = None
+
+
+class _Call(NamedTuple):
+    """A call of the step that may not have ended.
+
+    Attributes:
+        results: Waits for it.
+        batches: For a diagnosis.
+        input_wait: Seconds that its batches were waited for.
+        is_timed: Whether it counts for the speed.
+    """
+
+    results: Callable[[], StepResults]
+    batches: dict
+    input_wait: float
+    is_timed: bool
 
 
 class _Stopped(Exception):
@@ -55,6 +75,9 @@ class _Stopped(Exception):
 
 class Training:
     """A run in progress, made by `Trainer.start`. Call `advance` any number of times, then `finish`.
+
+    Where a call of the step returns before it ends, the next one starts before the results of the last are fetched and
+    logged, unless the state is saved or evaluated between them. `state.step` counts steps with fetched results.
 
     Only `last_save`, `request_save` and `rescue` are for other threads. As a context manager it closes the run.
     """
@@ -83,6 +106,9 @@ class Training:
         self._changing = threading.RLock()  # held while the state changes or is saved
         self._first_step, self._started = state.step, time.monotonic()
         self._is_save_requested = threading.Event()
+        self._call: _Call | None = None  # under way
+        self._agrees_on_saves = run.on_sigusr1 == "save" and partitioner.num_processes > 1
+        self._is_stop_agreed = self._is_save_agreed = False
         self._is_begun = False
         self._stop_reason: Callable[[], str | None] = lambda: None
         self._stopped_by: str | None = None
@@ -120,24 +146,27 @@ class Training:
             Divergence: A loss or gradient is not finite.
             Refusal: A checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
-        self._stop_reason = stop_reason
+        self._stop_reason, self._is_stop_agreed = stop_reason, False
         self._begin()
         timed_from = self.state.step + num_untimed_steps
         self._meter.restart()
-        while self.state.step < step and not (self._is_out_of_patience() or self._is_stopped()):
+        while self._called_step < step and not (self._is_out_of_patience() or self._is_stopped(in_step=True)):
             with self._changing:
-                if not self._take_steps(self.state.step >= timed_from, look_at):
+                if not self._call_step(self._called_step >= timed_from, look_at):
                     continue
-                with self._meter.paused():
-                    if self._is_due(self.run.log_period):
-                        self._log()
-                    # Before an evaluation, because little time is left after a signal.
-                    if self._takes_request() or self._is_due(self.run.checkpoint_period):
+                is_save_due = self._takes_request() or self._is_due(self.run.checkpoint_period)
+                is_evaluation_due = self._is_due(self.run.eval_period)
+                if is_save_due or is_evaluation_due or self._called_step >= step:
+                    self._end_call()
+                # Before an evaluation, because little time is left after a signal.
+                if is_save_due:
+                    with self._meter.paused():
                         self._save()
-            if self._is_due(self.run.eval_period):
+            if is_evaluation_due:
                 with self._meter.paused():
                     self._evaluate()
         with self._changing:
+            self._end_call()
             try:
                 self.state.checkpointer.wait()  # or it would slow the next turn of another run
             except FailedSave as failure:
@@ -185,9 +214,9 @@ class Training:
         with self._changing:
             if self._is_finished:
                 return
+            self._end_call()
             if self.state.sums is not None and self._meter.has_steps:
-                with self._meter.paused():
-                    self._log()
+                self._log()
             self._save(is_last=True)
 
     def finish(self) -> dict:
@@ -287,18 +316,32 @@ class Training:
             started = time.perf_counter()
             later = " The first step also optimises the graph." if not self.partitioner.has_fixed_shapes else ""
             self._say("Tracing the training step ..." if later else "Compiling the training step ...")
-            self.partitioner.trace(self._step, self.state.batches.element_spec)
+            self._step.trace(self.state.batches.element_spec, 1 + self._agrees_on_saves)
             self._say(f"... {time.perf_counter() - started:.0f} s.{later}")
 
-    def _is_due(self, period):
-        return bool(period) and (self.state.step % period == 0 or self.state.step == self.run.train_steps)
+    @property
+    def _called_step(self):
+        """The step after those under way."""
+        return self.state.step + self.settings.steps_per_call * (self._call is not None)
 
-    def _takes_request(self):
-        if self.run.on_sigusr1 != "save" and self.partitioner.num_processes > 1:
-            return False
+    def _is_due(self, period):
+        """Whether something is due every `period` steps after those under way."""
+        return bool(period) and (self._called_step % period == 0 or self._called_step == self.run.train_steps)
+
+    def _flags(self):
+        """Returns what processes agree on by a step: whether to stop and, if any may ask for it, to save."""
+        return [bool(self._reason()), *([self._takes_own_request()] if self._agrees_on_saves else ())]
+
+    def _takes_own_request(self):
         is_requested = self._is_save_requested.is_set()
         self._is_save_requested.clear()
-        return self.partitioner.any_process(is_requested)
+        return is_requested
+
+    def _takes_request(self):
+        if self.partitioner.num_processes == 1:
+            return self._takes_own_request()
+        is_agreed, self._is_save_agreed = self._is_save_agreed, False
+        return is_agreed
 
     def _is_out_of_patience(self):
         """All processes agree."""
@@ -307,53 +350,80 @@ class Training:
         self._patience_reason = reason
         return reason is not None
 
-    def _is_stopped(self):
-        reason, hours = self._stop_reason(), self.run.max_hours
-        if hours is not None and time.monotonic() - self._started > 3600 * hours:
-            reason = reason or f"Run.max_hours ({hours:g})"
-        is_stopped = self.partitioner.any_process(bool(reason))
-        self._stopped_by = (reason or "a signal or notice to another process") if is_stopped else None
-        return is_stopped
+    def _reason(self):
+        """Returns this process's reason to stop, or None."""
+        hours = self.run.max_hours
+        is_late = hours is not None and time.monotonic() - self._started > 3600 * hours
+        return self._stop_reason() or (f"Run.max_hours ({hours:g})" if is_late else None)
 
-    def _take_steps(self, is_timed, look_at):
-        """Returns False if a signal came and no batch did."""
-        state, num_steps = self.state, self.settings.steps_per_call
+    def _is_stopped(self, in_step=False):
+        """All processes agree: now, or between steps by those that ended."""
+        reason = self._reason()
+        if not in_step or self.partitioner.num_processes == 1:
+            self._is_stop_agreed = self.partitioner.any_process(bool(reason))
+        self._stopped_by = (reason or "a signal or notice to another process") if self._is_stop_agreed else None
+        return self._is_stop_agreed
+
+    def _call_step(self, is_timed, look_at):
+        """Calls the step, then ends the call before. Returns False if a signal came and no batch did."""
+        state, step = self.state, self._called_step
         asked = time.perf_counter()
         try:
             batches = state.batches.wait(self._impatience())
         except tf.errors.OpError as error:
+            self._end_call()
             description = data.description_of_data(self.run, state.model.config, "train", self.run.seed)
             reason = (sentence_about_data(error) or data.bad_row(description, error) or first_line(error)).rstrip(".")
-            raise Refusal(f"The batch after step {state.step} cannot be read ({reason}); the last good checkpoint is "
+            raise Refusal(f"The batch after step {step} cannot be read ({reason}); the last good checkpoint is "
                           f"{self._settled_checkpoint()}.") from error
         if batches is None:
-            self._say(f"The batch after step {state.step} did not come within {_GRACE} s after the signal, so "
+            self._say(f"The batch after step {step} did not come within {_GRACE} s after the signal, so "
                       "the run ends without it.")
             self._meter.restart()
             return False
         input_wait = time.perf_counter() - asked
-        look_at(state.step, state.batches.drop_added(batches))
-        is_timed = is_timed and not self._profiling.is_recording
-        with self._profiling.step(state.step):
-            measured, bad_step = self._step(self.partitioner.place(batches))
-            if (bad_step := int(bad_step)) >= 0:
-                step = state.step + bad_step
-                tensor = first_bad_tensor(
-                    state.model, {name: value[bad_step] for name, value in batches.items()}, self.run.seed, step,
-                    self.settings, self.partitioner, self.objective)
-                raise Divergence(
-                    f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {tensor}. "
-                    "Nothing was updated by that step, and the last good checkpoint is "
-                    f"{self._settled_checkpoint()}. A lower learning rate, clip_norm or router_dtype='float32' usually "
-                    "help.")
-            measured = metrics.copy_to_host(measured)
-        state.sums = metrics.merge(state.sums, measured)
-        state.step += num_steps
-        self._meter.add(num_steps, float(measured.tokens.total), input_wait, is_timed)
-        self.progress.advance(num_steps)
-        if state.step % self.run.log_period:
-            self.progress.glance(state.step, float(measured.loss.total) / float(measured.loss.weight))
+        look_at(step, state.batches.drop_added(batches))
+        is_recorded = self._profiling.is_recording
+        with self._profiling.step(step):
+            results = self._step.start(self.partitioner.place(batches), self._flags())
+            earlier, self._call = self._call, _Call(results, batches, input_wait, is_timed and not is_recorded)
+            self._take_results(earlier)
+            if is_recorded or not self.partitioner.is_asynchronous:
+                self._end_call()
         return True
+
+    def _end_call(self):
+        """Waits for the call under way."""
+        call, self._call = self._call, None
+        self._take_results(call)
+
+    def _take_results(self, call):
+        """Waits for a call, if any, then counts and logs its steps."""
+        if call is None:
+            return
+        state, num_steps = self.state, self.settings.steps_per_call
+        measured, bad_step, rate, flags = call.results()
+        if bad_step >= 0:
+            self._call = None  # the next one made no update
+            step = state.step + bad_step
+            tensor = first_bad_tensor(
+                state.model, {name: value[bad_step] for name, value in call.batches.items()}, self.run.seed, step,
+                self.settings, self.partitioner, self.objective)
+            raise Divergence(
+                f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {tensor}. Nothing "
+                f"was updated by that step, and the last good checkpoint is {self._settled_checkpoint()}. A lower "
+                "learning rate, clip_norm or router_dtype='float32' usually help.")
+        stop, *save = flags
+        self._is_stop_agreed |= stop
+        self._is_save_agreed |= any(save)
+        state.sums, state.learning_rate = metrics.merge(state.sums, measured), rate
+        state.step += num_steps
+        self._meter.add(num_steps, float(measured.tokens.total), call.input_wait, call.is_timed)
+        self.progress.advance(num_steps)
+        if state.step % self.run.log_period == 0 or state.step == self.run.train_steps:
+            self._log()
+        else:
+            self.progress.glance(state.step, float(measured.loss.total) / float(measured.loss.weight))
 
     def _impatience(self):
         """Returns a function that stops waiting for a batch some seconds after a signal.
@@ -367,7 +437,7 @@ class Training:
             now = time.monotonic()
             if not is_announced and now - asked > _PATIENCE:
                 is_announced = True
-                self._say(_WAITING.format(self.state.step, _PATIENCE))
+                self._say(_WAITING.format(self._called_step, _PATIENCE))
             if heard is None and self.partitioner.num_processes == 1 and self._stop_reason():
                 heard = now
             return heard is not None and now - heard > _GRACE
@@ -375,13 +445,13 @@ class Training:
         return gives_up
 
     def _log(self):
-        """Writes means since the last multiple of LOG_PERIOD."""
-        self.folder.check_is_there()
-        state = self.state
-        speeds = {**self._meter.read(), "learning_rate": float(np.asarray(state.optimizer.learning_rate))}
-        values = summaries.training_values(state.sums, speeds)
-        self._writer.write(state.step, values)
-        self.progress.log(state.step, values)
+        """Writes means since the last multiple of LOG_PERIOD. The clock runs on while a call is under way."""
+        state, speeds = self.state, self._meter.read()
+        with contextlib.nullcontext() if self._call else self._meter.paused():
+            self.folder.check_is_there()
+            values = summaries.training_values(state.sums, {**speeds, "learning_rate": state.learning_rate})
+            self._writer.write(state.step, values)
+            self.progress.log(state.step, values)
         if state.step % self.run.log_period == 0:
             state.sums = None
 

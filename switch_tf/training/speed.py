@@ -156,10 +156,15 @@ class Meter:
         self._is_timed = is_timed
         self._sums[int(is_timed), 1:] += num_steps, num_tokens, input_wait
 
+    def _count_time(self):
+        now = time.perf_counter()
+        self._sums[int(self._is_timed), 0] += now - self._resumed
+        self._resumed = now
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the clock within this scope."""
-        self._sums[int(self._is_timed), 0] += time.perf_counter() - self._resumed
+        self._count_time()
         try:
             yield
         finally:
@@ -171,10 +176,11 @@ class Meter:
         return bool(self._sums[:, 1].any())
 
     def read(self) -> dict[str, float]:
-        """Returns the speeds since the last reading, and starts over. Called within `paused`.
+        """Returns the speeds since the last reading, and starts over. The clock runs.
 
         An unknown chip has no "model_flops_utilization".
         """
+        self._count_time()
         seconds, steps, tokens, input_wait = self._sums[int(self._sums[1, 1] > 0)].tolist()
         self._start_over()
         used = self._flops_per_step * steps / seconds

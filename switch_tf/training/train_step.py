@@ -2,10 +2,11 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from switch_tf import context, metrics, partitioning, statuses
@@ -16,7 +17,7 @@ from switch_tf.layers import Router, grouping
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.ops import dtypes, random
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner, select_step
+from switch_tf.partitioning.partitioner import FLAGS, Partitioner, select_step
 from switch_tf.partitioning.tensors import Tensor
 from switch_tf.partitioning.variables import fold_gradients
 from switch_tf.refusals import Refusal
@@ -115,18 +116,10 @@ def apply_gradients(model: keras.Model, optimizer: keras.optimizers.Optimizer, g
 
 
 def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, seed: int, settings: StepSettings,
-                  partitioner: Partitioner | None = None, objective: Objective | None = None) -> Callable:
-    """Traces `steps_per_call` training steps as one function.
-
-    Args:
-        optimizer: Built. Its `iterations` is the step.
-
-    Returns:
-        A function from placed features, <int32>[steps_per_call, batch, length], to merged StepMeasurements and the
-        <int32> index of the first step with a loss or gradient that is not finite, or -1. Steps from there on make no
-        change.
-    """
+                  partitioner: Partitioner | None = None, objective: Objective | None = None) -> "Steps":
+    """Returns `steps_per_call` training steps as one function. `optimizer` is built; its `iterations` is the step."""
     partitioner, objective = partitioner or Partitioner(), objective or Objective()
+    dtype = dtypes.wide_dtype(model.compute_dtype)
 
     def compute(features):
         gradients, measured = compute_gradients(model, features, seed, optimizer.iterations.value, settings,
@@ -141,7 +134,7 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
 
     one_step = partitioner.step(compute, apply, settings.use_xla)
 
-    def call(features):
+    def run(features):
         if settings.steps_per_call == 1:
             measured, is_finite = one_step(features, 0)
             return measured, tf.where(is_finite, -1, 0)
@@ -153,13 +146,81 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
             measured, is_finite = one_step(features, index)
             return index + 1, metrics.merge(sums, measured), tf.where(is_finite, -1, index)
 
-        zero = Mean(*[tf.zeros([], dtypes.wide_dtype(model.compute_dtype))] * 2)
+        zero = Mean(*[tf.zeros([], dtype)] * 2)
         measured = _zeros_measured(model, select_step(features, 0), settings, objective)
         zeros = StepMeasurements(measured, zero, zero, zero)
         _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))
         return sums, bad_step
 
-    return partitioner.compile(call, settings.use_xla)
+    structure = []
+
+    def call(features):
+        flags = [tf.reduce_max(features[FLAGS], 0)] if FLAGS in features else []
+        measured, bad_step = run({name: value for name, value in features.items() if name != FLAGS})
+        structure[:] = [tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape), measured)]
+        numbers = bad_step, optimizer.learning_rate, *tf.nest.flatten(measured), *flags
+        # Together, because each array that is fetched takes the host some time.
+        return tf.concat([tf.reshape(tf.cast(number, dtype), [-1]) for number in numbers], 0)
+
+    return Steps(partitioner.compile(call, settings.use_xla), structure, partitioner)
+
+
+class StepResults(NamedTuple):
+    """Results of a call of `Steps`, on the host.
+
+    Attributes:
+        measured: Merged over the steps of the call.
+        bad_step: Index of the first step with a loss or gradient that is not finite, or -1. Steps from there on make no
+            change.
+        learning_rate: Of the next step.
+        flags: Whether each flag was given in any process.
+    """
+
+    measured: StepMeasurements
+    bad_step: int
+    learning_rate: float
+    flags: tuple[bool, ...]
+
+
+class Steps:
+    """Compiled training steps, made by `compile_steps`.
+
+    Attributes:
+        function: The function that the partitioner compiled, from placed features to one vector of all results.
+    """
+
+    def __init__(self, function: Callable, structure: list, partitioner: Partitioner):
+        self.function, self._structure, self._partitioner = function, structure, partitioner
+
+    def trace(self, specs: dict[str, tf.TensorSpec], num_flags: int = 0) -> None:
+        """Traces or compiles the function ahead of its first call."""
+        self._partitioner.trace(self.function, specs | self._partitioner.flag_specs(num_flags))
+
+    def start(self, features: dict[str, Any], flags: Sequence[bool] = ()) -> Callable[[], StepResults]:
+        """Starts the steps. Returns a function that waits for them and fetches their results.
+
+        Args:
+            features: <int32>[steps_per_call, batch, length] by name, placed.
+            flags: Each process gives as many.
+        """
+        placed = self._partitioner.place_flags(flags)
+        vector = self.function(features | placed)
+
+        def results():
+            (specs,) = self._structure
+            shapes = [spec.shape for spec in tf.nest.flatten(specs)]
+            (bad_step,), (rate,), *means, raised = np.split(  # float64, because sums over many steps outgrow float32
+                np.asarray(vector, np.float64), np.cumsum([1, 1, *(shape.num_elements() for shape in shapes)]))
+            measured = tf.nest.pack_sequence_as(
+                specs, [mean.reshape(shape) for mean, shape in zip(means, shapes, strict=True)])
+            agreed = raised if placed else map(self._partitioner.any_process, flags)
+            return StepResults(measured, int(bad_step), float(rate), tuple(map(bool, agreed)))
+
+        return results
+
+    def __call__(self, features: dict[str, Any]) -> tuple[StepMeasurements, int]:
+        """Runs the steps. Returns `measured` and `bad_step`."""
+        return self.start(features)()[:2]
 
 
 def _rows(value, index, count):

@@ -123,7 +123,7 @@ class Twin:
         for features in batches:
             placed = self.partitioner.place({name: value[None] for name, value in features.items()})
             measured, bad_step = self._step(placed)
-            if int(bad_step) >= 0:
+            if bad_step >= 0:
                 raise Refusal("The loss or a gradient is not finite, so there is nothing to compare; use a lower "
                               "learning rate or other initial weights.")
             losses.append(float(measured.loss.total))
@@ -132,7 +132,7 @@ class Twin:
                 gradients = gradients or stored
             on_step(len(losses), losses[-1])
         paths = [variable.path.partition("/")[2] for variable in self.model.trainable_variables]
-        return Outcome(losses, gradients, weights, paths, self.partitioner.program_text(self._step))
+        return Outcome(losses, gradients, weights, paths, self.partitioner.program_text(self._step.function))
 
 
 def _largest(size, paths, expected, actual) -> Difference:

@@ -53,7 +53,8 @@ def main(name: str) -> dict:
     keras.utils.set_random_seed(0)
     model, optimizer = SwitchTransformer(config), Adafactor(0.01)
     Partitioner().build(model, optimizer)
-    variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables]}
+    flag = keras.Variable(0, dtype="int32", name="has_failed")
+    variables = {variable.path: variable for variable in [*model.variables, *optimizer.variables, flag]}
     step = compile_steps(model, optimizer, 0, StepSettings())
     state = {argument.name: variables[argument.name].numpy() for argument in arguments if argument.kind != "feature"}
 
@@ -64,13 +65,12 @@ def main(name: str) -> dict:
         results = [np.asarray(value) for value in function(*(
             jax.device_put(values[argument.name], sharding)
             for argument, sharding in zip(arguments, shardings, strict=True)))]
-        results, updated = results[:len(program.results)], results[len(program.results):]
-        measured, bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
-        assert int(bad_step) == results[-1] == -1
-        expected = [float(value) for value in tf.nest.flatten(measured) if value.shape.rank == 0]
-        found = [float(value) for value in results[:-1] if np.ndim(value) == 0]
+        (bad_step, _, *found), *updated = results
+        measured, own_bad_step = step({name: tf.constant(value[None]) for name, value in features.items()})
+        assert bad_step == own_bad_step == -1
+        expected = np.concatenate([np.ravel(value) for value in tf.nest.flatten(measured)])
         # The program returns total and weight of each Mean, and this one is the first.
-        losses.append((float(measured.batch.loss_terms["cross_entropy"].value), float(results[0] / results[1])))
+        losses.append((float(measured.batch.loss_terms["cross_entropy"].value), found[0] / found[1]))
         assert np.allclose(expected, found, rtol=1e-5), (expected, found)
         for index, value in zip(program.updated, updated, strict=True):
             name = arguments[index - len(program.captured)].name

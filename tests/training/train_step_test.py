@@ -111,7 +111,7 @@ def _after_two_steps(config, batch, use_xla):
     optimizer.build(model.trainable_variables)
     settings = StepSettings(use_xla=use_xla, steps_per_call=2, clip_norm=1.0)
     step = train_step.compile_steps(model, optimizer, SEED, settings)
-    functions = step.get_concrete_function(two).graph.as_graph_def().library.function
+    functions = step.function.get_concrete_function(two).graph.as_graph_def().library.function
     compiled = [node for function in functions for node in function.node_def if node.attr["_XlaMustCompile"].b]
     assert bool(compiled) == use_xla
     _, bad_step = step(two)

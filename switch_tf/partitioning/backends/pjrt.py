@@ -8,7 +8,7 @@ import contextlib
 import pathlib
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.hardware import chips, devices
@@ -25,7 +25,7 @@ from switch_tf.partitioning.axes import Axes, axes_of_new_variable
 from switch_tf.partitioning.backends import pjrt_client
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
-from switch_tf.partitioning.partitioner import Partitioner, initial_value
+from switch_tf.partitioning.partitioner import FLAGS, Partitioner, initial_value
 from switch_tf.partitioning.variables import Piece, PjrtVariable, put
 from switch_tf.refusals import Refusal
 
@@ -58,7 +58,7 @@ class PjrtPartitioner(Partitioner):
         variables: The live variables.
     """
 
-    has_fixed_shapes = True
+    has_fixed_shapes = is_asynchronous = True
 
     def __init__(self, layout: Layout):
         super().__init__(layout)
@@ -108,6 +108,20 @@ class PjrtPartitioner(Partitioner):
     def place(self, features: dict[str, Any]) -> dict[str, jax.Array]:
         sharding = self.sharding(_FEATURES)
         return {name: put(np.asarray(value), sharding) for name, value in features.items()}
+
+    def place_flags(self, flags: Sequence[bool]) -> dict[str, jax.Array]:
+        rows = np.tile(np.array(flags, np.int32), (self.layout.num_devices, 1))
+        return {name: put(rows, self.sharding_of(name)) for name in self.flag_specs(len(flags))}
+
+    def flag_specs(self, count: int) -> dict[str, tf.TensorSpec]:
+        several = self.num_processes > 1
+        return {FLAGS: tf.TensorSpec((self.layout.num_devices, count), tf.int32)} if several else {}
+
+    def sharding_of(self, feature: str) -> NamedSharding:
+        """Returns the sharding of a placed feature."""
+        if feature == FLAGS:
+            return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+        return self.sharding(_FEATURES)
 
     def compile(self, function: Callable, use_xla: bool = False) -> "PjrtProgram":
         return PjrtProgram(function, self)
@@ -180,11 +194,11 @@ class PjrtProgram:
         by_symbol = {id(variable.symbol): variable for variable in self._partitioner.variables}
         lowered = lowering.lower_call(
             self._function, specs, [variable.symbol for variable in by_symbol.values()], self._partitioner.layout)
-        whole, features = self._partitioner.sharding(()), self._partitioner.sharding(_FEATURES)
+        whole, sharding_of = self._partitioner.sharding(()), self._partitioner.sharding_of
         state = [by_symbol[id(captured)] if id(captured) in by_symbol else put(captured.numpy(), whole)
                  for captured in lowered.captured]
-        arguments = [jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype.as_numpy_dtype, sharding=features)
-                     for spec in specs.values()] + _arrays(state)
+        arguments = [jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype.as_numpy_dtype, sharding=sharding_of(name))
+                     for name, spec in specs.items()] + _arrays(state)
         executable = lowering.jit(lowered, arguments).lower(*arguments).compile()
         self._compiled[_shapes(specs)] = (executable, list(specs), state, [state[index] for index in lowered.updated],
                                           lowered.structure)
