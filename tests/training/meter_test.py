@@ -15,7 +15,7 @@ def test_speeds_are_over_the_time_that_is_not_paused_and_start_over():
         meter.add(num_steps=1, num_tokens=30.0, input_wait=0.0)
     with meter.paused():
         time.sleep(0.2)
-        speeds = meter.read()
+    speeds = meter.read()
     assert speeds["seconds_per_step"] < 0.05
     assert speeds["tokens_per_second"] == pytest.approx(30.0 / speeds["seconds_per_step"])
     assert asked == [pytest.approx(100.0 / speeds["seconds_per_step"])]
