@@ -34,6 +34,8 @@ class Context:
         routes: Path of a layer of experts -> its gates, <float32>[batch, length, expert], 0 for experts without the
             token. Layers store them here. None records no gates.
         is_lowered: Whether the traced function is lowered for JAX, with variables of the pjrt back end as arguments.
+        initial: Function of an initializer of `ops.random` and a shape, called in place of a draw, or None.
+        draws_weights: Whether new weights are drawn. A checkpoint replaces the zeros that they have otherwise.
         endless_passes: Whether `data.passes` repeats a training split without end.
     """
 
@@ -45,6 +47,8 @@ class Context:
     no_drop: bool = False
     routes: dict[str, Any] | None = None
     is_lowered: bool = False
+    initial: Any = None
+    draws_weights: bool = True
     endless_passes: bool = False
 
 

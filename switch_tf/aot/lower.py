@@ -54,11 +54,10 @@ class ShapesOnly(Partitioner):
     is_asynchronous = True
 
     def _create(self, next_creator, **kwargs):
-        with tf.Graph().as_default():  # for the shape and dtype
-            symbolic = initial_value(kwargs)
-        if not any(axes_of_new_variable(symbolic.shape.rank)):
+        initial = initial_value(kwargs)
+        if not any(axes_of_new_variable(len(initial.shape))):
             return next_creator(**kwargs)  # too small to matter
-        return next_creator(**{**kwargs, "initial_value": lowering.reserved(tuple(symbolic.shape), symbolic.dtype)})
+        return next_creator(**{**kwargs, "initial_value": lowering.reserved(initial.shape, initial.dtype)})
 
     def compile(self, function: Callable[..., Any], use_xla: bool = False) -> Callable[..., Any]:
         return function  # `lower_step` traces it once

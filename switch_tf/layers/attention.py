@@ -10,7 +10,7 @@ from switch_tf import checks, partitioning
 from switch_tf.layers import masks
 from switch_tf.layers.basic import Dropout, KeepsShape, Layer, serializable
 from switch_tf.layers.moe import Routed, SwitchFeedForward
-from switch_tf.ops import dtypes, products
+from switch_tf.ops import dtypes, products, random
 from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attention, probabilities
 from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
@@ -30,7 +30,7 @@ class _Attention(KeepsShape):
 
     def _add_kernel(self, name, shape, axes, fan_in):
         return partitioning.add_weight(
-            self, name, shape, axes, keras.initializers.RandomNormal(stddev=(self.init_scale / fan_in) ** 0.5))
+            self, name, shape, axes, random.RandomByPosition("normal", (self.init_scale / fan_in) ** 0.5))
 
     def build(self, input_shape):
         d_model = checks.width(input_shape)
@@ -301,7 +301,7 @@ class RelativePositionBias(Layer):
         limit = (6 / (self.num_heads + self.num_buckets)) ** 0.5
         self.rel_embedding = partitioning.add_weight(
             self, "rel_embedding", (self.num_heads, self.num_buckets), ("heads", "relpos_buckets"),
-            keras.initializers.RandomUniform(-limit, limit))
+            random.RandomByPosition("uniform", limit))
 
     def call(self, query_length: int | Tensor, key_length: int | Tensor, first_query: int | Tensor = 0) -> Tensor:
         query_length = checks.size("query_length", query_length, at_least=1)

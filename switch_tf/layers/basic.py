@@ -73,7 +73,7 @@ class KeepsShape(Layer):
 
 def kernel_initializer(init_scale: float, fan_in: int) -> keras.initializers.Initializer:
     """Returns a truncated normal with standard deviation sqrt(init_scale / fan_in) before truncation (section 2.4)."""
-    return keras.initializers.TruncatedNormal(stddev=(init_scale / fan_in) ** 0.5)
+    return random.RandomByPosition("truncated_normal", (init_scale / fan_in) ** 0.5)
 
 
 @serializable
@@ -164,7 +164,7 @@ class TokenEmbedding(KeepsShape):
     def build(self, input_shape: Shape | None = None) -> None:
         self.embedding = partitioning.add_weight(
             self, "embedding", (self.vocab_size, self.d_model), ("vocab", "embed"),
-            keras.initializers.RandomNormal(stddev=1.0))
+            random.RandomByPosition("normal", 1.0))
 
     def call(self, token_ids: Tensor) -> Tensor:
         token_ids = indexing.check_ids("token_ids", token_ids, (None, None))

@@ -1,16 +1,22 @@
-"""Random numbers that depend only on the run's seed, the step, the layer and the element.
+"""Random numbers that depend only on the run's seed, the step, the layer and the element, and initial weights.
 
 Each number is a hash of (seed, position in the global tensor), `lowbias32` (Ellis, "Prospecting for Hash Functions").
 So they are equal for any layout and number of microbatches, resuming needs no state, and partitioners split the work,
 unlike with Keras' Philox generator.
 """
 
+import concurrent.futures
+import math
+import os
+import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
+import numpy as np
+import scipy.special
 from keras import ops
 
 from switch_tf import context
@@ -24,6 +30,7 @@ if keras.backend.backend() == "tensorflow":
 
 # Any number: the run's seed and the layer's path distinguish streams.
 _OPERATION_SEED = 20210111
+_BLOCK = 2**18  # numbers drawn at a time, for a cache
 
 
 def random_seed(seed: Any) -> AbstractContextManager:
@@ -89,9 +96,13 @@ def uniform_at(seed: Tensor, batch_position: Tensor, position: Tensor) -> Tensor
         batch_position: <int32>. Index of the sequence or group in the global batch.
         position: <int32 or uint32>. Index within it. Broadcasts with `batch_position`.
     """
-    keys = _mix(_mix(_uint32(batch_position)) ^ seed)
-    bits = _mix(_mix(_uint32(position) ^ keys) + seed)
+    bits = _bits(seed, _uint32(batch_position), _uint32(position))
     return ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
+
+
+def _bits(seed, row, position, library=ops):
+    keys = _mix(_mix(row, library) ^ seed, library)
+    return _mix(_mix(position ^ keys, library) + seed, library)
 
 
 def batch_positions(size: Any) -> Tensor:
@@ -103,12 +114,85 @@ def batch_positions(size: Any) -> Tensor:
     return index if place is None else index + ops.cast(place, "int32") * ops.cast(size, "int32")
 
 
-def _mix(x):
-    """lowbias32, a bijection of 32-bit integers. Each input bit flips each output bit with probability 1/2."""
-    x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(16))) * _uint32(0x7FEB352D)
-    x = ops.bitwise_xor(x, ops.right_shift(x, _uint32(15))) * _uint32(0x846CA68B)
-    return ops.bitwise_xor(x, ops.right_shift(x, _uint32(16)))
+def _mix(x, library=ops):
+    """lowbias32, a bijection of 32-bit integers. Each input bit flips each output bit with probability 1/2.
+
+    Args:
+        library: `keras.ops`, or NumPy.
+    """
+    uint32 = np.uint32 if library is np else _uint32
+    x = library.bitwise_xor(x, library.right_shift(x, uint32(16))) * uint32(0x7FEB352D)
+    x = library.bitwise_xor(x, library.right_shift(x, uint32(15))) * uint32(0x846CA68B)
+    return library.bitwise_xor(x, library.right_shift(x, uint32(16)))
 
 
 def _uint32(value):
     return ops.convert_to_tensor(value, "uint32") if isinstance(value, int) else ops.cast(value, "uint32")
+
+
+@keras.saving.register_keras_serializable("switch_tf")
+class RandomByPosition(keras.initializers.Initializer):
+    """Initial weights, each a hash of the seed and its position, so that each process draws its own piece of a weight.
+
+    Args:
+        distribution: "normal", "truncated_normal" or "uniform".
+        scale: Above 0. Standard deviation, before the truncation at two of them, or largest magnitude.
+        seed: Defaults to a draw from Python's generator, which `keras.utils.set_random_seed` seeds.
+    """
+
+    def __init__(self, distribution: str, scale: float, seed: int | None = None):
+        self.distribution, self.scale, self.seed = distribution, scale, seed
+        self._seed = np.uint32(random.randint(1, 10**9) if seed is None else seed % 2**32)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"distribution": self.distribution, "scale": self.scale, "seed": self.seed}
+
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Tensor:
+        if (instead := context.current().initial) is not None:
+            return instead(self, tuple(shape))
+        return ops.convert_to_tensor(self.piece(shape, (slice(None),) * len(shape)), dtype)
+
+    def piece(self, shape: Sequence[int], index: Sequence[slice]) -> np.ndarray:
+        """Draws one piece, <float32>, of a weight of this shape. The CPU's cores share the blocks."""
+        ranges = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+        sizes = [end - first for first, end in ranges]
+        if not context.current().draws_weights:
+            return np.zeros(sizes, np.float32)
+        numbers = np.empty(sizes, np.float32)
+
+        def draw(block):
+            numbers[tuple(slice(first - start, end - start) for (first, end), (start, _) in zip(
+                block, ranges, strict=True))] = self._draw(shape, block)
+
+        if numbers.size <= _BLOCK:
+            draw(ranges)
+        else:
+            with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+                list(threads.map(draw, _blocks(ranges)))
+        return numbers
+
+    def _draw(self, shape, block):
+        row, position = (np.zeros((1,) * len(shape), np.uint32) for _ in range(2))
+        for axis, (first, end) in enumerate(block):
+            places = np.arange(first, end, dtype=np.uint32).reshape((-1,) + (1,) * (len(shape) - axis - 1))
+            row, position = (places, position) if axis == 0 else (row, position * np.uint32(shape[axis]) + places)
+        bits = _bits(self._seed, row, position, np) >> np.uint32(8)
+        # Odd multiples of 2^-24 between -1 and 1, which float32 holds exactly.
+        numbers = (2 * bits.astype(np.int32) + (1 - 2**24)).astype(np.float32) * np.float32(2**-24)
+        if self.distribution != "uniform":
+            if self.distribution == "truncated_normal":
+                numbers *= np.float32(math.erf(math.sqrt(2)))  # the share within two standard deviations
+            numbers = scipy.special.erfinv(numbers) * np.float32(math.sqrt(2))  # TensorFlow's depends on the place
+        return numbers * np.float32(self.scale)
+
+
+def _blocks(ranges) -> Iterator[list[tuple[int, int]]]:
+    """Cuts ranges of indices in halves, along the longest, to blocks that fit into a cache."""
+    sizes = [end - first for first, end in ranges]
+    if math.prod(sizes) <= _BLOCK:
+        yield ranges
+        return
+    axis = int(np.argmax(sizes))
+    first, end = ranges[axis]
+    for half in ((first, (first + end) // 2), ((first + end) // 2, end)):
+        yield from _blocks([*ranges[:axis], half, *ranges[axis + 1:]])

@@ -10,13 +10,14 @@ import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
+from switch_tf import context
 from switch_tf.hardware import devices
 from switch_tf.partitioning import cluster
 from switch_tf.partitioning.axes import axes_of, with_axes
@@ -251,10 +252,38 @@ class Partitioner:
             or isinstance(error, lost) and not any(words in text for words in _BUCKET))
 
 
-def initial_value(settings: dict[str, Any]) -> tf.Tensor:
-    """Returns a variable's initial value from its creator's settings."""
-    value = settings["initial_value"]
-    return tf.convert_to_tensor(value() if callable(value) else value, dtype=settings.get("dtype"))
+class InitialValue(NamedTuple):
+    """A variable's initial value.
+
+    Attributes:
+        piece: Function from an index into it to numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    piece: Callable[[tuple[slice, ...]], np.ndarray]
+
+
+def initial_value(settings: dict[str, Any]) -> InitialValue:
+    """Returns a variable's initial value from its creator's settings, without drawing it or filling memory."""
+    value, dtype, asked = settings["initial_value"], settings.get("dtype"), []
+
+    def note(initializer, shape):
+        asked.append((initializer, shape))
+        return tf.zeros([])
+
+    if callable(value):
+        with context.within(initial=note), tf.Graph().as_default():
+            symbolic = tf.convert_to_tensor(value(), dtype=dtype)
+        if asked:
+            ((initializer, shape),) = asked
+            return InitialValue(shape, symbolic.dtype, lambda index: initializer.piece(shape, index))
+        if symbolic.op.type == "Fill":
+            shape, number = tuple(symbolic.shape), tf.get_static_value(symbolic.op.inputs[1])
+            return InitialValue(shape, symbolic.dtype, lambda index: np.broadcast_to(number, shape)[index])
+        value = value()
+    whole = tf.convert_to_tensor(value, dtype=dtype)
+    return InitialValue(tuple(whole.shape), whole.dtype, lambda index: whole.numpy()[index])
 
 
 def select_step(features: Features, index: Any) -> Features:

@@ -358,15 +358,7 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
 
     def load(self, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
         """Loads this process's numbers, each piece once, by `read(one slice per dimension)`."""
-        shape, pieces = self.array.shape, {}
-
-        def piece(index):
-            text = slice_text(shape, index)
-            if text not in pieces:
-                pieces[text] = np.asarray(read(index), self.array.dtype)
-            return pieces[text]
-
-        self.array = jax.make_array_from_callback(shape, self.array.sharding, piece)
+        self.array = laid_out(self.array.shape, self.array.dtype, self.array.sharding, read)
 
     def pieces(self) -> dict[str, tf.Tensor]:
         """Returns slice text -> copied numbers, each piece from one process."""
@@ -377,6 +369,19 @@ class PjrtVariable(_Array, tf.__internal__.tracking.Trackable):
         """Returns the pieces in the form of `tf.train.Checkpoint`."""
         pieces = self.pieces()
         return {"VARIABLE_VALUE": pieces.get("", pieces)}
+
+
+def laid_out(shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding,
+             read: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
+    """Brings this process's pieces of an array to its devices, each read once and none longer in the host's memory."""
+    pieces: dict[str, jax.Array] = {}
+    arrays = []
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        text = slice_text(shape, index)
+        piece = pieces[text] if text in pieces else np.asarray(read(index), dtype)
+        arrays.append(jax.device_put(piece, device))
+        pieces[text] = arrays[-1]
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
 def put(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:

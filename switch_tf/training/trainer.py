@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from switch_tf import data, metrics
+from switch_tf import context, data, metrics
 from switch_tf.checkpoints import best, continuation, folders, run_config, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
@@ -87,7 +87,7 @@ class Trainer:
             data.fingerprint(held_out) if run.eval_period else {}, data.vocabulary_fingerprint(task, run.vocabulary),
             data.pieces_fingerprint(task, run.vocabulary))
         objective.check(config, self.configuration)
-        _check_start(run, self.configuration, self._initial)
+        self._goes_on = _check_start(run, self.configuration, self._initial)
         data.check_examples(trained)
         if run.eval_period:
             data.check_examples(held_out)
@@ -135,7 +135,8 @@ class Trainer:
         model, optimizer, run, settings, partitioner = (self.model, self.optimizer, self.run, self.step_settings,
                                                         self.partitioner)
         keras.utils.set_random_seed(run.seed)
-        partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable))
+        with context.within(draws_weights=not self._goes_on):
+            partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable))
         self.objective.build(partitioner)
         self.objective.restore()
         frozen = "" if settings.trainable == "all" else f" ({_size(model.trainable_variables):,} of them trained)"
@@ -148,8 +149,12 @@ class Trainer:
         checkpointer = Checkpointer(folder.checkpoints, tensors.state_variables(model, optimizer), batches, partitioner,
                                     run.keep_checkpoints, run.keep_every, self.configuration)
         state = State(model, optimizer, batches, checkpointer)
-        if not _resume(state, run, folder, self.configuration, say) and self._initial is not None:
-            _start(state, run, _opened(self._initial), say)
+        if not _resume(state, run, folder, self.configuration, say):
+            if self._goes_on:
+                raise Refusal(f"The checkpoints of {run.model_dir} were removed while this run started; start it "
+                              "again.")
+            if self._initial is not None:
+                _start(state, run, _opened(self._initial), say)
         return state
 
     def train(self, operative_config: str = "") -> dict:
@@ -235,9 +240,11 @@ def _opened(initial):
 
 
 def _check_start(run, configuration, initial):
-    """Refuses a run that can neither resume nor start from `initial`."""
-    if next(_candidates(run, configuration), None) is not None or initial is None:
-        return
+    """Returns whether a run resumes. Refuses one that can neither resume nor start from `initial`."""
+    if next(_candidates(run, configuration), None) is not None:
+        return True
+    if initial is None:
+        return False
     initial = _opened(initial)
     description = initial.description
     saved = description["configuration"]
@@ -250,6 +257,7 @@ def _check_start(run, configuration, initial):
                           f"{run.train_steps}, the last step of the run; give a larger TRAIN_STEPS.")
     continuation.check_weights(saved, configuration, run.initial_checkpoint,
                                _vocabularies(run, saved, configuration, initial.path), run.initial_variables)
+    return False
 
 
 def _vocabularies(run, saved, configuration, checkpoint):

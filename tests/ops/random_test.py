@@ -5,6 +5,7 @@ import zlib
 import keras
 import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 
 from switch_tf import context, partitioning
@@ -160,3 +161,35 @@ def test_scopes_nest_and_are_left_after_an_error():
         assert context.current().seed == 1
         assert int(random.fresh_seed()) == 1
     assert context.current().seed is None
+
+
+def test_each_initial_weight_is_the_hash_of_its_seed_and_place():
+    numbers = random.RandomByPosition("uniform", 0.5, seed=1234).piece((3, 2, 5), (slice(None),) * 3)
+    for row, column, depth in np.ndindex(3, 2, 5):
+        key = mix(mix(row) ^ 1234)
+        bits = mix((mix((5 * column + depth) ^ key) + 1234) % LIMIT) >> 8
+        assert numbers[row, column, depth] == 0.5 * (2 * bits + 1 - 2**24) / 2**24
+
+
+@pytest.mark.parametrize("distribution", ["normal", "truncated_normal", "uniform"])
+def test_pieces_of_a_weight_have_the_numbers_of_the_whole(distribution):
+    initializer, shape = random.RandomByPosition(distribution, 2.0, seed=5), (5, 300, 400)  # more than a block
+    whole = np.asarray(initializer(shape, "float32"))
+    for index in ((slice(2, 4), slice(None), slice(None)), (slice(4, 5), slice(7, 9), slice(399, 400))):
+        np.testing.assert_array_equal(initializer.piece(shape, index), whole[index])
+    rows = np.random.RandomState(0).permutation(whole.reshape(-1))[:100_000] / 2
+    reference = {"normal": scipy.stats.norm(), "truncated_normal": scipy.stats.truncnorm(-2, 2),
+                 "uniform": scipy.stats.uniform(-1, 2)}[distribution]
+    assert scipy.stats.kstest(rows, reference.cdf).pvalue > 0.001
+
+
+def test_initializers_draw_seeds_from_pythons_generator_and_clones_draw_anew():
+    def drawn():
+        keras.utils.set_random_seed(3)
+        first = random.RandomByPosition("normal", 1.0)
+        return [np.asarray(initializer((4,))) for initializer in (first, first, first.clone())]
+
+    first, again, clone = drawn()
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, clone)
+    np.testing.assert_array_equal(drawn()[2], clone)

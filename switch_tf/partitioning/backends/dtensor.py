@@ -127,10 +127,11 @@ class DTensorPartitioner(Partitioner):
 
     def _create(self, next_creator, **kwargs):
         with tf.device("CPU:0"):
-            value = initial_value(kwargs)
-        axes = axes_of_new_variable(value.shape.rank)
-        storage, mesh_axes = unfolding(value.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
-        variable = DTensorVariable(pack(storage.unfold(value.numpy(), np), self._layout(mesh_axes)),
+            initial = initial_value(kwargs)
+        axes = axes_of_new_variable(len(initial.shape))
+        storage, mesh_axes = unfolding(initial.shape, self.layout.spec(axes, at_rest=True), self.layout.mesh)
+        whole = initial.piece((slice(None),) * len(initial.shape)).astype(initial.dtype.as_numpy_dtype)
+        variable = DTensorVariable(pack(storage.unfold(whole, np), self._layout(mesh_axes)),
                                    name=kwargs.get("name"), trainable=kwargs.get("trainable"))
         if not storage.first:
             return variable

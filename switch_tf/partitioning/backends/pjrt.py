@@ -26,7 +26,7 @@ from switch_tf.partitioning.backends import pjrt_client
 from switch_tf.partitioning.cluster import Cluster
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import FLAGS, Partitioner, initial_value
-from switch_tf.partitioning.variables import Piece, PjrtVariable, put
+from switch_tf.partitioning.variables import Piece, PjrtVariable, laid_out, put
 from switch_tf.refusals import Refusal
 
 _FEATURES = (None, "batch", "length")  # axes of placed features
@@ -87,20 +87,21 @@ class PjrtPartitioner(Partitioner):
         return isinstance(variable.value, PjrtVariable)
 
     def _create(self, next_creator, **kwargs):
-        value = initial_value(kwargs)
-        sharding = self.sharding(axes_of_new_variable(value.shape.rank), at_rest=True)
-        symbol = next_creator(**{**kwargs, "initial_value": lowering.reserved(tuple(value.shape), value.dtype)})
-        return self._variable(symbol, value.numpy(), sharding)
+        initial = initial_value(kwargs)
+        sharding = self.sharding(axes_of_new_variable(len(initial.shape)), at_rest=True)
+        symbol = next_creator(**{**kwargs, "initial_value": lowering.reserved(initial.shape, initial.dtype)})
+        return self._variable(symbol, initial.piece, sharding)
 
-    def _variable(self, symbol, value, sharding):
-        variable = PjrtVariable(symbol, put(value, sharding))
+    def _variable(self, symbol, piece, sharding):
+        variable = PjrtVariable(symbol, laid_out(tuple(symbol.shape), symbol.dtype.as_numpy_dtype, sharding, piece))
         self.variables.add(variable)
         return variable
 
     def _adopt(self, optimizer):
         for variable in optimizer.variables:
             if not self._is_laid_out(variable):
-                variable._value = self._variable(variable.value, variable.value.numpy(), self.sharding(()))
+                variable._value = self._variable(
+                    variable.value, variable.value.numpy().__getitem__, self.sharding(()))
 
     def rows(self, batch_size: int) -> list[tuple[int, int]]:
         return lowering.rows_of_process(self.sharding(("batch",)), batch_size, self.process_index)
