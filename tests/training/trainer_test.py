@@ -17,6 +17,7 @@ from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.configs import names
 from switch_tf.configs.run import Run, StepSettings
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Outage, Refusal
 from switch_tf.reporting import report
 from switch_tf.storage import places
@@ -446,6 +447,33 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp
         for first, other in zip(trainer.model.variables, second.state.model.variables, strict=True):
             np.testing.assert_array_equal(first.numpy(), other.numpy())
     assert "could not be found in the restored object" not in caplog.text
+
+
+def test_the_next_call_starts_before_results_are_fetched_and_a_bad_step_ends_those_under_way(
+        tiny_config, run, straight, monkeypatch):
+    monkeypatch.setattr(Partitioner, "is_asynchronous", True)
+    happened, start = [], train_step.Steps.start
+
+    def starting(steps, *arguments):
+        number, results = sum(kind == "call" for kind, _ in happened) + 1, start(steps, *arguments)
+        happened.append(("call", number))
+        return lambda: happened.append(("results", number)) or results()
+
+    monkeypatch.setattr(train_step.Steps, "start", starting)
+    rare = dataclasses.replace(run, checkpoint_period=3, train_steps=9)
+    with _start(tiny_config, rare) as training, pytest.raises(
+            train_step.Divergence, match=r"step 7 is not finite; .* is the weight decoder/.*step_00000006"):
+        training.advance(6)
+        # Steps 3 and 6 end before they are saved and evaluated.
+        assert happened == [(kind, number + first) for first in (0, 3) for kind, number in (
+            ("call", 1), ("call", 2), ("results", 1), ("call", 3), ("results", 2), ("results", 3))]
+        assert _losses(run) == _losses(straight[0])
+        kernel = training.state.model.decoder.layers[0].mlp.router.kernel
+        kernel.assign(np.full((16, 4), np.inf))
+        training.advance(9)
+    assert happened[12:] == [("call", 7), ("call", 8), ("results", 7)]
+    assert int(training.state.optimizer.iterations) == training.state.step == 6
+    assert folders.steps(folders.checkpoints_of(run.model_dir)) == [3, 6]
 
 
 @pytest.mark.slow
