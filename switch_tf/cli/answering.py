@@ -1,9 +1,11 @@
 """`switch-tf infer`, `serve` and `export`: answers of a trained run to texts."""
 
+import collections
 import contextlib
 import gc
 import hashlib
 import importlib
+import itertools
 import pathlib
 import sys
 import time
@@ -16,7 +18,6 @@ from switch_tf.checkpoints.run_folder import CONFIGURATION, select_one
 from switch_tf.cli import options
 from switch_tf.cli.parser import Parser
 from switch_tf.configs import gin_syntax, parts
-from switch_tf.configs.choices import check_choice
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.partitioning import cluster
@@ -30,7 +31,7 @@ with epy.lazy_imports():  # imports TensorFlow
     from switch_tf.data import task_catalog
     from switch_tf.inference import exporting, lines, listening, saved_runs, server
 
-_ANSWERING = ("auto", "pjrt")
+_OF_MODEL = "--model; a run has its own."
 # Sampler -> (name, type, help) of its settings.
 _SAMPLERS = {
     "greedy": (),
@@ -61,30 +62,28 @@ def add_infer_arguments(parser: Parser) -> None:
                "key or column of the text, or the column's number in a table without a header (default: as in "
                "training)", "NAME")
     parser.add("--score", "the log-likelihood of given targets, in --target_field")
-    parser.add("--target_field", "see --score (default: as in training)", "NAME")
+    parser.add("--target_field", "see --score (default: as in training)", "NAME",
+               goes_with="--score; without it targets are not read.")
     parser.add("--interactive", "answer what is typed, line by line")
-    parser.add("--batch_size", "lines at a time (default 32)", at_least=1, default=32)
+    parser.count("--batch_size", "lines at a time (default 32)", 32)
 
 
 def run_infer(arguments: Namespace) -> dict:
     """Answers the input. Returns the numbers of lines and errors."""
-    has_file, has_output = arguments.input not in (None, "-"), arguments.output != "-"
+    source, output = places.at(arguments.input or "-"), places.at(arguments.output)
+    has_file, has_output = str(source) != "-", str(output) != "-"
     if arguments.interactive and (arguments.input or has_output or arguments.field or arguments.score):
         raise Refusal("--interactive answers what is typed; leave out --input, --output and --score, and --field.")
     if not arguments.interactive and not arguments.input:
         raise Refusal("Give --input, a file of lines or - for standard input, or --interactive.")
-    if has_file and not places.at(arguments.input).is_file():
+    if has_file and not source.is_file():
         raise Refusal(f"--input must be a file, or - for standard input; {arguments.input!r} is none.")
-    output = places.at(arguments.output)
     if has_output and (
             output.exists() and not output.is_file() or places.is_local(output) and not output.parent.is_dir()):
         raise Refusal(f"--output must be a file in a folder that is there, or - for standard output, not "
                       f"{arguments.output!r}.")
-    if has_file and places.at(arguments.input).resolve() == output.resolve():
+    if has_file and source.resolve() == output.resolve():
         raise Refusal("--output must be another file than --input.")
-    _check_decoding(arguments)
-    if arguments.target_field and not arguments.score:
-        raise Refusal("--target_field goes with --score; without it targets are not read.")
     if arguments.score and arguments.sampler != "greedy":
         raise Refusal("--score decodes nothing; leave out --sampler.")
     folder = options.folder_of(arguments)
@@ -114,19 +113,18 @@ def run_infer(arguments: Namespace) -> dict:
             if num_known:
                 outputs.say(f"Going on after the {num_known} lines that {arguments.output} holds.")
         bar = stack.enter_context(progress.bar(total, f"Step {identity['step']}", " lines", num_known))
-        counts = {"lines": 0, "errors": 0, "cut": 0}
+        counts = collections.Counter()  # of the records' keys
         for records in lines.answers(remaining, model, arguments.score):
             if answered:
                 answered.write(records)
             else:
                 print(lines.format_lines(records), end="", file=arguments.stdout, flush=True)
             bar.update(len(records))
-            counts["lines"] += len(records)
-            counts["errors"] += sum("error" in record for record in records)
-            counts["cut"] += sum("cut" in record for record in records)
-    outputs.say(f"{counts['lines']} lines answered, {counts['errors']} of them with an error, {counts['cut']} cut to "
+            counts.update(itertools.chain(*records))
+    outputs.say(f"{counts['input']} lines answered, {counts['error']} of them with an error, {counts['cut']} cut to "
                 f"{model.inputs_length} tokens.")
-    return {"run": str(folder), "step": identity["step"], "output": arguments.output, **counts}
+    return {"run": str(folder), "step": identity["step"], "output": arguments.output, "lines": counts["input"],
+            "errors": counts["error"], "cut": counts["cut"]}
 
 
 def _choose_fields(field, target_field, has_targets, defaults, form):
@@ -173,33 +171,26 @@ def add_export_arguments(parser: Parser) -> None:
     _add_decoding_arguments(parser, answers=False)
     parser.add("--model", "in place of --run: a model that Keras saved, model.keras", "FILE")
     parser.add("--vocabulary",
-               "with --model: a vocabulary, for text in and text out; without it ids in and out", "NAME_OR_FILE")
-    parser.add("--inputs_length",
-               "with --model and --vocabulary: tokens of a text to read at most (default 512)", at_least=1)
+               "with --model: a vocabulary, for text in and text out; without it ids in and out", "NAME_OR_FILE",
+               goes_with=_OF_MODEL)
+    parser.count("--inputs_length", "with --model and --vocabulary: tokens of a text to read at most (default 512)",
+                 goes_with=_OF_MODEL)
     options.add_output(parser)
 
 
 def run_export(arguments: Namespace) -> tuple[dict, str]:
     """Writes the SavedModel. Returns its origin, path and size."""
-    _check_decoding(arguments)
     if (arguments.run is None) == (arguments.model is None):
         raise Refusal("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
     if arguments.num_results not in (None, 1):
         raise Refusal("An exported model gives the best result; leave out --num_results.")
     checkpoint = None
     if arguments.model is None:
-        for name in ("vocabulary", "inputs_length"):
-            if getattr(arguments, name) is not None:
-                raise Refusal(f"--{name} goes with --model; a run has its own.")
         folder = options.folder_of(arguments)
         checkpoint = select_one(folder, arguments.step)
     else:
         if arguments.gin_file or arguments.gin_bindings or arguments.step != "last":
             raise Refusal("--step and gin arguments go with --run; a saved model has its own configuration.")
-        if arguments.raw:
-            raise Refusal("--raw goes with --run; the texts of a saved model are always read as they are.")
-        if arguments.trust:
-            raise Refusal("--trust goes with --run; a saved model has no gin file.")
         if not places.at(arguments.model).is_file():
             raise Refusal(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
         if arguments.inputs_length is not None and arguments.vocabulary is None:
@@ -239,16 +230,15 @@ def add_serve_arguments(parser: Parser) -> None:
     parser.add("--allow_host",
                "another name that requests and pages may give this server, such as a proxy's; may be repeated (by "
                "default localhost and the address it listens at)", "NAME", action="append", default=[])
-    parser.add("--batch_size", "texts that are answered at a time, at most (default 32)", at_least=1, default=32)
-    parser.add("--max_waiting",
-               "texts that may wait; further requests are refused with 503 (default 256)", at_least=1, default=256)
-    parser.add("--max_request_bytes",
-               "largest request; longer ones are refused with 413 (default 1048576)", at_least=1, default=2**20)
+    parser.count("--batch_size", "texts that are answered at a time, at most (default 32)", 32)
+    parser.count("--max_waiting",
+               "texts that may wait; further requests are refused with 503 (default 256)", 256)
+    parser.count("--max_request_bytes",
+               "largest request; longer ones are refused with 413 (default 1048576)", 2**20)
 
 
 def run_serve(arguments: Namespace) -> dict:
     """Serves until a signal. Returns the address."""
-    _check_decoding(arguments)
     try:
         import starlette  # noqa: F401  of the extra `serve`
         import uvicorn  # noqa: F401
@@ -287,35 +277,27 @@ def _add_decoding_arguments(parser, answers=True):
     options.add_run_arguments(parser, is_required=answers)
     parser.add("--step",
                "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last")
-    parser.add("--raw", "read texts as they are: without the task's prefix, and <extra_id_0> as a gap")
-    parser.add("--max_length", "tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)", at_least=1)
+    parser.add("--raw", "read texts as they are: without the task's prefix, and <extra_id_0> as a gap",
+               goes_with="--run; the texts of a saved model are always read as they are.")
+    parser.count("--max_length", "tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
     parser.add("--sampler", "the most probable token (default), a drawn one, or beam search",
                choices=tuple(_SAMPLERS), default="greedy")
     for sampler, settings in _SAMPLERS.items():
         for name, kind, meaning in settings:
-            parser.add(f"--{name}", f"with --sampler {sampler}: {meaning}", "X", type=kind)
+            parser.add(f"--{name}", f"with --sampler {sampler}: {meaning}", "X", type=kind,
+                       goes_with=f"--sampler {sampler}, not {{sampler}}.")
     if answers:
         parser.add("--backend",
                    "auto (default): one device of TensorFlow, whatever layout the run trained under; pjrt: the run's "
-                   "layout on PJRT (on TPUs and GPUs the default for runs that recorded it)", "NAME")
-        parser.add("--devices", "with --backend pjrt: virtual devices to make of this machine's CPU", at_least=1)
-
-
-def _check_decoding(arguments):
-    if getattr(arguments, "backend", None) is not None:
-        check_choice("--backend", arguments.backend, _ANSWERING)
-    if getattr(arguments, "devices", None) is not None and arguments.backend != "pjrt":
-        raise Refusal("--devices goes with --backend=pjrt; otherwise one device answers.")
-    for sampler, settings in _SAMPLERS.items():
-        for name, *_ in settings:
-            if getattr(arguments, name) is not None and sampler != arguments.sampler:
-                raise Refusal(f"--{name} goes with --sampler {sampler}, not {arguments.sampler}.")
+                   "layout on PJRT (on TPUs and GPUs the default for runs that recorded it)", "NAME",
+                   one_of=("auto", "pjrt"))
+        parser.count("--devices", "with --backend pjrt: virtual devices to make of this machine's CPU",
+                     goes_with="--backend=pjrt; otherwise one device answers.")
 
 
 def _sampler_of(arguments):
-    settings = {name: getattr(arguments, name) for name, *_ in _SAMPLERS[arguments.sampler]}
     return decoding.SAMPLERS[arguments.sampler](**{
-        name: value for name, value in settings.items() if value is not None})
+        name: value for name, *_ in _SAMPLERS[arguments.sampler] if (value := getattr(arguments, name)) is not None})
 
 
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):

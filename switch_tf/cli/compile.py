@@ -153,7 +153,7 @@ def add_verify_layout_arguments(parser: Parser) -> None:
     """Declares arguments."""
     options.add_gin_arguments(parser)
     options.add_device_arguments(parser, num_devices=8)
-    parser.add("--steps", "training steps to compare (default 3)", at_least=1, default=3)
+    parser.count("--steps", "training steps to compare (default 3)", 3)
 
 
 def run_verify_layout(arguments: Namespace) -> tuple[dict, str]:

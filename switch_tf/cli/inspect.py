@@ -28,8 +28,8 @@ def add_inspect_arguments(parser: Parser) -> None:
     parser.add("--verify",
                "read every file of a run's checkpoints, or of one, and compare it with its recorded sum; status 1 if "
                "one is damaged")
-    parser.add("--inputs_length", "tokens, for the FLOPs (default 512)", at_least=1, default=512)
-    parser.add("--targets_length", "tokens, for the FLOPs (default 114)", at_least=0, default=114)
+    parser.count("--inputs_length", "tokens, for the FLOPs (default 512)", 512)
+    parser.count("--targets_length", "tokens, for the FLOPs (default 114)", 114, at_least=0)
     options.add_gin_arguments(parser)
 
 

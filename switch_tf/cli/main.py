@@ -5,6 +5,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from switch_tf import checks, environment
 from switch_tf.cli.parser import Parser
-from switch_tf.configs.choices import nearest
+from switch_tf.configs.choices import check_choice, nearest
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
 from switch_tf.refusals import Refusal, first_line
@@ -143,10 +144,19 @@ def _parse(argv):
         arguments.beam_flags = behind
     if bindings and not hasattr(arguments, "gin_file"):
         parser.error(f"the command {name} takes no gin bindings, but was given {bindings[0]}")
-    for action in parser._actions:
-        flag, given = (*action.option_strings, action.metavar)[0], getattr(arguments, action.dest, None)
-        if (at_least := getattr(action, "at_least", None)) is not None:
-            checks.optional(flag, given, checks.integer, at_least)
+    for action in parser._actions[1:]:  # after --help
+        flag, given = (*action.option_strings, action.metavar)[0], getattr(arguments, action.dest)
+        if given == action.default:
+            continue
+        if action.at_least is not None:
+            checks.integer(flag, given, action.at_least)
+        if action.one_of:
+            check_choice(flag, given, action.one_of)
+        if action.goes_with:
+            name_of_other, value = re.match(r"--(\w+)[ =]?(\w*)", action.goes_with).groups()
+            other = getattr(arguments, name_of_other, True)
+            if not other or value not in ("", other):
+                raise Refusal(f"{flag} goes with {action.goes_with.format(**vars(arguments))}")
         is_path = any(word.removesuffix("S") in _PATHS for word in str(action.metavar).split("|"))
         if is_path and (name, action.dest) != ("vocabulary", "input"):  # TensorFlow reads that one, also from buckets
             for path in given if isinstance(given, list) else [given]:

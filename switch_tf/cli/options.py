@@ -38,13 +38,13 @@ def add_gin_arguments(parser: Parser) -> None:
                      "--gin.MODEL_DIR=\"'runs/x'\".")
 
 
-def add_device_arguments(parser: Parser, num_devices: int | None = None) -> None:
+def add_device_arguments(parser: Parser, num_devices: int | None = None, **rest: Any) -> None:
     """Declares `--devices` and `--backend`. `main` turns the latter into a binding."""
-    parser.add("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
-               at_least=1, default=num_devices)
+    parser.count("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
+                 num_devices, **rest)
     parser.add("--backend",
                f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
-               "gin files)", "NAME")
+               "gin files)", "NAME", **rest)
 
 
 def add_output(parser: Parser) -> None:
@@ -65,7 +65,7 @@ def add_trust(parser: Parser) -> None:
     """Declares `--trust`."""
     parser.add("--trust",
                "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
-               "program")
+               "program", goes_with="--run; a saved model has no gin file.")
 
 
 def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:

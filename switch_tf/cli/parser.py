@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from switch_tf.configs import shipped_gin
@@ -12,22 +13,27 @@ from switch_tf.statuses import REFUSED
 class Parser(argparse.ArgumentParser):
     """A parser that suggests a flag or macro for an unknown flag."""
 
-    def add(self, name: str, help: str, metavar: str | None = None, at_least: int | None = None, **rest: Any) -> None:
-        """Declares an argument. With only a name and a help it is a flag.
+    def add(self, name: str, help: str, metavar: str | None = None, one_of: Iterable[str] = (), goes_with: str = "",
+            at_least: int | None = None, **rest: Any) -> None:
+        """Declares an argument, for `main` to check. With only a name and a help it is a flag.
 
         Args:
-            metavar: FILE, FOLDER, PATH, RUN and CHECKPOINT stand for paths.
-            at_least: Smallest value of an integer.
+            metavar: FILE, FOLDER, PATH, RUN and CHECKPOINT stand for paths. Defaults to `one_of`.
+            one_of: Values to choose from.
+            goes_with: Option that must be given too, and the rest of the refusal: "--model; a run has its own.", or
+                "--sampler beam, not {sampler}." for one of its values.
             **rest: See `argparse.ArgumentParser.add_argument`.
         """
-        if at_least is not None:
-            rest |= {"type": int, "metavar": "N"}
-        elif metavar:
-            rest["metavar"] = metavar
+        if metavar or one_of:
+            rest["metavar"] = metavar or "|".join(one_of)
         elif not rest:
             rest["action"] = "store_true"
-        action: Any = self.add_argument(name, help=help, **rest)
-        action.at_least = at_least
+        vars(self.add_argument(name, help=help, **rest)).update(
+            one_of=one_of, goes_with=goes_with, at_least=at_least)
+
+    def count(self, name: str, help: str, default: int | None = None, at_least: int = 1, **rest: Any) -> None:
+        """Declares an integer."""
+        self.add(name, help, "N", at_least=at_least, type=int, default=default, **rest)
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)

@@ -91,7 +91,8 @@ def add_compare_arguments(parser: Parser) -> None:
     options.add_gin_arguments(parser)
     parser.add("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
                "FOLDER", nargs="+", default=[])
-    parser.add("--output", "where the report on --runs goes (default: the folder 'comparison')", "FOLDER")
+    parser.add("--output", "where the report on --runs goes (default: the folder 'comparison')", "FOLDER",
+               goes_with="--runs; a comparison that trains writes into its own folder, Comparison.model_dir.")
     parser.epilog = f"{parser.epilog} {EPILOG}"
 
 
@@ -103,9 +104,6 @@ def run_compare(arguments: Namespace) -> dict:
         output = arguments.output or "comparison"
         with lock.held(output):
             return _report(output, run_folders.find(arguments.runs))
-    if arguments.output:
-        raise Refusal("--output goes with --runs; a comparison that trains writes into its own folder, "
-                      "Comparison.model_dir.")
     comparison, bindings = read_comparison(arguments)
 
     def make_trainer(name, seed):
@@ -183,7 +181,7 @@ def add_eval_arguments(parser: Parser) -> None:
     parser.add("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
                "N|best|last|all", default="last")
     parser.add("--split", "of the tasks (default validation)", "NAME", default="validation")
-    parser.add("--examples", "largest number of examples of each task with metrics (default: all)", at_least=1)
+    parser.count("--examples", "largest number of examples of each task with metrics (default: all)")
     parser.add("--output", "where scores and predictions go (default RUN/eval)", "FOLDER")
     options.add_device_arguments(parser)
     parser.add("--follow", "go on with each new checkpoint of a run that is training, until the run ends")

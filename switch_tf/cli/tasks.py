@@ -141,7 +141,7 @@ def add_vocabulary_arguments(parser: Parser) -> None:
     """Declares arguments."""
     parser.add("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
                "FILE", nargs="+", required=True)
-    parser.add("--size", "pieces, without the 100 sentinels that every task adds", at_least=1, required=True)
+    parser.count("--size", "pieces, without the 100 sentinels that every task adds", required=True)
     parser.add("--output", "the SentencePiece model to be written", "FILE", required=True)
     parser.add("--field", "keys or columns to read, numbers in tables without a header (default: text)",
                "NAME", nargs="+", default=["text"])
@@ -177,20 +177,21 @@ def add_cache_arguments(parser: Parser) -> None:
     parser.add("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER")
     parser.add("--vocabulary", "the run's VOCABULARY, if it has one (default: the task's own)", "VOCABULARY")
     parser.add("--split", "which splits (default: all)", "SPLIT", nargs="+")
-    parser.add("--num_processes", "workers on this machine (default: one a core)", at_least=1)
-    parser.add("--num_shards",
-               "files of the train split (default: as many as its data, more of few or large ones)", at_least=1)
+    parser.count("--num_processes", "workers on this machine (default: one a core)")
+    parser.count("--num_shards",
+               "files of the train split (default: as many as its data, more of few or large ones)")
     parser.add("--overwrite", "begin anew, whatever is in the folder")
     parser.add("--teacher",
                "store the predictions of this run or checkpoint for the training rows that a student's gin files "
                "describe (TRAIN_STEPS batches of SEED), in --output", "RUN")
-    parser.add("--top_k",
-               f"with --teacher: most probable tokens to store for each target (default {_TOP_K})", at_least=1)
+    with_teacher = {"goes_with": "--teacher; leave it out, or name the teacher's run."}
+    parser.count("--top_k", f"with --teacher: most probable tokens to store for each target (default {_TOP_K})",
+                 **with_teacher)
     parser.set_defaults(beam_flags=[])
     options.add_gin_arguments(parser)
     parser.epilog = (f"{parser.epilog} Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner "
                      "--project=...")
-    options.add_device_arguments(parser)
+    options.add_device_arguments(parser, **with_teacher)
 
 
 def run_cache(arguments: Namespace) -> dict:
@@ -201,9 +202,6 @@ def run_cache(arguments: Namespace) -> dict:
         raise Refusal("Name a TASK, or give the --gin_file of a run; `switch-tf tasks` lists what there is.")
     if arguments.gin_bindings and not arguments.gin_file:
         raise Refusal("--gin.NAME=VALUE changes what gin files say: give a --gin_file.")
-    for name in ("top_k", "devices", "backend"):
-        if getattr(arguments, name) is not None:
-            raise Refusal(f"--{name} goes with --teacher; leave it out, or name the teacher's run.")
     for flag in arguments.beam_flags:
         if not flag.startswith("--"):
             raise Refusal(f"{flag!r} is no flag of Apache Beam; behind -- each is one word, such as "

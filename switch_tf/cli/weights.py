@@ -8,7 +8,6 @@ from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import options
 from switch_tf.cli.parser import Parser
-from switch_tf.configs.choices import check_choice
 from switch_tf.conversion import model_gin
 from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
 from switch_tf.conversion.formats import (
@@ -42,11 +41,11 @@ def add_convert_arguments(parser: Parser) -> None:
                "--gin_file of its model), a run folder or a checkpoint", "FOLDER", required=True)
     options.add_output(parser)
     parser.add("--to",
-               "what to write; by default switch_tf, or hugging_face if the input is switch_tf", "|".join(WRITABLE))
-    parser.add("--expert_capacity", "to Hugging Face: slots of each expert for each sequence", at_least=1)
+               "what to write; by default switch_tf, or hugging_face if the input is switch_tf", one_of=WRITABLE)
+    parser.count("--expert_capacity", "to Hugging Face: slots of each expert for each sequence")
     parser.add("--dtype",
                "to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and rounds others",
-               "|".join(WRITTEN_DTYPES), default="float32")
+               one_of=WRITTEN_DTYPES, default="float32")
     parser.add("--verify",
                "read the output and compare every weight with the input, and logits if two models fit into memory")
     parser.add("--with_optimizer",
@@ -57,12 +56,9 @@ def add_convert_arguments(parser: Parser) -> None:
 def run_convert(arguments: Namespace) -> tuple[dict, str]:
     """Writes the output folder. Returns a description."""
     source, source_format = locate(arguments.input, "--input")
-    name = arguments.to or default_target(source_format).name
-    check_choice("--to", name, WRITABLE)
-    to = WRITABLE[name]
+    to = WRITABLE[arguments.to or default_target(source_format).name]
     if arguments.expert_capacity is not None and to is not HUGGING_FACE:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
-    check_choice("--dtype", arguments.dtype, WRITTEN_DTYPES)
     if arguments.dtype != "float32" and to is not HUGGING_FACE:
         raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
     config = None
@@ -129,7 +125,7 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 def add_average_arguments(parser: Parser) -> None:
     """Declares arguments."""
     parser.add("--run", "a run folder", "FOLDER", required=True)
-    parser.add("--last", "number of its newest checkpoints", required=True, at_least=2)
+    parser.count("--last", "number of its newest checkpoints", required=True, at_least=2)
     options.add_output(parser)
 
 

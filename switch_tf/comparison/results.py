@@ -9,25 +9,19 @@ from typing import Any
 import numpy as np
 from etils import epy
 
+from switch_tf import checks
 from switch_tf.checkpoints import continuation, folders
 from switch_tf.comparison import fairness
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.reporting import report
-from switch_tf.storage import json_lines
 
 with epy.lazy_imports():  # takes a second
     from scipy import stats
 
 # Required fields of a run's record, with a check.
-_NEEDED = {
-    "MIXTURE_OR_TASK_NAME": lambda value: isinstance(value, str),
-    "optimizer": lambda value: isinstance(value, str),
-    "SEED": json_lines.is_step,
-    "BATCH_SIZE": lambda value: json_lines.is_step(value) and 0 < value < 2**31,
-    "TASK_FEATURE_LENGTHS": lambda value: isinstance(value, dict) and {"inputs", "targets"} <= value.keys() and all(
-        json_lines.is_step(length) and length < 2**31 for length in value.values()),
-}
+_NEEDED = (("MIXTURE_OR_TASK_NAME", checks.text), ("optimizer", checks.text), ("SEED", checks.integer, 0),
+           ("BATCH_SIZE", checks.integer, 1), ("TASK_FEATURE_LENGTHS", checks.lengths))
 # Evaluations to average, because a loss depends on the last batch.
 SMOOTHING = 3
 _ERROR_RATE = 0.05  # of all tests together
@@ -80,9 +74,11 @@ def read(folder: pathlib.Path, name: str) -> Curves:
                       "can be compared.")
     try:
         config = SwitchConfig(**continuation.model_fields(record))
-        for field, is_right in _NEEDED.items():
-            if not is_right(record.get(field)):
-                raise ValueError(f"{field} is missing or damaged")
+        for field, check, *rule in _NEEDED:
+            try:
+                check(field, record.get(field), *rule)
+            except Refusal:
+                raise ValueError(f"{field} is missing or damaged") from None
     except (ValueError, TypeError) as error:
         raise Refusal(f"The configuration in {path / 'checkpoint.json'} cannot be read: {first_line(error)}. Leave "
                       "the run out of the comparison, or copy its folder again.") from error

@@ -1,13 +1,10 @@
 """Inference: compiled programs, answers to texts, export and a server."""
 
-import importlib
+from etils import epy
 
 from switch_tf.inference.text_model import TextModel, generate
 
+with epy.lazy_api_imports(globals()):  # imports TensorFlow
+    from switch_tf.inference.exporting import export
+
 __all__ = ["TextModel", "export", "generate"]
-
-
-def __getattr__(name: str):
-    if name == "export":  # imports TensorFlow
-        return importlib.import_module(f"{__name__}.exporting").export
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")

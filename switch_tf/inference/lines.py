@@ -93,8 +93,6 @@ class Output:
             with reading(path):
                 self._local = self._mirror.fetch(self._path.name)
         self.num_known = 0
-        if self._local.exists() and not self._local.is_file():
-            raise Refusal(f"{self._path} must be a file, not a folder, a pipe or a device; name another one.")
         if self._local.exists() and self._local.stat().st_size:
             try:
                 saved = json_lines.load(described)
