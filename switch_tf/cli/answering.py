@@ -16,7 +16,7 @@ from etils import epy
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION, select_one
 from switch_tf.cli import options
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import count, option
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
@@ -44,28 +44,51 @@ _SAMPLERS = {
              ("num_results", int, "sequences to write (default 1)")),
 }
 
+def _decoding_arguments(answers=True):
+    of_answers = (
+        option("--backend",
+               "auto (default): one device of TensorFlow, whatever layout the run trained under; pjrt: the run's "
+               "layout on PJRT (on TPUs and GPUs the default for runs that recorded it)", "NAME",
+               one_of=("auto", "pjrt")),
+        count("--devices", "with --backend pjrt: virtual devices to make of this machine's CPU",
+              goes_with="--backend=pjrt; otherwise one device answers."))
+    return (
+        *options.run_options(is_required=answers),
+        option("--step",
+               "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last"),
+        option("--raw", "read texts as they are: without the task's prefix, and <extra_id_0> as a gap",
+               goes_with="--run; the texts of a saved model are always read as they are."),
+        count("--max_length", "tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)"),
+        option("--sampler", "the most probable token (default), a drawn one, or beam search",
+               choices=tuple(_SAMPLERS), default="greedy"),
+        *(option(f"--{name}", f"with --sampler {sampler}: {meaning}", "X", type=kind,
+                 goes_with=f"--sampler {sampler}, not {{sampler}}.")
+          for sampler, settings in _SAMPLERS.items() for name, kind, meaning in settings),
+        *of_answers * answers)
+
+
 INFER_EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
 switch-tf infer --run runs/first --interactive
 """
 
 
-def add_infer_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    _add_decoding_arguments(parser)
-    parser.add("--input",
-               "a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as .gz), or lines "
-               "of text, or JSON lines with --field; - for standard input", "FILE")
-    parser.add("--output",
-               "JSON lines, gone on with where it ends; - (default) for standard output", "FILE", default="-")
-    parser.add("--field",
-               "key or column of the text, or the column's number in a table without a header (default: as in "
-               "training)", "NAME")
-    parser.add("--score", "the log-likelihood of given targets, in --target_field")
-    parser.add("--target_field", "see --score (default: as in training)", "NAME",
-               goes_with="--score; without it targets are not read.")
-    parser.add("--interactive", "answer what is typed, line by line")
-    parser.count("--batch_size", "lines at a time (default 32)", 32)
+INFER_ARGUMENTS = (
+    *_decoding_arguments(),
+    option("--input",
+           "a file of any kind that training reads (.txt, .jsonl, .json, .tsv, .csv, each also as .gz), or lines "
+           "of text, or JSON lines with --field; - for standard input", "FILE"),
+    option("--output",
+           "JSON lines, gone on with where it ends; - (default) for standard output", "FILE", default="-"),
+    option("--field",
+           "key or column of the text, or the column's number in a table without a header (default: as in "
+           "training)", "NAME"),
+    option("--score", "the log-likelihood of given targets, in --target_field"),
+    option("--target_field", "see --score (default: as in training)", "NAME",
+           goes_with="--score; without it targets are not read."),
+    option("--interactive", "answer what is typed, line by line"),
+    count("--batch_size", "lines at a time (default 32)", 32),
+)
 
 
 def run_infer(arguments: Namespace) -> dict:
@@ -166,16 +189,16 @@ switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --out
 """
 
 
-def add_export_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    _add_decoding_arguments(parser, answers=False)
-    parser.add("--model", "in place of --run: a model that Keras saved, model.keras", "FILE")
-    parser.add("--vocabulary",
-               "with --model: a vocabulary, for text in and text out; without it ids in and out", "NAME_OR_FILE",
-               goes_with=_OF_MODEL)
-    parser.count("--inputs_length", "with --model and --vocabulary: tokens of a text to read at most (default 512)",
-                 goes_with=_OF_MODEL)
-    options.add_output(parser)
+EXPORT_ARGUMENTS = (
+    *_decoding_arguments(answers=False),
+    option("--model", "in place of --run: a model that Keras saved, model.keras", "FILE"),
+    option("--vocabulary",
+           "with --model: a vocabulary, for text in and text out; without it ids in and out", "NAME_OR_FILE",
+           goes_with=_OF_MODEL),
+    count("--inputs_length", "with --model and --vocabulary: tokens of a text to read at most (default 512)",
+          goes_with=_OF_MODEL),
+    options.OUTPUT,
+)
 
 
 def run_export(arguments: Namespace) -> tuple[dict, str]:
@@ -221,20 +244,20 @@ switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 """
 
 
-def add_serve_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    _add_decoding_arguments(parser)
-    parser.add("--host", "to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)",
-               "ADDRESS", default="127.0.0.1")
-    parser.add("--port", "0 for any that is free (default 8501)", "N", type=int, default=8501)
-    parser.add("--allow_host",
-               "another name that requests and pages may give this server, such as a proxy's; may be repeated (by "
-               "default localhost and the address it listens at)", "NAME", action="append", default=[])
-    parser.count("--batch_size", "texts that are answered at a time, at most (default 32)", 32)
-    parser.count("--max_waiting",
-               "texts that may wait; further requests are refused with 503 (default 256)", 256)
-    parser.count("--max_request_bytes",
-               "largest request; longer ones are refused with 413 (default 1048576)", 2**20)
+SERVE_ARGUMENTS = (
+    *_decoding_arguments(),
+    option("--host", "to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)",
+           "ADDRESS", default="127.0.0.1"),
+    option("--port", "0 for any that is free (default 8501)", "N", type=int, default=8501),
+    option("--allow_host",
+           "another name that requests and pages may give this server, such as a proxy's; may be repeated (by "
+           "default localhost and the address it listens at)", "NAME", action="append", default=[]),
+    count("--batch_size", "texts that are answered at a time, at most (default 32)", 32),
+    count("--max_waiting",
+          "texts that may wait; further requests are refused with 503 (default 256)", 256),
+    count("--max_request_bytes",
+          "largest request; longer ones are refused with 413 (default 1048576)", 2**20),
+)
 
 
 def run_serve(arguments: Namespace) -> dict:
@@ -273,44 +296,17 @@ def run_serve(arguments: Namespace) -> dict:
         return {"run": str(folder), "step": identity["step"], "address": address}
 
 
-def _add_decoding_arguments(parser, answers=True):
-    options.add_run_arguments(parser, is_required=answers)
-    parser.add("--step",
-               "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last")
-    parser.add("--raw", "read texts as they are: without the task's prefix, and <extra_id_0> as a gap",
-               goes_with="--run; the texts of a saved model are always read as they are.")
-    parser.count("--max_length", "tokens to decode at most (default: the targets of TASK_FEATURE_LENGTHS)")
-    parser.add("--sampler", "the most probable token (default), a drawn one, or beam search",
-               choices=tuple(_SAMPLERS), default="greedy")
-    for sampler, settings in _SAMPLERS.items():
-        for name, kind, meaning in settings:
-            parser.add(f"--{name}", f"with --sampler {sampler}: {meaning}", "X", type=kind,
-                       goes_with=f"--sampler {sampler}, not {{sampler}}.")
-    if answers:
-        parser.add("--backend",
-                   "auto (default): one device of TensorFlow, whatever layout the run trained under; pjrt: the run's "
-                   "layout on PJRT (on TPUs and GPUs the default for runs that recorded it)", "NAME",
-                   one_of=("auto", "pjrt"))
-        parser.count("--devices", "with --backend pjrt: virtual devices to make of this machine's CPU",
-                     goes_with="--backend=pjrt; otherwise one device answers.")
-
-
 def _sampler_of(arguments):
     return decoding.SAMPLERS[arguments.sampler](**{
         name: value for name, *_ in _SAMPLERS[arguments.sampler] if (value := getattr(arguments, name)) is not None})
 
 
 def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False):
-    """Returns the task's name and what `_restore` returns. `any_batch`: no `batch_size` unless shapes are fixed."""
-    described = _load_to_answer(arguments, folder)
-    if any_batch and not described.partitioner.has_fixed_shapes:
-        batch_size = None
-    return described.run.mixture_or_task_name, *_restore(arguments, described, checkpoint, _sampler_of(arguments),
-                                                         batch_size)
+    """Returns the task's name, a TextModel, and everything but the sampler that answers depend on.
 
-
-def _restore(arguments, described, checkpoint, sampler, batch_size):
-    """Returns a TextModel with a checkpoint's weights, and everything but the sampler that answers depend on."""
+    `any_batch`: no `batch_size` unless shapes are fixed.
+    """
+    described, sampler = _load_to_answer(arguments, folder), _sampler_of(arguments)
     run, config = described.run, described.config
     folders.check_size(config, checkpoint)
     reading = getattr(described, "reading", None)
@@ -321,12 +317,12 @@ def _restore(arguments, described, checkpoint, sampler, batch_size):
     described.partitioner.build(model)
     text_model = inference.TextModel(
         model, reading.raw() if arguments.raw else reading, run.task_feature_lengths["inputs"],
-        arguments.max_length or run.task_feature_lengths["targets"], sampler, batch_size, described.partitioner)
+        arguments.max_length or run.task_feature_lengths["targets"], sampler,
+        None if any_batch and not described.partitioner.has_fixed_shapes else batch_size, described.partitioner)
     step = tensors.restore(checkpoint, tensors.state_variables(model))["step"]
-    description = f"{config!r} {model.dtype_policy.name}"
-    return text_model, {
+    return run.mixture_or_task_name, text_model, {
         "step": step, "weights": folders.hash_of_weights(checkpoint),
-        "model": hashlib.sha256(description.encode()).hexdigest(),
+        "model": hashlib.sha256(f"{config!r} {model.dtype_policy.name}".encode()).hexdigest(),
         "vocabulary": sorted({task_catalog.fingerprint_of_vocabulary(vocabulary)
                               for vocabulary in (reading.inputs, reading.targets)}),
         "reading": text_model.features.as_data(),

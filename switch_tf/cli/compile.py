@@ -10,7 +10,7 @@ from etils import epy
 
 from switch_tf.aot import answers, search
 from switch_tf.cli import options
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import count, option
 from switch_tf.hardware import chips
 from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning import collectives
@@ -31,20 +31,20 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 """
 
 
-def add_compile_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    options.add_gin_arguments(parser)
-    parser.add("--topology",
-               "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: h100:8, a server "
-               "of 8, h100:2x8, two of them, and a100 and h200", "NAME", required=True)
-    parser.add("--full", "compile all layers; otherwise two shallow depths, from which the rest is extrapolated")
-    parser.add("--save",
-               "keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto", "FOLDER")
-    parser.add("--plot", "draw the schedule and the time of each part, as PNG", "FILE")
-    parser.add("--compare",
-               "layouts to put side by side, separated by commas: names such as expert,expert_model, or gin files",
-               "LAYOUTS")
-    parser.add("--search", "try meshes, group sizes and capacity factors, and rank them by predicted time")
+COMPILE_ARGUMENTS = (
+    *options.GIN,
+    option("--topology",
+           "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: h100:8, a server "
+           "of 8, h100:2x8, two of them, and a100 and h200", "NAME", required=True),
+    option("--full", "compile all layers; otherwise two shallow depths, from which the rest is extrapolated"),
+    option("--save",
+           "keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto", "FOLDER"),
+    option("--plot", "draw the schedule and the time of each part, as PNG", "FILE"),
+    option("--compare",
+           "layouts to put side by side, separated by commas: names such as expert,expert_model, or gin files",
+           "LAYOUTS"),
+    option("--search", "try meshes, group sizes and capacity factors, and rank them by predicted time"),
+)
 
 
 def run_compile(arguments: Namespace) -> dict:
@@ -53,10 +53,7 @@ def run_compile(arguments: Namespace) -> dict:
     Computes in bfloat16 unless ACTIVATION_DTYPE is set. Reads no data, vocabulary or network.
     """
     kind = chips.kind(arguments.topology)
-    if kind == "GPU":
-        check_gpu_compiler()
-    else:
-        check_tpu_compiler()
+    (check_gpu_compiler if kind == "GPU" else check_tpu_compiler)()
     keeps = arguments.save is not None or arguments.plot is not None
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
@@ -75,10 +72,9 @@ def run_compile(arguments: Namespace) -> dict:
         return _search(described, arguments)
     file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
     answer, files = None, {}
-    if file.exists() and not keeps:
-        with contextlib.suppress(ValueError, OSError):  # compiles again if it is damaged
-            answer = json_lines.load(file)
-    if answer is not None:
+    with contextlib.suppress(ValueError, OSError):  # absent or damaged
+        answer = None if keeps else json_lines.load(file)
+    if answer:
         outputs.say(f"The compiler was asked before; its answer is {file}.")
         print(answers.describe(answer))
     else:
@@ -89,11 +85,6 @@ def run_compile(arguments: Namespace) -> dict:
         answers.write(file, json.dumps(answer))
     is_saved = all(answers.write(path, content) for path, content in files.items())
     return {**answer, "exit_status": int(not (answer["fits"] and is_saved))}
-
-
-def process(words: list[str]) -> list[str]:
-    """Returns the command that prints an answer as JSON. `words` follow "compile"."""
-    return [sys.executable, "-m", "switch_tf.cli", "compile", *words, "--json"]
 
 
 def _place_on_topology(described, topology):
@@ -136,10 +127,11 @@ def _search(described, arguments):
 
 def _ask(arguments, questions):
     """Compiles for each name with its additional words."""
-    words = [*(f"--gin_file={file}" for file in arguments.gin_file),
+    words = [sys.executable, "-m", "switch_tf.cli", "compile", "--json",
+             *(f"--gin_file={file}" for file in arguments.gin_file),
              f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
              *["--full"] * arguments.full, *(f"--gin.{binding}" for binding in arguments.gin_bindings)]
-    return answers.ask({name: process([*words, *more]) for name, more in questions.items()})
+    return answers.ask({name: [*words, *more] for name, more in questions.items()})
 
 
 VERIFY_LAYOUT_EXAMPLES = r"""
@@ -149,11 +141,11 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 """
 
 
-def add_verify_layout_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    options.add_gin_arguments(parser)
-    options.add_device_arguments(parser, num_devices=8)
-    parser.count("--steps", "training steps to compare (default 3)", 3)
+VERIFY_LAYOUT_ARGUMENTS = (
+    *options.GIN,
+    *options.device_options(8),
+    count("--steps", "training steps to compare (default 3)", 3),
+)
 
 
 def run_verify_layout(arguments: Namespace) -> tuple[dict, str]:

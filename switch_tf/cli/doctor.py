@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import option
 from switch_tf.installation.doctor import PROBLEM, WARNING, check_all
 
 DOCTOR_EXAMPLES = r"""
@@ -11,10 +11,10 @@ switch-tf doctor --model_dir gs://my-bucket/runs
 """
 
 
-def add_doctor_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.description = "Checks versions, accelerators, folders and resources of this machine."
-    parser.add("--model_dir", "also check that runs can be kept there", "FOLDER")
+DOCTOR_ARGUMENTS = (
+    "Checks versions, accelerators, folders and resources of this machine.",
+    option("--model_dir", "also check that runs can be kept there", "FOLDER"),
+)
 
 
 def run_doctor(arguments: Namespace) -> dict:

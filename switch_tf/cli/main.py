@@ -52,7 +52,8 @@ _REPORT = "This is a bug of switch_tf and not your mistake: please report it wit
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    A command has `add_NAME_arguments(parser)`, `run_NAME(arguments)` and NAME_EXAMPLES, the end of its `--help`.
+    A command has NAME_ARGUMENTS, options and notes on them, `run_NAME(arguments)` and NAME_EXAMPLES, the end of its
+    `--help`.
     `run_NAME` returns the JSON object of `--json`, or a tuple of it and a text to print. Its `exit_status` sets the
     status of the process.
 
@@ -71,10 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parts_of(command: str) -> list[Any]:
-    """Returns `add_NAME_arguments`, `run_NAME` and NAME_EXAMPLES."""
+    """Returns NAME_ARGUMENTS, `run_NAME` and NAME_EXAMPLES."""
     name = command.replace("-", "_")
     module = importlib.import_module(f"switch_tf.cli.{_MODULES.get(name, name)}")
-    return [getattr(module, part) for part in (f"add_{name}_arguments", f"run_{name}", f"{name.upper()}_EXAMPLES")]
+    return [getattr(module, part) for part in (
+        f"{name.upper()}_ARGUMENTS", f"run_{name}", f"{name.upper()}_EXAMPLES")]
 
 
 def _main(argv):
@@ -124,9 +126,11 @@ def _parse(argv):
     parser = Parser(prog=f"switch-tf {name}", description=COMMANDS[name],
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add("--json", "print one JSON object as the last line of standard output, all else on stderr")
-    add_arguments, run, examples = parts_of(name)
-    add_arguments(parser)
-    notes = textwrap.fill(parser.epilog or "", 100, break_on_hyphens=False, break_long_words=False)
+    declared, run, examples = parts_of(name)
+    notes = [note for note in declared if isinstance(note, str)]
+    for words_of_option, rest in (entry for entry in declared if entry not in notes):
+        parser.add(*words_of_option, **rest)
+    notes = textwrap.fill(" ".join(notes), 100, break_on_hyphens=False, break_long_words=False)
     parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
     # argparse cannot know `--gin.NAME=VALUE`, nor Apache Beam's flags after `--`.
     end = [*words, "--"].index("--")
@@ -138,10 +142,9 @@ def _parse(argv):
         if flag.startswith("--") and not any(known.startswith(flag) for known in parser._option_string_actions):
             parser.error(f"unrecognized arguments: {word}")
     arguments = parser.parse_args(words)
-    if behind and not hasattr(arguments, "beam_flags"):
+    if behind and name != "cache":
         parser.error(f"the command {name} takes nothing behind --, but was given {behind[0]}")
-    if behind:
-        arguments.beam_flags = behind
+    arguments.beam_flags = behind
     if bindings and not hasattr(arguments, "gin_file"):
         parser.error(f"the command {name} takes no gin bindings, but was given {bindings[0]}")
     for action in parser._actions[1:]:  # after --help

@@ -11,7 +11,7 @@ from etils import epy
 from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import count, option
 from switch_tf.configs import experiment, gin_syntax, parts
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
@@ -27,29 +27,27 @@ with epy.lazy_imports():  # imports TensorFlow
     from switch_tf.inference import saved_runs
 
 
-def add_gin_arguments(parser: Parser) -> None:
-    """Declares gin files and their folders. `main` takes `--gin.NAME=VALUE`."""
-    parser.add("--gin_file",
-               "gin file, repeatable; the one given last wins. Shipped files such as gin/models/switch_tiny.gin are "
-               "found from any folder", "FILE", action="append", default=[])
-    parser.add("--gin_search_paths",
-               "folders to look for gin files in, separated by commas, before the shipped ones", "FOLDERS", default="")
-    parser.epilog = ("--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: "
-                     "--gin.MODEL_DIR=\"'runs/x'\".")
+# `main` takes `--gin.NAME=VALUE`.
+GIN = (
+    option("--gin_file",
+           "gin file, repeatable; the one given last wins. Shipped files such as gin/models/switch_tiny.gin are found "
+           "from any folder", "FILE", action="append", default=[]),
+    option("--gin_search_paths",
+           "folders to look for gin files in, separated by commas, before the shipped ones", "FOLDERS", default=""),
+    "--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".",
+)
+OUTPUT = option("--output", "a new or empty folder", "FOLDER", required=True)
+TRUST = option("--trust",
+               "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
+               "program", goes_with="--run; a saved model has no gin file.")
 
 
-def add_device_arguments(parser: Parser, num_devices: int | None = None, **rest: Any) -> None:
+def device_options(num_devices: int | None = None, **rest: Any) -> tuple:
     """Declares `--devices` and `--backend`. `main` turns the latter into a binding."""
-    parser.count("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
-                 num_devices, **rest)
-    parser.add("--backend",
-               f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
-               "gin files)", "NAME", **rest)
-
-
-def add_output(parser: Parser) -> None:
-    """Declares `--output`."""
-    parser.add("--output", "a new or empty folder", "FOLDER", required=True)
+    return (count("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
+                  num_devices, **rest),
+            option("--backend", f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
+                   "gin files)", "NAME", **rest))
 
 
 @contextlib.contextmanager
@@ -59,13 +57,6 @@ def new_output(arguments: Namespace) -> Iterator[Any]:
     checks.new_folder(output)
     with lock.held(output):
         yield output
-
-
-def add_trust(parser: Parser) -> None:
-    """Declares `--trust`."""
-    parser.add("--trust",
-               "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
-               "program", goes_with="--run; a saved model has no gin file.")
 
 
 def look(arguments: Namespace, defaults: Sequence[str] = ()) -> Experiment:
@@ -103,11 +94,10 @@ def read_model(arguments: Namespace) -> tuple[SwitchConfig, Any]:
     return found.part(parts.CONFIG).make(), found.part(parts.LAYOUT).make() if parts.LAYOUT in bound else None
 
 
-def add_run_arguments(parser: Parser, is_required: bool = True) -> None:
+def run_options(is_required: bool = True) -> tuple:
     """Declares the run, and the gin arguments that change its configuration."""
-    add_gin_arguments(parser)
-    parser.add("--run", "a run folder, whose own configuration is used", "FOLDER", required=is_required)
-    add_trust(parser)
+    return (*GIN, option("--run", "a run folder, whose own configuration is used", "FOLDER", required=is_required),
+            TRUST)
 
 
 def folder_of(arguments: Namespace) -> pathlib.Path:

@@ -31,10 +31,6 @@ class Parser(argparse.ArgumentParser):
         vars(self.add_argument(name, help=help, **rest)).update(
             one_of=one_of, goes_with=goes_with, at_least=at_least)
 
-    def count(self, name: str, help: str, default: int | None = None, at_least: int = 1, **rest: Any) -> None:
-        """Declares an integer."""
-        self.add(name, help, "N", at_least=at_least, type=int, default=default, **rest)
-
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)
         macro = unknown and unknown[1].upper()
@@ -48,3 +44,13 @@ class Parser(argparse.ArgumentParser):
             message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
                         "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
         self.exit(REFUSED, f"{self.prog}: {message}\n")  # argparse's usage would hide it
+
+
+def option(*words: Any, **rest: Any) -> tuple[tuple, dict]:
+    """Declares an argument, see `Parser.add`."""
+    return words, rest
+
+
+def count(name: str, help: str, default: int | None = None, at_least: int = 1, **rest: Any) -> tuple[tuple, dict]:
+    """Declares an integer."""
+    return option(name, help, "N", at_least=at_least, type=int, default=default, **rest)

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import itertools
 import re
-import sys
 from argparse import Namespace
 
 from etils import epy
@@ -13,7 +12,7 @@ from etils import epy
 from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import follow, select
 from switch_tf.cli import options
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import count, option
 from switch_tf.comparison import Comparison, fairness, run_folders
 from switch_tf.comparison.description import check_words, naming
 from switch_tf.configs import gin_syntax, parts
@@ -39,14 +38,14 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 """
 
 
-def add_train_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    options.add_gin_arguments(parser)
-    options.add_device_arguments(parser)
-    parser.add("--processes",
-               "processes to start on this machine, which train together on the --devices; on several machines set "
-               "TF_CONFIG instead (docs/layouts.md)", "N", type=int, default=1)
-    parser.epilog = f"{parser.epilog} {EPILOG}"
+TRAIN_ARGUMENTS = (
+    *options.GIN,
+    *options.device_options(),
+    option("--processes",
+           "processes to start on this machine, which train together on the --devices; on several machines set "
+           "TF_CONFIG instead (docs/layouts.md)", "N", type=int, default=1),
+    EPILOG,
+)
 
 
 @outputs.outlived()
@@ -55,9 +54,9 @@ def run_train(arguments: Namespace) -> dict:
     if arguments.processes != 1:
         options.look(arguments)
         return {"exit_status": processes.run(arguments.words, arguments.processes, arguments.devices)}
-    num_devices = processes.devices_of_this_process(arguments.devices)
     with stopping.at_start(), processes.one_of_several("train"):
-        described = options.load(arguments, num_cpu_devices=num_devices, check=continuation.check_early)
+        described = options.load(arguments, (), processes.devices_of_this_process(arguments.devices),
+                                 continuation.check_early)
         described = experiments.place_here(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
             trainer, configuration = experiments.make_trainer(described, arguments.words)
@@ -86,14 +85,14 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 """
 
 
-def add_compare_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    options.add_gin_arguments(parser)
-    parser.add("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
-               "FOLDER", nargs="+", default=[])
-    parser.add("--output", "where the report on --runs goes (default: the folder 'comparison')", "FOLDER",
-               goes_with="--runs; a comparison that trains writes into its own folder, Comparison.model_dir.")
-    parser.epilog = f"{parser.epilog} {EPILOG}"
+COMPARE_ARGUMENTS = (
+    *options.GIN,
+    option("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
+           "FOLDER", nargs="+", default=[]),
+    option("--output", "where the report on --runs goes (default: the folder 'comparison')", "FOLDER",
+           goes_with="--runs; a comparison that trains writes into its own folder, Comparison.model_dir."),
+    EPILOG,
+)
 
 
 def run_compare(arguments: Namespace) -> dict:
@@ -103,7 +102,7 @@ def run_compare(arguments: Namespace) -> dict:
             raise Refusal("--runs compares runs that were trained; leave out --gin_file and --gin bindings.")
         output = arguments.output or "comparison"
         with lock.held(output):
-            return _report(output, run_folders.find(arguments.runs))
+            return run_folders.report(output, run_folders.find(arguments.runs))
     comparison, bindings = read_comparison(arguments)
 
     def make_trainer(name, seed):
@@ -120,17 +119,11 @@ def run_compare(arguments: Namespace) -> dict:
         is_done = driver.train(comparison, make_trainer)
         runs = [(name, comparison.folder(name, seed)) for name in comparison.variants for seed in comparison.seeds]
         try:
-            result = _report(comparison.model_dir, runs, is_done)
+            result = run_folders.report(comparison.model_dir, runs, is_done)
         except places.BucketError as error:
             raise Outage(f"The runs are saved, but not their report, because {error.filename} cannot be reached "
                          f"({first_line(error.strerror)}); the same command writes it.") from error
     return {**result, "exit_status": FINISHED if is_done else INTERRUPTED}
-
-
-def _report(output, runs, is_complete=True):
-    result, text = run_folders.report(output, runs, is_complete)
-    print(text, file=sys.stdout if result else sys.stderr)
-    return result
 
 
 def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
@@ -175,16 +168,16 @@ switch-tf eval --run runs/first --follow
 """
 
 
-def add_eval_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    options.add_run_arguments(parser)
-    parser.add("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
-               "N|best|last|all", default="last")
-    parser.add("--split", "of the tasks (default validation)", "NAME", default="validation")
-    parser.count("--examples", "largest number of examples of each task with metrics (default: all)")
-    parser.add("--output", "where scores and predictions go (default RUN/eval)", "FOLDER")
-    options.add_device_arguments(parser)
-    parser.add("--follow", "go on with each new checkpoint of a run that is training, until the run ends")
+EVAL_ARGUMENTS = (
+    *options.run_options(),
+    option("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
+           "N|best|last|all", default="last"),
+    option("--split", "of the tasks (default validation)", "NAME", default="validation"),
+    count("--examples", "largest number of examples of each task with metrics (default: all)"),
+    option("--output", "where scores and predictions go (default RUN/eval)", "FOLDER"),
+    *options.device_options(),
+    option("--follow", "go on with each new checkpoint of a run that is training, until the run ends"),
+)
 
 
 @processes.one_of_several("eval")

@@ -10,7 +10,7 @@ from etils import epy
 
 from switch_tf import checks, sentencepiece_training
 from switch_tf.cli import options
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import count, option
 from switch_tf.configs import gin_syntax, names, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.installation import quiet
@@ -35,12 +35,12 @@ switch-tf tasks docs_corpus_span_corruption
 """
 
 
-def add_tasks_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.add("name", "a task or mixture to show three examples of", "NAME", nargs="?")
-    parser.add("--split", "split of the examples (default: train, or the task's first)", "SPLIT")
-    parser.add("--vocabulary", "instead of the task's own: a name, or the path of a SentencePiece model", "VOCABULARY")
-    options.add_gin_arguments(parser)
+TASKS_ARGUMENTS = (
+    option("name", "a task or mixture to show three examples of", "NAME", nargs="?"),
+    option("--split", "split of the examples (default: train, or the task's first)", "SPLIT"),
+    option("--vocabulary", "instead of the task's own: a name, or the path of a SentencePiece model", "VOCABULARY"),
+    *options.GIN,
+)
 
 
 def run_tasks(arguments: Namespace) -> tuple[dict, str]:
@@ -137,14 +137,14 @@ switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --ou
 """
 
 
-def add_vocabulary_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.add("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
-               "FILE", nargs="+", required=True)
-    parser.count("--size", "pieces, without the 100 sentinels that every task adds", required=True)
-    parser.add("--output", "the SentencePiece model to be written", "FILE", required=True)
-    parser.add("--field", "keys or columns to read, numbers in tables without a header (default: text)",
-               "NAME", nargs="+", default=["text"])
+VOCABULARY_ARGUMENTS = (
+    option("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
+           "FILE", nargs="+", required=True),
+    count("--size", "pieces, without the 100 sentinels that every task adds", required=True),
+    option("--output", "the SentencePiece model to be written", "FILE", required=True),
+    option("--field", "keys or columns to read, numbers in tables without a header (default: text)",
+           "NAME", nargs="+", default=["text"]),
+)
 
 
 def run_vocabulary(arguments: Namespace) -> tuple[dict, str]:
@@ -171,27 +171,26 @@ switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_fi
 """
 
 
-def add_cache_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.add("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?")
-    parser.add("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER")
-    parser.add("--vocabulary", "the run's VOCABULARY, if it has one (default: the task's own)", "VOCABULARY")
-    parser.add("--split", "which splits (default: all)", "SPLIT", nargs="+")
-    parser.count("--num_processes", "workers on this machine (default: one a core)")
-    parser.count("--num_shards",
-               "files of the train split (default: as many as its data, more of few or large ones)")
-    parser.add("--overwrite", "begin anew, whatever is in the folder")
-    parser.add("--teacher",
-               "store the predictions of this run or checkpoint for the training rows that a student's gin files "
-               "describe (TRAIN_STEPS batches of SEED), in --output", "RUN")
-    with_teacher = {"goes_with": "--teacher; leave it out, or name the teacher's run."}
-    parser.count("--top_k", f"with --teacher: most probable tokens to store for each target (default {_TOP_K})",
-                 **with_teacher)
-    parser.set_defaults(beam_flags=[])
-    options.add_gin_arguments(parser)
-    parser.epilog = (f"{parser.epilog} Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner "
-                     "--project=...")
-    options.add_device_arguments(parser, **with_teacher)
+_WITH_TEACHER = {"goes_with": "--teacher; leave it out, or name the teacher's run."}
+CACHE_ARGUMENTS = (
+    option("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?"),
+    option("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER"),
+    option("--vocabulary", "the run's VOCABULARY, if it has one (default: the task's own)", "VOCABULARY"),
+    option("--split", "which splits (default: all)", "SPLIT", nargs="+"),
+    count("--num_processes", "workers on this machine (default: one a core)"),
+    count("--num_shards",
+          "files of the train split (default: as many as its data, more of few or large ones)"),
+    option("--overwrite", "begin anew, whatever is in the folder"),
+    option("--teacher",
+           "store the predictions of this run or checkpoint for the training rows that a student's gin files "
+           "describe (TRAIN_STEPS batches of SEED), in --output", "RUN"),
+    count("--top_k", f"with --teacher: most probable tokens to store for each target (default {_TOP_K})",
+          **_WITH_TEACHER),
+    *options.GIN,
+    "Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner "
+    "--project=...",
+    *options.device_options(**_WITH_TEACHER),
+)
 
 
 def run_cache(arguments: Namespace) -> dict:

@@ -7,7 +7,7 @@ from etils import epy
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli import options
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import count, option
 from switch_tf.conversion import model_gin
 from switch_tf.conversion.checkpoint_files import WRITTEN_DTYPES
 from switch_tf.conversion.formats import (
@@ -34,23 +34,23 @@ switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/model
 """
 
 
-def add_convert_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.add("--input",
-               "a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow (with the "
-               "--gin_file of its model), a run folder or a checkpoint", "FOLDER", required=True)
-    options.add_output(parser)
-    parser.add("--to",
-               "what to write; by default switch_tf, or hugging_face if the input is switch_tf", one_of=WRITABLE)
-    parser.count("--expert_capacity", "to Hugging Face: slots of each expert for each sequence")
-    parser.add("--dtype",
-               "to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and rounds others",
-               one_of=WRITTEN_DTYPES, default="float32")
-    parser.add("--verify",
-               "read the output and compare every weight with the input, and logits if two models fit into memory")
-    parser.add("--with_optimizer",
-               "of T5X and Mesh TensorFlow: also Adafactor's slots and its step, to go on with them")
-    options.add_gin_arguments(parser)
+CONVERT_ARGUMENTS = (
+    option("--input",
+           "a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow (with the "
+           "--gin_file of its model), a run folder or a checkpoint", "FOLDER", required=True),
+    options.OUTPUT,
+    option("--to",
+           "what to write; by default switch_tf, or hugging_face if the input is switch_tf", one_of=WRITABLE),
+    count("--expert_capacity", "to Hugging Face: slots of each expert for each sequence"),
+    option("--dtype",
+           "to Hugging Face: the tensors' dtype. bfloat16 keeps the bits of bfloat16 weights and rounds others",
+           one_of=WRITTEN_DTYPES, default="float32"),
+    option("--verify",
+           "read the output and compare every weight with the input, and logits if two models fit into memory"),
+    option("--with_optimizer",
+           "of T5X and Mesh TensorFlow: also Adafactor's slots and its step, to go on with them"),
+    *options.GIN,
+)
 
 
 def run_convert(arguments: Namespace) -> tuple[dict, str]:
@@ -70,35 +70,35 @@ def run_convert(arguments: Namespace) -> tuple[dict, str]:
                        arguments.with_optimizer)
 
 
+def _factor(text):
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
+
+
 UPCYCLE_EXAMPLES = r"""
 switch-tf upcycle --from runs/dense --gin_file=gin/models/switch_tiny.gin --output sparse
 switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --output sparse --reinitialize=0.5
 """
 
 
-def add_upcycle_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.add("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",
-               "CHECKPOINT", dest="source", required=True)
-    options.add_output(parser)
-    parser.add("--noise", "noise on each expert's kernels, relative to their standard deviation (default 0)",
-               "STDDEV", type=float, default=0.0)
-    parser.add("--reinitialize",
-               "share of each expert's hidden units to draw anew (default 0)", "SHARE", type=float, default=0.0)
-    parser.add("--gate_scale",
-               "factor of the experts' output kernels, against gates that do not sum to one (default 1); auto for the "
-               "one that keeps the size of each layer's output", "FACTOR", type=_factor, default=1.0)
-    parser.add("--with_optimizer",
-               "copy Adafactor's state and its step, too; start with --gin.Run.initial_variables=\"'with_optimizer'\"")
-    parser.add("--seed", "of all draws (default 0)", type=int, default=0)
-    options.add_gin_arguments(parser)
-
-
-def _factor(text):
-    try:
-        return text if text == "auto" else float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"must be a number or auto, not {text!r}") from None
+UPCYCLE_ARGUMENTS = (
+    option("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",
+           "CHECKPOINT", dest="source", required=True),
+    options.OUTPUT,
+    option("--noise", "noise on each expert's kernels, relative to their standard deviation (default 0)",
+           "STDDEV", type=float, default=0.0),
+    option("--reinitialize",
+           "share of each expert's hidden units to draw anew (default 0)", "SHARE", type=float, default=0.0),
+    option("--gate_scale",
+           "factor of the experts' output kernels, against gates that do not sum to one (default 1); auto for the "
+           "one that keeps the size of each layer's output", "FACTOR", type=_factor, default=1.0),
+    option("--with_optimizer",
+           "copy Adafactor's state and its step, too; start with --gin.Run.initial_variables=\"'with_optimizer'\""),
+    option("--seed", "of all draws (default 0)", type=int, default=0),
+    *options.GIN,
+)
 
 
 def run_upcycle(arguments: Namespace) -> tuple[dict, str]:
@@ -122,11 +122,11 @@ switch-tf average --run runs/first --last 10 --output first_mean --json
 """
 
 
-def add_average_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.add("--run", "a run folder", "FOLDER", required=True)
-    parser.count("--last", "number of its newest checkpoints", required=True, at_least=2)
-    options.add_output(parser)
+AVERAGE_ARGUMENTS = (
+    option("--run", "a run folder", "FOLDER", required=True),
+    count("--last", "number of its newest checkpoints", required=True, at_least=2),
+    options.OUTPUT,
+)
 
 
 def run_average(arguments: Namespace) -> tuple[dict, str]:
@@ -145,15 +145,15 @@ switch-tf shrink --from runs/first/checkpoints/step_00000300 --num_experts=4 --o
 """
 
 
-def add_shrink_arguments(parser: Parser) -> None:
-    """Declares arguments."""
-    parser.add("--from", "a run folder, for its newest checkpoint, or one of its checkpoints",
-               "CHECKPOINT", dest="source", required=True)
-    parser.add("--num_experts", "experts that each layer keeps", "K", required=True, type=int)
-    options.add_output(parser)
-    parser.add("--merge", "merge the most similar experts; by default the most used ones are kept")
-    options.add_trust(parser)
-    options.add_gin_arguments(parser)
+SHRINK_ARGUMENTS = (
+    option("--from", "a run folder, for its newest checkpoint, or one of its checkpoints",
+           "CHECKPOINT", dest="source", required=True),
+    option("--num_experts", "experts that each layer keeps", "K", required=True, type=int),
+    options.OUTPUT,
+    option("--merge", "merge the most similar experts; by default the most used ones are kept"),
+    options.TRUST,
+    *options.GIN,
+)
 
 
 def run_shrink(arguments: Namespace) -> tuple[dict, str]:

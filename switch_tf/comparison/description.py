@@ -48,7 +48,7 @@ class Comparison:
     trained_first: tuple = ()
 
     def __post_init__(self):
-        checks.place("Comparison.model_dir", checks.text("Comparison.model_dir", self.model_dir))
+        checks.place("Comparison.model_dir", self.model_dir)
         if not isinstance(self.variants, Mapping) or len(self.variants) < 2:
             raise Refusal("Comparison.variants must be a dict of at least two variants, each a name and its gin "
                           f"files and bindings, not {checks.shown(self.variants)}.")

@@ -1,6 +1,7 @@
 """Trains a comparison, one seed after another. A seed's variants take turns on the same batches."""
 
 import contextlib
+import functools
 import hashlib
 import pathlib
 import time
@@ -78,22 +79,18 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
             configurations[name], _OfVariant(progress, name, train_steps[name])))
             for name, trainer in trainers.items()}
         stopping.watch([*trainings.values()])
-        batches = SameBatches(batches_file)
+        batches, failure = SameBatches(batches_file), None
         while due := next_turn({name: training.state.step for name, training in trainings.items()}, train_steps, turn):
             name, end = due
             training = trainings[name]
             try:
                 with naming(name):
-                    training.advance(end, lambda: stopping.reason, _UNTIMED,
-                                     lambda step, features, name=name: batches.look(name, step, features))
-            except Exception:
-                others = [trainings[other] for other in trainings.keys() - {name}]
-                for other in others:
-                    other.save()
-                for other in others:
-                    other.finish()
-                raise
-            batches.write()
+                    training.advance(end, lambda: stopping.reason, _UNTIMED, functools.partial(batches.look, name))
+                batches.write()
+            except Exception as error:
+                failure = error
+                del trainings[name]
+                break
             if training.state.step < end:
                 break
         if due:  # saves all before any writes its report
@@ -101,6 +98,8 @@ def take_turns(trainers: dict, configurations: dict[str, str], progress: "Progre
                 training.save()
         for training in trainings.values():
             training.finish()
+        if failure:
+            raise failure
         return due is None
 
 
@@ -144,25 +143,11 @@ class _OfVariant(summaries.Progress):
     """Adds the variant's name to lines, and moves the bar of all runs."""
 
     def __init__(self, whole, name, last_step):
-        self._whole, self._name, self._last_step = whole, name, last_step
-
-    def advance(self, steps):
-        self._whole.advance(steps)
-
-    def resume(self, step):
-        self._whole.advance(step, is_trained=False)
-
-    def glance(self, step, loss):
-        pass
-
-    def say(self, text):
-        self._whole.say(f"{self._name}: {text}")
-
-    def remaining_seconds(self, step, seconds_per_step):
-        return self._whole.remaining_seconds(step, seconds_per_step)
-
-    def close(self):
-        pass
+        self._last_step = last_step
+        self.advance, self.remaining_seconds = whole.advance, whole.remaining_seconds
+        self.resume = functools.partial(whole.advance, is_trained=False)
+        self.say = lambda text: whole.say(f"{name}: {text}")
+        self.glance = self.close = lambda *_: None
 
 
 class SameBatches:

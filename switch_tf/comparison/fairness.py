@@ -154,9 +154,3 @@ def sentence_about_work(shares: dict[str, float], reference: str) -> str:
     same = f" {', '.join(equal)} and {reference} do the same within {_TOLERANCE:.0%}." if equal else ""
     return (f"Not all variants do the same work for a token: {', '.join(unequal)} than {reference}, without the "
             f"router.{same}")
-
-
-def drop_seed(record: dict) -> dict:
-    """Returns the entries of a record that are equal for all runs of a variant."""
-    return {name: value for name, value in record.items()
-            if name not in ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")}

@@ -22,6 +22,8 @@ with epy.lazy_imports():  # takes a second
 # Required fields of a run's record, with a check.
 _NEEDED = (("MIXTURE_OR_TASK_NAME", checks.text), ("optimizer", checks.text), ("SEED", checks.integer, 0),
            ("BATCH_SIZE", checks.integer, 1), ("TASK_FEATURE_LENGTHS", checks.lengths))
+# May differ between the seeds of a variant.
+_OF_A_SEED = ("SEED", "INITIAL_CHECKPOINT", "Distillation.teacher")
 # Evaluations to average, because a loss depends on the last batch.
 SMOOTHING = 3
 _ERROR_RATE = 0.05  # of all tests together
@@ -93,7 +95,6 @@ def read(folder: pathlib.Path, name: str) -> Curves:
     if not len(steps):
         raise Refusal(f"The run {str(folder)!r} has no held-out loss after its start ({loss_name} in "
                       "metrics.jsonl); train it with an EVAL_PERIOD above 0.")
-    names = {key for entry in records for key in entry if key.startswith("eval/")} - {loss_name}
     timed = [[entry.get(key) for key in ("step", "train/seconds_per_step", "train/tokens_per_second")]
              for entry in records]
     logged, per_step, per_second = np.array([row for row in timed if None not in row], float).reshape(-1, 3).T
@@ -107,7 +108,8 @@ def read(folder: pathlib.Path, name: str) -> Curves:
     flops = config.flops_per_sequence(lengths["inputs"], 0 if config.is_encoder_only else lengths["targets"])
     return Curves(name, record["SEED"], folder, folders.identity(description), record, config, loss_name, steps,
                   smoothed(losses),
-                  {key: report.series(records, key) for key in sorted(names) if not key.endswith("/unigram_loss")},
+                  {key: points for key, points in report.evaluations(records).items()
+                   if key != loss_name and not key.endswith("/unigram_loss")},
                   seconds, tokens, 3.0 * steps * record["BATCH_SIZE"] * flops,
                   dict(zip(logged, per_step, strict=True)))
 
@@ -124,12 +126,13 @@ def _split_by_task(run):
 
 def told_apart(runs: list[Curves]) -> list[Curves]:
     """Names runs by path if they share a name but differ in more than the seed."""
-    def is_seed(run):
-        others = [other for other in runs if other.name == run.name and other is not run]
-        return all(other.seed != run.seed and fairness.drop_seed(other.record) == fairness.drop_seed(run.record)
-                   for other in others)
+    def differ(run, other):
+        return other.name == run.name and other is not run and (other.seed == run.seed or any(
+            other.record.get(name) != run.record.get(name) for name in other.record | run.record
+            if name not in _OF_A_SEED))
 
-    return [run if is_seed(run) else dataclasses.replace(run, name=str(run.folder)) for run in runs]
+    return [dataclasses.replace(run, name=str(run.folder)) if any(differ(run, other) for other in runs) else run
+            for run in runs]
 
 
 def smoothed(losses: Sequence[float]) -> np.ndarray:

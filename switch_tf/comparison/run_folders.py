@@ -11,8 +11,8 @@ from switch_tf.checkpoints.folders import checkpoints_of
 from switch_tf.comparison import results
 from switch_tf.comparison.results import Curves
 from switch_tf.refusals import Refusal
-from switch_tf.reporting.report import align_columns, image, matplotlib, new_figure, page, png
-from switch_tf.storage import json_lines, places
+from switch_tf.reporting.report import align_columns, html_table, image, matplotlib, new_figure, page, png
+from switch_tf.storage import json_lines, outputs, places
 from switch_tf.storage.whole_file import write_whole, writing
 
 _SEED = re.compile(r"seed_\d+")
@@ -24,8 +24,8 @@ _WORDS = (
     "the dashed line, which each curve reaches at its dot. Seconds are those of training steps alone: the first steps "
     "of each turn, evaluation, checkpoints and compilation do not count. With several seeds, lines are medians and "
     "bands the whole range.")
-_STYLE = ("table{border-collapse:collapse}th,td{padding:.3em 1em;text-align:right;border-bottom:1px solid #ddd}"
-          "th:first-child,td:first-child{text-align:left}")
+_STYLE = ("table{border-collapse:collapse}td{padding:.3em 1em;text-align:right;border-bottom:1px solid #ddd}"
+          "tr:first-child{font-weight:bold}td:first-child{text-align:left}")
 
 
 def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
@@ -39,22 +39,22 @@ def find(folders: Iterable) -> list[tuple[str, pathlib.Path]]:
         runs += [folder] if checkpoints_of(folder).is_dir() or not runs_of_comparison else runs_of_comparison
     if len(runs) < 2:
         raise Refusal("--runs compares at least two run folders; name several, or the folder of a comparison.")
-    resolved = [folder.resolve() for folder in runs]
-    for folder, place in zip(runs, resolved, strict=True):
-        if resolved.count(place) > 1:
+    named = {}
+    for folder in runs:
+        place = folder.resolve()
+        if place in named:
             raise Refusal(f"--runs names {str(folder)!r} twice; name each run once.")
-    return [((folder.parent if _SEED.fullmatch(place.name) else folder).resolve().name, folder)
-            for folder, place in zip(runs, resolved, strict=True)]
+        named[place] = (folder.parent if _SEED.fullmatch(place.name) else folder).resolve().name, folder
+    return list(named.values())
 
 
-def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
-           is_complete: bool = True) -> tuple[dict, str]:
-    """Writes the report on `runs`, pairs of (variant, run folder).
+def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]], is_complete: bool = True) -> dict:
+    """Writes and prints the report on `runs`, pairs of (variant, run folder).
 
     Unless `is_complete`, runs without an evaluation are left out.
 
     Returns:
-        (content of comparison.json, {} without evaluations; text for people).
+        The content of comparison.json, {} without evaluations.
     """
     evaluated = []
     for name, folder in runs:
@@ -64,11 +64,13 @@ def report(output: places.Place, runs: Iterable[tuple[str, pathlib.Path]],
             if is_complete:
                 raise
     if not evaluated:
-        return {}, "No run was evaluated yet, so there is no report."
+        outputs.say("No run was evaluated yet, so there is no report.")
+        return {}
     folder = places.at(output)
-    result = write(folder, results.told_apart(evaluated))
-    return result, "\n".join([table(result), *words(result), f"Report: {folder / 'comparison.html'}",
-                              f"Plot:   {folder / 'comparison.png'}"])
+    outcome = write(folder, results.told_apart(evaluated))
+    print(table(outcome), *words(outcome), f"Report: {folder / 'comparison.html'}",
+          f"Plot:   {folder / 'comparison.png'}", sep="\n")
+    return outcome
 
 
 def write(folder: pathlib.Path, runs: list[Curves]) -> dict:
@@ -159,18 +161,13 @@ def _page(runs, outcome, picture):
         (task, variant["name"], f"{entry['final_loss']:.4f}", times(entry["speedup_steps"]),
          times(entry["speedup_time"])) for task in variants[0]["tasks"] for variant in variants
         if (entry := variant["tasks"].get(task)))]
-    by_task = f"<h2>By task</h2>{_html_table(tasks)}" if len(tasks) > 1 else ""
+    by_task = f"<h2>By task</h2>{html_table(tasks)}" if len(tasks) > 1 else ""
     folders = [("variant", "seed", "folder"), *((run.name, run.seed, run.folder) for run in runs)]
-    return page("Dense against sparse", f"<style>{_STYLE}</style>{sentences}{_html_table(_rows(outcome))}"
+    return page("Dense against sparse", f"<style>{_STYLE}</style>{sentences}{html_table(_rows(outcome))}"
                 f"{image('curves', picture)}"
                 f"<h2>Speed-up over {html.escape(outcome['baseline'])} to several target losses (in steps, in time)"
-                f"</h2>{_html_table(targets)}<p>{html.escape(outcome['work'])} {_WORDS}</p>{by_task}"
-                f"<h2>Runs</h2>{_html_table(folders)}")
-
-
-def _html_table(rows):
-    return "<table>" + "".join("<tr>" + "".join(f"<{tag}>{html.escape(str(entry))}</{tag}>" for entry in row) + "</tr>"
-                               for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)) + "</table>"
+                f"</h2>{html_table(targets)}<p>{html.escape(outcome['work'])} {_WORDS}</p>{by_task}"
+                f"<h2>Runs</h2>{html_table(folders)}")
 
 
 # Earlier in the baseline's run, models have hardly learnt.

@@ -41,7 +41,7 @@ _EXPLANATIONS = {
 _MOST_ARRAYS = 400
 _STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:100%}p{max-width:60em}"
           "pre{background:#f6f6f6;padding:1em;overflow-x:auto}")
-_STYLE_OF_SUMMARY = "th{text-align:left;padding-right:2em;font-weight:normal;color:#555}"
+_STYLE_OF_SUMMARY = "td:first-child{padding-right:2em;color:#555}"
 
 
 def write(folder: pathlib.Path) -> None:
@@ -70,11 +70,10 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
         if speeds := series(trained, "train/tokens_per_second")[1]:
             summary["train/tokens_per_second"] = float(np.median(speeds))
     declared = directions.declared_in(records)
-    for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
-        steps, values = series(records, name)
-        if values and name.endswith("/unigram_loss"):
+    for name, (steps, values) in evaluations(records).items():
+        if name.endswith("/unigram_loss"):
             summary[name] = values[0]
-        elif values:
+        else:
             summary[name] = {"first": values[0], "last": values[-1], "first_step": steps[0], "last_step": steps[-1]}
             if (is_lower := directions.is_lower_better(name, declared)) is not None:
                 best = (min if is_lower else max)(values)
@@ -118,14 +117,14 @@ def _page(folder, summary, pictures):
             value = describe(value, name in shares)
         elif isinstance(value, float):
             value = f"{value:,.0f}" if name.endswith("per_second") else f"{value:.4f}"
-        rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>")
+        rows.append((name, value))
     images = "".join(f"<h2>{title}</h2>{image(title, png)}<p>{_EXPLANATIONS[title]}</p>"
                      for title, png in pictures.items())
     path, configuration = folder / run_folder.CONFIGURATION, ""
     if path.is_file():
         configuration = f"<h2>Configuration</h2><pre>{html.escape(path.read_text(errors='replace'))}</pre>"
     return page(f"switch_tf run {folder.name}",
-                f"<style>{_STYLE_OF_SUMMARY}</style><table>{''.join(rows)}</table>{images}{configuration}")
+                f"<style>{_STYLE_OF_SUMMARY}</style>{html_table(rows)}{images}{configuration}")
 
 
 def describe_summary(summary: dict) -> str:
@@ -153,6 +152,12 @@ def page(title: str, body: str) -> str:
     title = html.escape(title)
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
             f"<h1>{title}</h1>{body}</html>\n")
+
+
+def html_table(rows: Iterable[Iterable]) -> str:
+    """Returns an HTML table of values."""
+    return "<table>" + "".join("<tr>" + "".join(f"<td>{html.escape(str(entry))}</td>" for entry in row) + "</tr>"
+                               for row in rows) + "</table>"
 
 
 def image(text: str, png: bytes) -> str:
@@ -186,6 +191,12 @@ def series(records: list[dict], name: str) -> tuple[list[int], list]:
     return [step for step, _ in points], [value for _, value in points]
 
 
+def evaluations(records: list[dict]) -> dict[str, tuple[list[int], list]]:
+    """Returns the `series` of each evaluated name, without empty ones."""
+    names = sorted({name for record in records for name in record if name.startswith("eval/")})
+    return {name: points for name in names if (points := series(records, name))[1]}
+
+
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Any, np.ndarray]:
     """Returns a figure of a size in inches, and its axes [rows, columns]."""
     matplotlib.rcParams["text.parse_math"] = False  # names may hold dollar signs
@@ -197,12 +208,12 @@ def _loss(records):
     figure, ((axes,),) = new_figure(8, 5)
     curves = {"training": series(records, "train/cross_entropy")}
     levels = []
-    for name in sorted({name for record in records for name in record if name.startswith("eval/")}):
-        task, points = name.split("/")[1], series(records, name)
-        if points[1] and name.endswith("/unigram_loss"):
+    for name, points in evaluations(records).items():
+        task = name.split("/")[1]
+        if name.endswith("/unigram_loss"):
             levels.append(points[1][0])
             axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
-        elif points[1] and name.endswith("/loss"):
+        elif name.endswith("/loss"):
             curves[f"held out, {task}"] = points
     blue, *others = matplotlib.colormaps["tab10"].colors
     for (label, (steps, values)), color in zip(curves.items(), (blue, *others * len(curves)), strict=False):

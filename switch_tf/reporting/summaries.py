@@ -108,12 +108,11 @@ class Writer:
         # Three digits: a line holds the noisy load of thousands of experts.
         rounded = {name: [float(f"{entry:.3g}") for entry in value] if isinstance(value, list) else value
                    for name, value in values.items()}
-        with writing(self._path):
+        mixture = next((name.split("/")[1] for name in values if name.startswith("eval/") and name.count("/") > 1), "")
+        with self._errors():
             self._lines.write(json_lines.dumps({"step": step, **rounded, **(
                 {"lower_is_better": declared} if declared else {})}) + "\n")
             self._lines.flush()
-        mixture = next((name.split("/")[1] for name in values if name.startswith("eval/") and name.count("/") > 1), "")
-        with writing_events(self._path.with_name("events")):
             for name, value in values.items():
                 kind = "eval" if name.startswith("eval/") else "train"
                 tag = name.removeprefix(f"{kind}/").removeprefix(f"{mixture}/" if kind == "eval" else "")
@@ -144,14 +143,17 @@ class Writer:
                 self._mirror.flush()
 
     def close(self) -> None:
-        with writing(self._path):
+        with self._errors():
             self._lines.close()
-        with writing_events(self._path.with_name("events")):
             for writer in self._writers.values():
                 writer.close()
-        if self._mirror:
-            with writing(self._path):
+            if self._mirror:
                 self._mirror.close()
+
+    @contextlib.contextmanager
+    def _errors(self):
+        with writing(self._path), writing_events(self._path.with_name("events")):
+            yield
 
 
 class NoWriter:

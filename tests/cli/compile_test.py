@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("libtpu")
 
 from switch_tf.aot import answers, estimate
-from switch_tf.cli import compile as command
 from switch_tf.cli.main import main
 from switch_tf.hardware import host
 
@@ -138,7 +137,8 @@ def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(ca
 @pytest.mark.slow
 def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
     # libtpu would write that it finds no TPU.
-    done = subprocess.run(command.process([*RUN, "--topology=v5e:3x7"]), cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "switch_tf.cli", "compile", *RUN, "--topology=v5e:3x7"], cwd=tmp_path,
+                          capture_output=True, text=True)
     assert done.returncode == 2
     first, *others = done.stderr.strip().splitlines()
     assert first == "Importing TensorFlow ..." and len(others) == 1, done.stderr

@@ -196,7 +196,8 @@ def faked(monkeypatch, tmp_path):
         "aot.answers.cache_file": lambda *question: tmp_path / "answer.json",
         "aot.answers.describe": str, "aot.answers.write": lambda *arguments: True, "aot.answers.table": str,
         "aot.answers.ask": lambda questions: dict.fromkeys(questions, {"failed": "not compiled"}),
-        "cli.answering._restore": load_text_model, "sentencepiece_training.train_file": lambda *arguments: None,
+        "cli.answering.folders": types.SimpleNamespace(check_size=load_text_model),
+        "sentencepiece_training.train_file": lambda *arguments: None,
         "sentencepiece_training.characters_per_token": lambda *arguments: 4.0,
         "installation.doctor.run_python": lambda check, *_: doctor.Finding(check, "works"),
     }.items():
