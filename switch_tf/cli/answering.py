@@ -207,7 +207,6 @@ def run_export(arguments: Namespace) -> tuple[dict, str]:
         raise Refusal("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
     if arguments.num_results not in (None, 1):
         raise Refusal("An exported model gives the best result; leave out --num_results.")
-    checkpoint = None
     if arguments.model is None:
         folder = options.folder_of(arguments)
         checkpoint = select_one(folder, arguments.step)
@@ -219,7 +218,7 @@ def run_export(arguments: Namespace) -> tuple[dict, str]:
         if arguments.inputs_length is not None and arguments.vocabulary is None:
             raise Refusal("--inputs_length goes with --vocabulary; ids are read whole.")
     with options.new_output(arguments) as output:
-        if checkpoint is None:
+        if arguments.model is not None:
             quiet.import_tensorflow()
             importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
             model = exporting.load(arguments.model)
@@ -284,7 +283,7 @@ def run_serve(arguments: Namespace) -> dict:
             "experts": config.num_experts if config.sparse_layer_names else 0},
             arguments.batch_size, arguments.max_waiting, arguments.max_request_bytes, allowed)
         outputs.say("Compiling.")
-        served.warm_up()
+        text_model.warm_up()
         gc.collect()
         gc.freeze()  # or large requests would make the collector visit TensorFlow's objects again and again
         host, port = listener.getsockname()[:2]

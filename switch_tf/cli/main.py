@@ -40,10 +40,9 @@ COMMANDS = {
     "doctor": "is this machine set up right: versions, double wheels, accelerators, writable folders",
 }
 
-# Not named as their command.
-_MODULES = {"infer": "answering", "serve": "answering", "export": "answering", "convert": "weights",
-            "upcycle": "weights", "average": "weights", "shrink": "weights", "vocabulary": "tasks", "cache": "tasks",
-            "train": "runs", "compare": "runs", "eval": "runs", "verify_layout": "compile"}
+# Module -> commands. The rest have a module of their name.
+_MODULES = {"answering": "infer serve export", "weights": "convert upcycle average shrink", "tasks": "vocabulary cache",
+            "runs": "train compare eval", "compile": "verify_layout"}
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Below a bug's traceback.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
@@ -74,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parts_of(command: str) -> list[Any]:
     """Returns NAME_ARGUMENTS, `run_NAME` and NAME_EXAMPLES."""
     name = command.replace("-", "_")
-    module = importlib.import_module(f"switch_tf.cli.{_MODULES.get(name, name)}")
+    file = next((file for file, commands in _MODULES.items() if name in commands.split()), name)
+    module = importlib.import_module(f"switch_tf.cli.{file}")
     return [getattr(module, part) for part in (
         f"{name.upper()}_ARGUMENTS", f"run_{name}", f"{name.upper()}_EXAMPLES")]
 
@@ -163,8 +163,7 @@ def _parse(argv):
         is_path = any(word.removesuffix("S") in _PATHS for word in str(action.metavar).split("|"))
         if is_path and (name, action.dest) != ("vocabulary", "input"):  # TensorFlow reads that one, also from buckets
             for path in given if isinstance(given, list) else [given]:
-                if path:  # pathlib would take a URL for a local folder
-                    checks.place(flag, path)
+                checks.path(flag, path)  # pathlib would take a URL for a local folder
     arguments.command, arguments.run_command, arguments.words = name, run, argv
     arguments.stdout = sys.stdout  # kept: --json redirects prints
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]

@@ -53,7 +53,7 @@ def device_options(num_devices: int | None = None, **rest: Any) -> tuple:
 @contextlib.contextmanager
 def new_output(arguments: Namespace) -> Iterator[Any]:
     """Yields the locked path of `--output`. Refuses a folder that is not empty."""
-    output = checks.path("--output", arguments.output)
+    output = places.at(arguments.output)
     checks.new_folder(output)
     with lock.held(output):
         yield output

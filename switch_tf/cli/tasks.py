@@ -8,7 +8,7 @@ from argparse import Namespace
 
 from etils import epy
 
-from switch_tf import checks, sentencepiece_training
+from switch_tf import sentencepiece_training
 from switch_tf.cli import options
 from switch_tf.cli.parser import count, option
 from switch_tf.configs import gin_syntax, names, shipped_gin
@@ -69,7 +69,7 @@ def run_tasks(arguments: Namespace) -> tuple[dict, str]:
 
 def _list(arguments):
     """Returns `tasks`; `to_be_given`: shipped file -> macros that a user must set; `left_out`: file -> the reason."""
-    own, shipped = _read_files(arguments.gin_file, arguments.gin_search_paths), _shipped_files()
+    own, shipped = _read_files(arguments.gin_file, arguments.gin_search_paths), _read_files()
     left_out = {}
     if own:
         _apply_files(arguments)
@@ -88,19 +88,19 @@ def _list(arguments):
             "left_out": left_out}
 
 
-def _read_files(files, search_paths=""):
-    """Returns gin file -> the name of its task, None if a function makes it, and the macros that a user must set."""
-    found = {}
+def _read_files(files=None, search_paths=""):
+    """Returns gin file -> the name of its task, None if a function makes it, and the macros that a user must set.
+
+    By default of the shipped files.
+    """
+    folder, found = shipped_gin.folder(), {}
+    if files is None:
+        files = sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin"))
     for file in files:
         said = gin_syntax.read([file], search_paths=search_paths).check_names()
         task = said.macros.get("MIXTURE_OR_TASK_NAME")
         found[file] = task if isinstance(task, str) else None, said.required()
     return found
-
-
-def _shipped_files():
-    folder = shipped_gin.folder()
-    return _read_files(sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin")))
 
 
 def _file_of(name, files):
@@ -116,7 +116,7 @@ def _apply_files(arguments):
     """Registers the task of the gin files, or of the shipped file for `name`. Returns the files and their content."""
     files, name = arguments.gin_file, arguments.name
     if not files:
-        file = _file_of(name, _shipped_files())
+        file = _file_of(name, _read_files())
         if file is None:
             raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, names.task_names())} "
                           "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
@@ -250,8 +250,6 @@ def _store_predictions(arguments):
         raise Refusal(f"--teacher runs without Apache Beam; leave out -- {' '.join(arguments.beam_flags)}.")
     if arguments.output is None:
         raise Refusal("--teacher needs an --output, the folder for its predictions.")
-    checks.text("--teacher", arguments.teacher)
-    checks.text("--output", arguments.output)
     if len(cluster.members().addresses) > 1:
         raise Refusal("--teacher works in one process; unset TF_CONFIG, and use all devices of one machine.")
     top_k = arguments.top_k or _TOP_K

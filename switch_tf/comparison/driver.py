@@ -165,11 +165,9 @@ class SameBatches:
         """Records a variant's batches after `step`, <int32>[steps, batch, length], or refuses a different one."""
         arrays = [(name.encode(), batches[name].numpy()) for name in sorted(batches)]
         for index in range(len(arrays[0][1])):
-            digest = hashlib.blake2b(digest_size=8)
-            for name, array in arrays:
-                digest.update(name)
-                digest.update(array[index].tobytes())
-            record = {"step": step + index, "variant": variant, "hash": digest.hexdigest()}
+            content = b"".join(name + array[index].tobytes() for name, array in arrays)
+            record = {"step": step + index, "variant": variant,
+                      "hash": hashlib.blake2b(content, digest_size=8).hexdigest()}
             known = self._known.setdefault(step + index, record)
             if known is record:
                 self._new.append(record)

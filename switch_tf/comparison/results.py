@@ -164,7 +164,7 @@ def compare(curves: list[Curves]) -> dict:
     baseline, _, shares = fairness.work_without_router(configs, curves[0].record["TASK_FEATURE_LENGTHS"])
     references = of_names[baseline]
     paired = {name: pairs(runs, references) for name, runs in of_names.items()}
-    tests = _tests({name: runs for name, runs in paired.items() if name != baseline})
+    tests = _tests(paired)
     step_time = _median([time for run in references for time in run.step_times.values()])
     counts = sorted({min(SMOOTHING, len(run.losses)) for run in curves})
     return {
@@ -180,7 +180,7 @@ def compare(curves: list[Curves]) -> dict:
             f"step {run.steps[-1]}." for runs in paired.values() for run, reference in runs
             if run.steps[-1] != reference.steps[-1])],
         "variants": [{"name": name, **_variant(runs, step_time),
-                      **tests.get(name, {"p_value": None, "smallest_effect": None}),
+                      **tests[name],
                       "work_over_baseline": shares[name],
                       "distilled": _share_of_gain(runs, curves)} for name, runs in paired.items()],
     }
@@ -230,8 +230,8 @@ def _variant(paired, step_time):
     seeds = [{
         "seed": run.seed, "run": str(run.folder), "final_loss": float(run.losses[-1]),
         "loss_over_baseline": float(run.losses[-1] - reference.losses[-1]), **_final_speedups([(run, reference)]),
-        "curves": {"steps": run.steps.tolist(), "seconds": run.seconds.tolist(), "tokens": run.tokens.tolist(),
-                   "flops": run.flops.tolist(), "loss": run.losses.tolist()},
+        "curves": {name.replace("losses", "loss"): getattr(run, name).tolist()
+                   for name in ("steps", "seconds", "tokens", "flops", "losses")},
         "values": {name: {"steps": steps, "values": values} for name, (steps, values) in run.values.items()},
     } for run, reference in paired]
     # Figures 7 and 8 of the paper.
@@ -255,7 +255,7 @@ def _variant(paired, step_time):
 
 
 def _tests(paired):
-    """Returns name of a variant -> `p_value` and `smallest_effect`, corrected for the number of variants.
+    """Returns name of a variant -> `p_value` and `smallest_effect` or None, corrected for the number of variants.
 
     Seeds share their batches with the baseline, so Student's t tests the mean of their differences against 0. Holm's
     method keeps the chance of any false difference at 5 %: the smallest of m p-values is multiplied by m, the next one
@@ -265,13 +265,14 @@ def _tests(paired):
     """
     differences = {name: np.array([run.losses[-1] - reference.losses[-1] for run, reference in runs])
                    for name, runs in paired.items()
-                   if len(runs) > 1 and all(run.seed == reference.seed for run, reference in runs)}
+                   if len(runs) > 1 and all(run.seed == reference.seed and run is not reference
+                                            for run, reference in runs)}
     p_values, errors = {}, {}
     for name, values in differences.items():
         errors[name] = stats.sem(values)
         t = abs(np.mean(values)) / errors[name] if errors[name] else np.inf if np.mean(values) else 0.0
         p_values[name] = 2 * stats.t.sf(t, len(values) - 1)
-    tests, largest = {}, 0.0
+    tests, largest = {name: {"p_value": None, "smallest_effect": None} for name in paired}, 0.0
     for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
         factor = len(p_values) - place
         largest = max(largest, min(1.0, factor * p_values[name]))

@@ -16,14 +16,13 @@ from switch_tf.storage import json_lines, outputs, places
 from switch_tf.storage.whole_file import write_whole, writing
 
 _SEED = re.compile(r"seed_\d+")
-_WORDS = (
-    "The router's share of the FLOPs stands beside each variant. Capacity padding is what experts compute for empty "
-    "slots, in addition. Losses are cross-entropies of the validation split in nats per token, each averaged over up "
-    "to three evaluations. The speed-up is the number of steps, or seconds, that the baseline needs to the target "
-    "loss, divided by the variant's; a variant that needs more is later. The target loss is the baseline's last one: "
-    "the dashed line, which each curve reaches at its dot. Seconds are those of training steps alone: the first steps "
-    "of each turn, evaluation, checkpoints and compilation do not count. With several seeds, lines are medians and "
-    "bands the whole range.")
+_WORDS = """
+The router's share of the FLOPs stands beside each variant. Capacity padding is what experts compute for empty slots,
+in addition. Losses are cross-entropies of the validation split in nats per token, each averaged over up to three
+evaluations. The speed-up is the number of steps, or seconds, that the baseline needs to the target loss, divided by the
+variant's; a variant that needs more is later. The target loss is the baseline's last one: the dashed line, which each
+curve reaches at its dot. Seconds are those of training steps alone: the first steps of each turn, evaluation,
+checkpoints and compilation do not count. With several seeds, lines are medians and bands the whole range."""
 _STYLE = ("table{border-collapse:collapse}td{padding:.3em 1em;text-align:right;border-bottom:1px solid #ddd}"
           "tr:first-child{font-weight:bold}td:first-child{text-align:left}")
 

@@ -51,7 +51,6 @@ def export(model: keras.Model, folder: str | pathlib.Path, vocabulary: Any = Non
         about: JSON-able. Origin of the model, for the card.
     """
     decoding.check_decodes(model.config)
-    checks.new_folder(checks.path("folder", folder))
     if not model.built:
         model.build()
     if vocabulary is not None:

@@ -221,12 +221,6 @@ class Server:
             lifespan=self._lifespan)
         self.app.router.redirect_slashes = False  # its address would come from the request
 
-    def warm_up(self) -> None:
-        """Compiles the programs for answers and routes."""
-        self._text_model.warm_up()
-        ids = [self._text_model.features.inputs.eos_id]
-        self._text_model.routes(ids, ids)
-
     @contextlib.asynccontextmanager
     async def _lifespan(self, app):
         yield

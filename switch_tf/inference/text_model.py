@@ -3,27 +3,17 @@
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
-from etils import epy
+import tensorflow as tf
 from keras import ops
 
-from switch_tf import checks, context, data, decoding
+from switch_tf import checks, context, data, decoding, partitioning
 from switch_tf.ops import forms
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
-
-with epy.lazy_imports():  # not needed for models of JAX's Keras
-    import tensorflow as tf
-
-    from switch_tf import partitioning
-
-if TYPE_CHECKING:
-    import keras
-
-    from switch_tf.data.reading import Reading
-    from switch_tf.decoding import Sampler
-    from switch_tf.partitioning.partitioner import Partitioner
 
 _FEW_ROWS = (1, 4)  # inputs in programs of static shape
 
@@ -60,9 +50,9 @@ class TextModel:
             `batch_size` is rounded up to a multiple of a batch's pieces, and batches are padded to the largest lengths.
     """
 
-    def __init__(self, model: "keras.Model", features: "Reading", inputs_length: int, max_length: int,
-                 sampler: "str | Sampler" = "greedy", batch_size: int | None = 32,
-                 partitioner: "Partitioner | None" = None):
+    def __init__(self, model: keras.Model, features: data.Reading, inputs_length: int, max_length: int,
+                 sampler: str | decoding.Sampler = "greedy", batch_size: int | None = 32,
+                 partitioner: Partitioner | None = None):
         decoding.check_decodes(model.config)
         self.model = model
         self.features = features
@@ -72,7 +62,7 @@ class TextModel:
         self.sampler = decoding.get_sampler(sampler)
         self._partitioner = partitioner if partitioner is not None and partitioner.has_fixed_shapes else None
         self._num_pieces = self._partitioner.layout.num_pieces("batch") if self._partitioner else 1
-        self._few_rows = None
+        self._few_rows, self._row_counts = None, [2]
         if self._partitioner:
             self.batch_size = -(-(batch_size or 1) // self._num_pieces) * self._num_pieces
             self._row_counts = [self.batch_size]
@@ -91,14 +81,13 @@ class TextModel:
         return forms.compiled(function, ranks)
 
     def warm_up(self) -> None:
-        """Compiles the programs that answer. With fixed shapes, adds one for few inputs."""
+        """Compiles the programs for answers and routes. With fixed shapes, adds one for few inputs."""
         ids = [self.features.inputs.eos_id]
         if self._partitioner:
             self._row_counts = sorted({self._num_pieces, self.batch_size})
-            for rows in self._row_counts:
-                self.answer([ids] * rows, range(rows))
-        else:
-            self.answer([ids] * 2, range(2))
+        for rows in self._row_counts:
+            self.answer([ids] * rows, range(rows))
+        self.routes(ids, ids)
 
     def read(self, text: str) -> Inputs:
         """Tokenises a text, see `data.Reading`, and refuses an empty one."""
@@ -220,9 +209,7 @@ class FewRows:
         rows = next((most for most in self._rows if rows <= most), 0)
         if not rows:
             return None
-        filled = decoding.bucketed_length(1)
-        while filled < length:
-            filled *= 2
+        filled = max(decoding.bucketed_length(1), 1 << (length - 1).bit_length())
         shape = rows, min(filled, self._inputs_length)
         if program := self._programs.get(shape):
             return shape, program
@@ -239,13 +226,13 @@ class FewRows:
         self._programs[rows, length] = program
 
 
-def compile_prediction(model: "keras.Model", max_length: int, partitioner: "Partitioner",
+def compile_prediction(model: keras.Model, max_length: int, partitioner: Partitioner,
                        end_id: int | tuple[int, ...] | None = None) -> Callable[..., Any]:
     """Returns a greedy decoder from features, dict of <int32>[batch, length], to <int32>[batch, max_length]."""
     return compile_features(lambda features: decoding.Greedy().ids(model, features, max_length, end_id), partitioner)
 
 
-def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: "Partitioner",
+def compile_features(function: Callable[[dict[str, Any]], Any], partitioner: Partitioner,
                      join: Callable[[Any], Any] | None = None, use_xla: bool = False) -> Callable[[dict], Any]:
     """Compiles a function of features for a layout. Features and results are on the host.
 
@@ -275,7 +262,7 @@ def _filled(texts, shape):
     return batch
 
 
-def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
+def fitting_vocabulary(vocabulary: Any, model: keras.Model) -> Any:
     """Returns a vocabulary as in `generate`, and refuses one with more ids than the model's embedding."""
     vocabulary = data.get_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary
     if vocabulary.vocab_size > model.config.vocab_size:
@@ -284,8 +271,8 @@ def fitting_vocabulary(vocabulary: Any, model: "keras.Model") -> Any:
     return vocabulary
 
 
-def generate(model: "keras.Model", texts: list[str], vocabulary: Any, max_length: int = 64,
-             sampler: "str | Sampler" = "greedy", batch_size: int = 32, inputs_length: int = 512) -> list[str]:
+def generate(model: keras.Model, texts: list[str], vocabulary: Any, max_length: int = 64,
+             sampler: str | decoding.Sampler = "greedy", batch_size: int = 32, inputs_length: int = 512) -> list[str]:
     """Returns the answers of a model to texts, without the end of sequence.
 
     Args:

@@ -21,22 +21,26 @@ with epy.lazy_imports():  # takes half a second
     import matplotlib
     import matplotlib.figure
 
-# Heading -> explanation.
+# Heading -> explanation in HTML.
 _EXPLANATIONS = {
-    "Loss": "Cross-entropy in nats for each target token. Training is a mean over the steps since the point before, "
-            "with dropout and jitter; held out is the validation split, without them. The unigram model knows only "
-            "how frequent each token is, so a loss below its line shows what was learnt about text.",
-    "Training": "The learning rate that the next step takes (for Adafactor relative to each weight's own size), and "
-                "the norm of the whole gradient, a mean over steps.",
-    "Speed": "Tokens are real ones, inputs and targets. Utilisation is the model's own work, forward and twice that "
-             "backward, as a share of what the processors can do: on a TPU or GPU their nominal rate, elsewhere the "
-             "fastest rate measured on this machine. More than 100% means that a chip is faster than its nominal rate. "
-             "The model is idle while it waits for input.",
-    "Experts": "Share of tokens counts the tokens that chose each expert, before capacity; a dark row is an expert "
-               "that no token chooses. Dropped tokens pass a layer by its residual connection alone. Entropy is that "
-               "of the router's probabilities: 0 if it is certain, the logarithm of the number of experts if it has no "
-               "preference. The load-balancing loss is 1 if all experts get the same.",
-}  # fmt: skip
+    "Loss": """
+Cross-entropy in nats for each target token. Training is a mean over the steps since the point before, with dropout and
+jitter; held out is the validation split, without them. The unigram model knows only how frequent each token is, so a
+loss below its line shows what was learnt about text.""",
+    "Training": """
+The learning rate that the next step takes (for Adafactor relative to each weight's own size), and the norm of the whole
+gradient, a mean over steps.""",
+    "Speed": """
+Tokens are real ones, inputs and targets. Utilisation is the model's own work, forward and twice that backward, as a
+share of what the processors can do: on a TPU or GPU their nominal rate, elsewhere the fastest rate measured on this
+machine. More than 100% means that a chip is faster than its nominal rate. The model is idle while it waits for
+input.""",
+    "Experts": """
+Share of tokens counts the tokens that chose each expert, before capacity; a dark row is an expert that no token
+chooses. Dropped tokens pass a layer by its residual connection alone. Entropy is that of the router's probabilities: 0
+if it is certain, the logarithm of the number of experts if it has no preference. The load-balancing loss is 1 if all
+experts get the same.""",
+}
 # Records that keep their arrays. The picture has no more columns.
 _MOST_ARRAYS = 400
 _STYLE = ("body{font-family:sans-serif;margin:2em;max-width:90em}img{max-width:100%}p{max-width:60em}"

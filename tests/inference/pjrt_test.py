@@ -101,7 +101,7 @@ def test_a_warm_server_compiles_nothing_and_answers_requests_at_once(where, make
     expected = [results[0] for results in plain.answer([plain.read(text).ids for text in TEXTS], range(len(TEXTS)))]
     routes = make("plain", "float32", batch_size=None).routes(plain.read(TEXTS[0]).ids, expected[0].ids)
     with served(model, batch_size=8) as (server, port):
-        server.warm_up()
+        model.warm_up()
         monkeypatch.setattr(PjrtProgram, "build", lambda program, specs: pytest.fail("A program is compiled."))
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(ask, port, PREDICT, {"instances": [text]}) for text in TEXTS * 3]

@@ -72,7 +72,7 @@ def text_model(make_text_model):
 @pytest.fixture(scope="module")
 def port(text_model):
     with served(text_model, batch_size=8, max_waiting=100, max_request_bytes=10_000) as (server, port):
-        server.warm_up()
+        text_model.warm_up()
         yield port
 
 
