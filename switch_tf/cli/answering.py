@@ -207,7 +207,7 @@ def run_export(arguments: Namespace) -> tuple[dict, str]:
         raise Refusal("Give either --run FOLDER (trained by switch-tf train) or --model FILE (saved by Keras).")
     if arguments.num_results not in (None, 1):
         raise Refusal("An exported model gives the best result; leave out --num_results.")
-    if arguments.model is None:
+    if not arguments.model:
         folder = options.folder_of(arguments)
         checkpoint = select_one(folder, arguments.step)
     else:
@@ -215,10 +215,10 @@ def run_export(arguments: Namespace) -> tuple[dict, str]:
             raise Refusal("--step and gin arguments go with --run; a saved model has its own configuration.")
         if not places.at(arguments.model).is_file():
             raise Refusal(f"--model must name a file that Keras saved, such as model.keras, not {arguments.model!r}.")
-        if arguments.inputs_length is not None and arguments.vocabulary is None:
+        if arguments.inputs_length and not arguments.vocabulary:
             raise Refusal("--inputs_length goes with --vocabulary; ids are read whole.")
     with options.new_output(arguments) as output:
-        if arguments.model is not None:
+        if arguments.model:
             quiet.import_tensorflow()
             importlib.import_module("switch_tf.tasks")  # declares the names that --vocabulary takes
             model = exporting.load(arguments.model)
@@ -309,7 +309,7 @@ def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False)
     run, config = described.run, described.config
     folders.check_size(config, checkpoint)
     reading = getattr(described, "reading", None)
-    if reading is None:
+    if not reading:
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)
     model = described.make_model()

@@ -54,7 +54,7 @@ def run_compile(arguments: Namespace) -> dict:
     """
     kind = chips.kind(arguments.topology)
     (check_gpu_compiler if kind == "GPU" else check_tpu_compiler)()
-    keeps = arguments.save is not None or arguments.plot is not None
+    keeps = bool(arguments.save or arguments.plot)
     if (arguments.compare is not None) + arguments.search + keeps > 1:
         raise Refusal("--compare and --search do not go with each other, nor with --save and --plot; give one of them.")
     answers.check_outputs(arguments.save, arguments.plot)

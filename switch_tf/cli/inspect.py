@@ -55,20 +55,20 @@ def run_inspect(arguments: Namespace) -> dict | tuple[dict, str]:
         return {"presets": shipped_gin.preset_names()}, "\n".join(lines)
     config = layout = None
     folder = places.at(arguments.what) if arguments.what else None
-    if folder is None or not folder.is_dir():
+    if not folder or not folder.is_dir():
         config, layout = _config_and_layout(arguments)
     elif (folder / run_config.FILE).is_file() and not run_config.is_in(folder):
         config = huggingface_config.read_config(folder)
-    if config is None:
-        result = _checkpoint_costs(folder)
-    else:
+    if config:
         result = _model_costs(config, arguments.inputs_length, arguments.targets_length)
+    else:
+        result = _checkpoint_costs(folder)
     hint = ""
-    if layout is not None and layout.open_axes:
+    if layout and layout.open_axes:
         example = ",".join([f"{layout.open_axes[0]}=8", *filter(None, [layout.mesh_shape])])
         hint = (f"\nBytes per device depend on the size of mesh axis {layout.open_axes[0]!r}, for example "
                 f"--gin.MESH_SHAPE=\"'{example}'\".")
-    elif layout is not None:
+    elif layout:
         result["bytes_per_device"] = factoring.bytes_per_device(config, layout)
     return result, _describe(result) + hint
 
@@ -86,7 +86,7 @@ def _verify(arguments):
             findings.append(folders.verify(checkpoint, bar.update))
             bar.clear()  # `bar.write` would draw the bar too early
             print(findings[-1], flush=True)
-    return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": finding.damage is None,
+    return {"checkpoints": [{"checkpoint": str(finding.checkpoint), "is_whole": not finding.damage,
                              "damage": finding.damage, "has_sums": finding.has_sums, "bytes": finding.num_bytes}
                             for finding in findings],
             "exit_status": int(any(finding.damage for finding in findings))}

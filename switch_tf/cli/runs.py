@@ -154,7 +154,12 @@ def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
         with naming(name):
             files, words = comparison.words(name, comparison.seeds[0], variant_bindings)
             variants[name] = Experiment.from_gin(files, words, paths)
-            fairness.check_run(variants[name].run)
+            run = variants[name].run
+            if run.patience:
+                raise Refusal("a comparison trains all variants to the last step; leave PATIENCE at 0, not "
+                              f"{run.patience}.")
+            if not run.eval_period:
+                raise Refusal("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
     configs = {name: variant.config for name, variant in variants.items()}
     if all(configs.values()):
         lengths = next(iter(variants.values())).run.task_feature_lengths

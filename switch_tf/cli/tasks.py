@@ -54,7 +54,7 @@ def run_tasks(arguments: Namespace) -> tuple[dict, str]:
         return listing, task_catalog.describe_all(**listing)
     name, (files, said) = arguments.name, _apply_files(arguments)
     lengths = said.macro("TASK_FEATURE_LENGTHS")
-    if lengths is None:
+    if not lengths:
         raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
                       "task's own file, such as gin/tasks/docs_corpus.gin.")
     split = arguments.split or next(iter(data.describe(name)["splits"]), "train")
@@ -117,7 +117,7 @@ def _apply_files(arguments):
     files, name = arguments.gin_file, arguments.name
     if not files:
         file = _file_of(name, _read_files())
-        if file is None:
+        if not file:
             raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, names.task_names())} "
                           "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
         files = [file]
@@ -195,7 +195,7 @@ CACHE_ARGUMENTS = (
 
 def run_cache(arguments: Namespace) -> dict:
     """Writes the incomplete shards. Returns the cache's sizes."""
-    if arguments.teacher is not None:
+    if arguments.teacher:
         return _store_predictions(arguments)
     if not arguments.name and not arguments.gin_file:
         raise Refusal("Name a TASK, or give the --gin_file of a run; `switch-tf tasks` lists what there is.")
@@ -248,7 +248,7 @@ def _store_predictions(arguments):
                           "describe the batches; leave it out.")
     if arguments.beam_flags:
         raise Refusal(f"--teacher runs without Apache Beam; leave out -- {' '.join(arguments.beam_flags)}.")
-    if arguments.output is None:
+    if not arguments.output:
         raise Refusal("--teacher needs an --output, the folder for its predictions.")
     if len(cluster.members().addresses) > 1:
         raise Refusal("--teacher works in one process; unset TF_CONFIG, and use all devices of one machine.")

@@ -57,7 +57,7 @@ def run_convert(arguments: Namespace) -> tuple[dict, str]:
     """Writes the output folder. Returns a description."""
     source, source_format = locate(arguments.input, "--input")
     to = WRITABLE[arguments.to or default_target(source_format).name]
-    if arguments.expert_capacity is not None and to is not HUGGING_FACE:
+    if arguments.expert_capacity and to is not HUGGING_FACE:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
     if arguments.dtype != "float32" and to is not HUGGING_FACE:
         raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
@@ -109,8 +109,7 @@ def run_upcycle(arguments: Namespace) -> tuple[dict, str]:
         check_optimizer(source, source_format, SWITCH_TF)
     config = options.read_model(arguments)[0]
     source = sources.checkpoint_in(source, source_format)
-    dense = source_format.config_of(source)
-    sources.check_compatible(sources.dense_twin(config) if dense is None else dense, config)
+    sources.check_compatible(source_format.config_of(source) or sources.dense_twin(config), config)
     with options.new_output(arguments) as output:
         quiet.import_tensorflow()
         return upcycling.upcycle_checkpoint(source, source_format, output, config, changes, arguments.with_optimizer)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from switch_tf.configs.choices import nearest
-from switch_tf.configs.run import Run
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
@@ -43,14 +42,6 @@ def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:
     flops, parts = config.flops_per_sequence(inputs, targets), config.flops_by_part(inputs, targets)
     return {"flops_per_token": flops / (inputs + targets), "router_flops_share": parts["router"] / flops,
             "capacity_padding_share": parts["capacity_padding"] / flops}
-
-
-def check_run(run: Run) -> None:
-    """Refuses a Run with early stopping or without held-out losses."""
-    if run.patience:
-        raise Refusal(f"a comparison trains all variants to the last step; leave PATIENCE at 0, not {run.patience}.")
-    if not run.eval_period:
-        raise Refusal("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
 
 
 def work_without_router(configs: dict[str, Any], task_feature_lengths: dict) -> tuple[str, dict, dict]:

@@ -69,7 +69,7 @@ Pairs = list[tuple[Curves, Curves]]  # (run of a variant, baseline's run)
 def read(folder: pathlib.Path, name: str) -> Curves:
     """Reads a run folder. Refuses one without a checkpoint, loss or logged speed, and a loss that is not finite."""
     path, description = next(folders.described(folders.checkpoints_of(folder)), (None, {}))
-    if path is None:
+    if not path:
         raise Refusal(f"{str(folder)!r} is no run folder with a checkpoint; a run is compared after it was trained.")
     if not (record := description["configuration"]):
         raise Refusal(f"{path} is of a version that kept no record of the configuration; only runs of this one "

@@ -65,14 +65,13 @@ def _answer(asked, model):
         return
     numbers, records, inputs, targets = zip(*asked, strict=True)
     ids = [text.ids for text in inputs]
-    if targets[0] is not None:
+    if targets[0]:
         for record, score in zip(records, model.score(ids, [text.ids for text in targets]), strict=True):
             record["score"] = score
         return
-    for record, (best, *others) in zip(records, model.answer(ids, list(numbers)), strict=True):
-        record.update(output=best.text, score=best.score)
-        if others:
-            record["others"] = [{"output": other.text, "score": other.score} for other in others]
+    for record, results in zip(records, model.answer(ids, list(numbers)), strict=True):
+        best, *others = ({"output": result.text, "score": result.score} for result in results)
+        record |= best | ({"others": others} if others else {})
 
 
 class Output:
@@ -123,8 +122,8 @@ class Output:
                 raise Refusal(f"Line {number} of {self._path} is no record of this command; name another "
                               "file.") from None
             line = next(lines, None)
-            if line is None or line[1]["input"] != known:
-                actual = "it ends before" if line is None else f"that is {checks.shown(line[1]['input'])}"
+            if not line or line[1]["input"] != known:
+                actual = "it ends before" if not line else f"that is {checks.shown(line[1]['input'])}"
                 raise Refusal(f"Line {number} of {self._path} answers {checks.shown(known)}, and of the input "
                               f"{actual}; give the same input, or name another file.")
             self.num_known = number

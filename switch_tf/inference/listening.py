@@ -162,7 +162,7 @@ class _Connection(H11Protocol):
         self.write_due = math.inf
 
     def _note_stage(self):
-        if self.cycle is None:
+        if not self.cycle:
             stage = _SILENT
         elif self.cycle.response_complete:
             stage = _ANSWERED

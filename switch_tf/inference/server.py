@@ -86,19 +86,18 @@ class Batcher:
 
     def _answer_all(self):
         while self._waiting:
-            batch = []
+            batch = {}
             with self._lock:
                 while self._waiting and len(batch) < self._batch_size:
                     request, future = self._waiting.popleft()
                     if future.set_running_or_notify_cancel():
-                        batch.append((request, future))
+                        batch[future] = request
             if not batch:
                 continue
-            requests, futures = zip(*batch, strict=True)
             try:
-                results = list(zip(futures, self._answer(list(requests)), strict=True))
+                results = list(zip(batch, self._answer([*batch.values()]), strict=True))
             except BaseException as error:  # the next batch is tried
-                for future in futures:
+                for future in batch:
                     future.set_exception(error)
             else:
                 for future, result in results:
@@ -410,11 +409,8 @@ def _busy(reason):
 
 
 def _prediction(results, inputs):
-    best, *others = results
-    prediction = {"outputs": best.text, "scores": best.score}
-    if others:
-        prediction["others"] = [{"outputs": other.text, "scores": other.score} for other in others]
-    return {**prediction, "cut": inputs.num_cut} if inputs.num_cut else prediction
+    best, *others = ({"outputs": result.text, "scores": result.score} for result in results)
+    return best | ({"others": others} if others else {}) | ({"cut": inputs.num_cut} if inputs.num_cut else {})
 
 
 async def _hung_up(request):

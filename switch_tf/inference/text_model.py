@@ -60,16 +60,16 @@ class TextModel:
         self.max_length = checks.integer("max_length", max_length, 1)
         self.batch_size = checks.optional("batch_size", batch_size, checks.integer, 1)
         self.sampler = decoding.get_sampler(sampler)
-        self._partitioner = partitioner if partitioner is not None and partitioner.has_fixed_shapes else None
+        self._partitioner = partitioner if partitioner and partitioner.has_fixed_shapes else None
         self._num_pieces = self._partitioner.layout.num_pieces("batch") if self._partitioner else 1
         self._few_rows, self._row_counts = None, [2]
         if self._partitioner:
             self.batch_size = -(-(batch_size or 1) // self._num_pieces) * self._num_pieces
             self._row_counts = [self.batch_size]
-        elif batch_size is None:
+        elif not batch_size:
             self._few_rows = FewRows(
                 self._sample, self.inputs_length, decoding.max_fused_sequences(model, self.sampler))
-        self._decode = self._compiled(self._sample, (2, 2) if batch_size is None else None)
+        self._decode = self._compiled(self._sample, None if batch_size else (2, 2))
         self._likelihoods = self._compiled(self._likelihood)
 
     def _compiled(self, function, ranks=None):
@@ -171,7 +171,7 @@ class TextModel:
         length = max(map(len, texts))
         if self._partitioner:
             return next(rows for rows in self._row_counts if rows >= len(texts)), most
-        if self.batch_size is None:
+        if not self.batch_size:
             return len(texts), length
         return self.batch_size, min(most, decoding.bucketed_length(length))
 
@@ -213,7 +213,7 @@ class FewRows:
         shape = rows, min(filled, self._inputs_length)
         if program := self._programs.get(shape):
             return shape, program
-        if shape not in self._programs and (self._maker is None or not self._maker.is_alive()):
+        if shape not in self._programs and not (self._maker and self._maker.is_alive()):
             # A process that ends while a daemon traces is aborted.
             self._maker = threading.Thread(target=self._make, args=shape, name="compiler", daemon=False)
             self._maker.start()
