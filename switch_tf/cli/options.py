@@ -42,12 +42,12 @@ TRUST = option("--trust",
                "program", goes_with="--run; a saved model has no gin file.")
 
 
-def device_options(num_devices: int | None = None, **rest: Any) -> tuple:
+def device_options(num_devices: int | None = None, goes_with: str = "") -> tuple:
     """Declares `--devices` and `--backend`. `main` turns the latter into a binding."""
     return (count("--devices", f"virtual devices to make of this machine's CPU (default {num_devices or 'as it is'})",
-                  num_devices, **rest),
+                  num_devices, goes_with=goes_with),
             option("--backend", f"back end that runs the layout: {', '.join(BACKENDS)} (default: Layout.backend of the "
-                   "gin files)", "NAME", **rest))
+                   "gin files)", "NAME", goes_with=goes_with))
 
 
 @contextlib.contextmanager

@@ -171,7 +171,7 @@ switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_fi
 """
 
 
-_WITH_TEACHER = {"goes_with": "--teacher; leave it out, or name the teacher's run."}
+_WITH_TEACHER = "--teacher; leave it out, or name the teacher's run."
 CACHE_ARGUMENTS = (
     option("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?"),
     option("--output", "the run's CACHE_DIR (default: the gin files', else ~/.cache/switch_tf/tasks)", "FOLDER"),
@@ -185,11 +185,11 @@ CACHE_ARGUMENTS = (
            "store the predictions of this run or checkpoint for the training rows that a student's gin files "
            "describe (TRAIN_STEPS batches of SEED), in --output", "RUN"),
     count("--top_k", f"with --teacher: most probable tokens to store for each target (default {_TOP_K})",
-          **_WITH_TEACHER),
+          goes_with=_WITH_TEACHER),
     *options.GIN,
     "Apache Beam's own flags stand behind --, such as: -- --runner=DataflowRunner "
     "--project=...",
-    *options.device_options(**_WITH_TEACHER),
+    *options.device_options(goes_with=_WITH_TEACHER),
 )
 
 
