@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from switch_tf import checks, environment
-from switch_tf.cli.parser import Parser
+from switch_tf.cli.parser import Parser, option
 from switch_tf.configs.choices import check_choice, nearest
 from switch_tf.hardware import host
 from switch_tf.installation import quiet
@@ -43,6 +43,7 @@ COMMANDS = {
 # Module -> commands. The rest have a module of their name.
 _MODULES = {"answering": "infer serve export", "weights": "convert upcycle average shrink", "tasks": "vocabulary cache",
             "runs": "train compare eval", "compile": "verify_layout"}
+_JSON = option("--json", "print one JSON object as the last line of standard output, all else on stderr")
 _PATHS = ("FILE", "FOLDER", "PATH", "RUN", "CHECKPOINT")
 # Below a bug's traceback.
 _REPORT = "This is a bug of switch_tf and not your mistake: please report it with this traceback and the command."
@@ -125,11 +126,10 @@ def _parse(argv):
     name, *words = argv
     parser = Parser(prog=f"switch-tf {name}", description=COMMANDS[name],
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add("--json", "print one JSON object as the last line of standard output, all else on stderr")
     declared, run, examples = parts_of(name)
     notes = [note for note in declared if isinstance(note, str)]
-    for words_of_option, rest in (entry for entry in declared if entry not in notes):
-        parser.add(*words_of_option, **rest)
+    actions = [(parser.add_argument(flag, **rest), checked) for flag, rest, checked in (
+        _JSON, *(entry for entry in declared if entry not in notes))]
     notes = textwrap.fill(" ".join(notes), 100, break_on_hyphens=False, break_long_words=False)
     parser.epilog = f"{notes}\n\nexamples:\n{textwrap.indent(examples.strip(), '  ')}".strip()
     # argparse cannot know `--gin.NAME=VALUE`, nor Apache Beam's flags after `--`.
@@ -147,19 +147,19 @@ def _parse(argv):
     arguments.beam_flags = behind
     if bindings and not hasattr(arguments, "gin_file"):
         parser.error(f"the command {name} takes no gin bindings, but was given {bindings[0]}")
-    for action in parser._actions[1:]:  # after --help
+    for action, (one_of, goes_with, at_least) in actions:
         flag, given = (*action.option_strings, action.metavar)[0], getattr(arguments, action.dest)
         if given == action.default:
             continue
-        if action.at_least is not None:
-            checks.integer(flag, given, action.at_least)
-        if action.one_of:
-            check_choice(flag, given, action.one_of)
-        if action.goes_with:
-            name_of_other, value = re.match(r"--(\w+)[ =]?(\w*)", action.goes_with).groups()
+        if at_least is not None:
+            checks.integer(flag, given, at_least)
+        if one_of:
+            check_choice(flag, given, one_of)
+        if goes_with:
+            name_of_other, value = re.match(r"--(\w+)[ =]?(\w*)", goes_with).groups()
             other = getattr(arguments, name_of_other, True)
             if not other or value not in ("", other):
-                raise Refusal(f"{flag} goes with {action.goes_with.format(**vars(arguments))}")
+                raise Refusal(f"{flag} goes with {goes_with.format(**vars(arguments))}")
         is_path = any(word.removesuffix("S") in _PATHS for word in str(action.metavar).split("|"))
         if is_path and (name, action.dest) != ("vocabulary", "input"):  # TensorFlow reads that one, also from buckets
             for path in given if isinstance(given, list) else [given]:

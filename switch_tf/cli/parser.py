@@ -13,24 +13,6 @@ from switch_tf.statuses import REFUSED
 class Parser(argparse.ArgumentParser):
     """A parser that suggests a flag or macro for an unknown flag."""
 
-    def add(self, name: str, help: str, metavar: str | None = None, one_of: Iterable[str] = (), goes_with: str = "",
-            at_least: int | None = None, **rest: Any) -> None:
-        """Declares an argument, for `main` to check. With only a name and a help it is a flag.
-
-        Args:
-            metavar: FILE, FOLDER, PATH, RUN and CHECKPOINT stand for paths. Defaults to `one_of`.
-            one_of: Values to choose from.
-            goes_with: Option that must be given too, and the rest of the refusal: "--model; a run has its own.", or
-                "--sampler beam, not {sampler}." for one of its values.
-            **rest: See `argparse.ArgumentParser.add_argument`.
-        """
-        if metavar or one_of:
-            rest["metavar"] = metavar or "|".join(one_of)
-        elif not rest:
-            rest["action"] = "store_true"
-        vars(self.add_argument(name, help=help, **rest)).update(
-            one_of=one_of, goes_with=goes_with, at_least=at_least)
-
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)
         macro = unknown and unknown[1].upper()
@@ -46,11 +28,27 @@ class Parser(argparse.ArgumentParser):
         self.exit(REFUSED, f"{self.prog}: {message}\n")  # argparse's usage would hide it
 
 
-def option(*words: Any, **rest: Any) -> tuple[tuple, dict]:
-    """Declares an argument, see `Parser.add`."""
-    return words, rest
+def option(name: str, help: str, metavar: str | None = None, one_of: Iterable[str] = (), goes_with: str = "",
+           at_least: int | None = None, **rest: Any) -> tuple:
+    """Declares an argument. With only a name and a help it is a flag.
+
+    Args:
+        metavar: FILE, FOLDER, PATH, RUN and CHECKPOINT stand for paths. Defaults to `one_of`.
+        one_of: Values to choose from.
+        goes_with: Option that must be given too, and the rest of the refusal: "--model; a run has its own.", or
+            "--sampler beam, not {sampler}." for one of its values.
+        **rest: See `argparse.ArgumentParser.add_argument`.
+
+    Returns:
+        (name, arguments of `add_argument`, what `main` checks).
+    """
+    if metavar or one_of:
+        rest["metavar"] = metavar or "|".join(one_of)
+    elif not rest:
+        rest["action"] = "store_true"
+    return name, {"help": help, **rest}, (one_of, goes_with, at_least)
 
 
-def count(name: str, help: str, default: int | None = None, at_least: int = 1, **rest: Any) -> tuple[tuple, dict]:
+def count(name: str, help: str, default: int | None = None, at_least: int = 1, **rest: Any) -> tuple:
     """Declares an integer."""
     return option(name, help, "N", at_least=at_least, type=int, default=default, **rest)

@@ -189,13 +189,13 @@ EVAL_ARGUMENTS = (
 def run_eval(arguments: Namespace) -> dict:
     """Evaluates checkpoints, prints tables, and writes scores and predictions. Returns the scores."""
     folder = options.folder_of(arguments)
-    waits_for_first = arguments.follow and arguments.step == "last"
-    checkpoints = [] if waits_for_first else select(folder, arguments.step, hint=", or add --follow")
-    num_devices = processes.devices_of_this_process(arguments.devices)
+    checkpoints = []
+    if not arguments.follow or arguments.step != "last":
+        checkpoints = select(folder, arguments.step, hint=", or add --follow")
     if arguments.follow and len(cluster.members().addresses) > 1:
         raise Refusal("--follow works in one process, because each would see new checkpoints at another time; unset "
                       "TF_CONFIG, or leave out --follow.")
-    described = options.load_run(arguments, folder, num_devices)
+    described = options.load_run(arguments, folder, processes.devices_of_this_process(arguments.devices))
     for checkpoint in checkpoints:
         folders.check_size(described.config, checkpoint)
     steps = [int(checkpoint.name.removeprefix("step_")) for checkpoint in checkpoints]

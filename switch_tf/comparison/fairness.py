@@ -1,5 +1,6 @@
 """Checks that runs have the same data, rules and work per token. Needs no TensorFlow."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,14 +22,9 @@ _WITHOUT_EFFECT = frozenset((
     "SEED", "LOG_PERIOD", "CHECKPOINT_PERIOD", "Run.keep_checkpoints", "Run.keep_every", "Run.unigram_batches",
     "Run.shown_examples", "Run.best_metric", "Run.eval_each_task", "StepSettings.steps_per_call",
     "SwitchConfig.end_id", "SwitchConfig.num_experts"))  # has a column in the table
-# Fields without effect if there are no experts.
-_OF_EXPERTS = frozenset(f"SwitchConfig.{name}" for name in (
-    "expert_d_ff", "encoder_sparse_step", "decoder_sparse_step", "encoder_sparse_indices", "decoder_sparse_indices",
-    "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor", "min_expert_capacity",
-    "routing_policy", "decoder_routing_policy", "allow_non_causal_decoder", "num_selected_experts", "exploration",
-    "jitter_noise", "second_expert_policy", "second_expert_threshold", "second_place_loss_weight",
-    "expert_dropout_rate", "router_dtype", "load_balancing_loss_weight", "router_z_loss_weight", "expert_sublayers",
-    "attention_expert_dtype", "expert_capacity", "semantics"))
+# Fields without effect if there are no experts: those below `num_experts`, but for one.
+_FIELDS = [f"SwitchConfig.{field.name}" for field in dataclasses.fields(SwitchConfig)]
+_OF_EXPERTS = {*_FIELDS[_FIELDS.index("SwitchConfig.num_experts") + 1:]} - {"SwitchConfig.extra_mlp"}
 
 
 def work(config: SwitchConfig, task_feature_lengths: dict) -> dict[str, float]:

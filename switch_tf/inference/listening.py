@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,13 +53,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 def make_room() -> int:
     """Raises the limit of file descriptors if allowed, and returns the number of connections that fit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
     others = len(os.listdir("/dev/fd")) + _OTHER_DESCRIPTORS + _FOR_HEALTH
     wanted = others + _MOST_CONNECTIONS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, soft - others)
+    if soft < wanted:
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    most = min(_MOST_CONNECTIONS, soft - others)
     if most < _FEWEST_CONNECTIONS:
         raise Refusal(f"Serving needs {others + _FEWEST_CONNECTIONS} open files at least, and this process may have "
                       f"{soft}; start it after `ulimit -n 1024` or more.")

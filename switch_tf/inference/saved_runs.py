@@ -46,6 +46,5 @@ def use_stored_vocabulary(described: Any, folder: pathlib.Path) -> Any:
     run = described.run
     if others or run.mixture_or_task_name != saved.task or run.vocabulary not in (None, vocabulary.name):
         return described
-    choice = vocabularies.choice_of(vocabulary, folder)
-    return (dataclasses.replace(described, run=dataclasses.replace(run, vocabulary=choice)) if choice
-            else described)
+    choice = vocabularies.choice_of(vocabulary, folder) or run.vocabulary
+    return dataclasses.replace(described, run=dataclasses.replace(run, vocabulary=choice))

@@ -273,8 +273,8 @@ class Server:
         return JSONResponse({"name": self.name, **self._about})
 
     async def _health(self, request):
-        is_well = self._answers.is_working and self._looks.is_working
-        return JSONResponse({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
+        status, code = ("ok", 200) if self._answers.is_working else ("stopping", 503)
+        return JSONResponse({"status": status}, code)
 
     async def _scraped(self, request):
         return Response(prometheus_client.generate_latest(self._registry),

@@ -219,10 +219,8 @@ def _loss(records):
             axes.axhline(levels[-1], color="grey", linestyle="--", label=f"unigram model, {task}")
         elif name.endswith("/loss"):
             curves[f"held out, {task}"] = points
-    blue, *others = matplotlib.colormaps["tab10"].colors
-    for (label, (steps, values)), color in zip(curves.items(), (blue, *others * len(curves)), strict=False):
-        axes.plot(steps, values, color=color, label=label,
-                  marker="o" if label != "training" and len(steps) < 50 else None)
+    for label, (steps, values) in curves.items():
+        axes.plot(steps, values, label=label, marker="o" if label != "training" and len(steps) < 50 else None)
     # At step 0 it is twice the later values and would compress the axis.
     points = [point for curve in curves.values() for point in zip(*curve, strict=True)]
     learnt, start = [value for step, value in points if step], [value for step, value in points if not step]
