@@ -47,8 +47,8 @@ def train(comparison: Comparison, make_trainer: Callable) -> bool:
                 # Variants that are made later count alike.
                 progress = progress or whole.enter_context(contextlib.closing(Progress(
                     num_steps * len(comparison.variants) // len(names) * len(comparison.seeds))))
-                saved = [folders.steps(folders.checkpoints_of(run.model_dir)) for run in runs]
-                if all(steps and steps[-1] >= run.train_steps for steps, run in zip(saved, runs, strict=True)):
+                if all(max(folders.steps(folders.checkpoints_of(run.model_dir)), default=-1) >= run.train_steps
+                       for run in runs):
                     progress.advance(num_steps, is_trained=False)
                     subject = "all variants" if len(names) == len(comparison.variants) else " and ".join(names)
                     progress.say(f"Seed {seed}: {subject} {'is' if len(names) == 1 else 'are'} trained.")

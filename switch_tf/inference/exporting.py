@@ -110,19 +110,16 @@ class _Answerer(_Decoder):
     def __init__(self, text_model):
         reading = text_model.features
         super().__init__(text_model.model, text_model.max_length, text_model.sampler, reading.targets.eos_id)
-        self._inputs_length, self._inputs_end = text_model.inputs_length, reading.inputs_end
         self._inputs = data.SpellingOps(reading.inputs, reading.sentinels, reading.prefix, reading.keeps_end)
         same = reading.targets is reading.inputs
         self._targets = self._inputs if same else data.SpellingOps(reading.targets)
+        # As `TextModel.read`: <string>[batch] -> <int32>[batch, longest].
+        self.read = lambda inputs: self._inputs.read(inputs, text_model.inputs_length, reading.inputs_end)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
     def answer(self, inputs):
         decoded = self._decoded(self.read(inputs))
         return {"outputs": self._targets.spell(decoded.ids[:, 0]), "scores": decoded.scores[:, 0]}
-
-    def read(self, inputs):
-        """Reads as `TextModel.read`: <string>[batch] -> <int32>[batch, longest]."""
-        return self._inputs.read(inputs, self._inputs_length, self._inputs_end)
 
 
 _READINGS = {
