@@ -71,8 +71,6 @@ INFER_EXAMPLES = r"""
 switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
 switch-tf infer --run runs/first --interactive
 """
-
-
 INFER_ARGUMENTS = (
     *_decoding_arguments(),
     option("--input",
@@ -187,8 +185,6 @@ EXPORT_EXAMPLES = r"""
 switch-tf export --run runs/first --output exported
 switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --output exported_beam
 """
-
-
 EXPORT_ARGUMENTS = (
     *_decoding_arguments(answers=False),
     option("--model", "in place of --run: a model that Keras saved, model.keras", "FILE"),
@@ -241,8 +237,6 @@ SERVE_EXAMPLES = r"""
 switch-tf serve --run runs/first
 switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
 """
-
-
 SERVE_ARGUMENTS = (
     *_decoding_arguments(),
     option("--host", "to listen at; 0.0.0.0 for other machines too, whoever they are (default 127.0.0.1)",

@@ -29,8 +29,6 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
     --gin_file=gin/runs/pretrain.gin --topology=v5e:2x4 --compare=data,expert
 """
-
-
 COMPILE_ARGUMENTS = (
     *options.GIN,
     option("--topology",
@@ -139,8 +137,6 @@ switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tas
     --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/expert.gin --gin.BATCH_SIZE=16
 switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data.gin --devices 4
 """
-
-
 VERIFY_LAYOUT_ARGUMENTS = (
     *options.GIN,
     *options.device_options(8),

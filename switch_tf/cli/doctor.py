@@ -9,8 +9,6 @@ DOCTOR_EXAMPLES = r"""
 switch-tf doctor
 switch-tf doctor --model_dir gs://my-bucket/runs
 """
-
-
 DOCTOR_ARGUMENTS = (
     "Checks versions, accelerators, folders and resources of this machine.",
     option("--model_dir", "also check that runs can be kept there", "FOLDER"),

@@ -25,8 +25,6 @@ INSPECT_EXAMPLES = r"""
 switch-tf inspect switch_base_8
 switch-tf inspect runs/x --verify
 """
-
-
 INSPECT_ARGUMENTS = (
     option("what",
            "a preset such as switch_base_8, a model's gin file, a run folder, a checkpoint folder or a folder of "

@@ -36,8 +36,6 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
     --gin_file=gin/runs/pretrain.gin --gin.MODEL_DIR="'runs/first'" --gin.TRAIN_STEPS=300 \
     --gin.BATCH_SIZE=32
 """
-
-
 TRAIN_ARGUMENTS = (
     *options.GIN,
     *options.device_options(),
@@ -83,8 +81,6 @@ COMPARE_EXAMPLES = r"""
 switch-tf compare --gin_file=gin/comparisons/demo.gin
 switch-tf compare --runs runs/dense runs/sparse --output runs/report
 """
-
-
 COMPARE_ARGUMENTS = (
     *options.GIN,
     option("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
@@ -149,21 +145,18 @@ def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
                           "comparison itself does not read: put the file that does so into Comparison.common, or into "
                           "a variant.")
     check_words("The command line", variant_bindings)
-    variants = {}
+    configs = {}
     for name in comparison.variants:
         with naming(name):
-            files, words = comparison.words(name, comparison.seeds[0], variant_bindings)
-            variants[name] = Experiment.from_gin(files, words, paths)
-            run = variants[name].run
+            described = Experiment.from_gin(*comparison.words(name, comparison.seeds[0], variant_bindings), paths)
+            configs[name], run = described.config, described.run
             if run.patience:
                 raise Refusal("a comparison trains all variants to the last step; leave PATIENCE at 0, not "
                               f"{run.patience}.")
             if not run.eval_period:
                 raise Refusal("a comparison is one of held-out losses; set EVAL_PERIOD above 0.")
-    configs = {name: variant.config for name, variant in variants.items()}
     if all(configs.values()):
-        lengths = next(iter(variants.values())).run.task_feature_lengths
-        fairness.check_work(configs, lengths, comparison.unequal_work)
+        fairness.check_work(configs, run.task_feature_lengths, comparison.unequal_work)
     return comparison, variant_bindings
 
 
@@ -171,8 +164,6 @@ EVAL_EXAMPLES = r"""
 switch-tf eval --run runs/first --step best
 switch-tf eval --run runs/first --follow
 """
-
-
 EVAL_ARGUMENTS = (
     *options.run_options(),
     option("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",

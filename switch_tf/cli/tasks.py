@@ -33,8 +33,6 @@ TASKS_EXAMPLES = r"""
 switch-tf tasks
 switch-tf tasks docs_corpus_span_corruption
 """
-
-
 TASKS_ARGUMENTS = (
     option("name", "a task or mixture to show three examples of", "NAME", nargs="?"),
     option("--split", "split of the examples (default: train, or the task's first)", "SPLIT"),
@@ -135,8 +133,6 @@ VOCABULARY_EXAMPLES = r"""
 switch-tf vocabulary --input texts.txt --size 8000 --output mine.model
 switch-tf vocabulary --input pairs.jsonl --field inputs targets --size 8000 --output mine.model
 """
-
-
 VOCABULARY_ARGUMENTS = (
     option("--input", "files or globs: .txt (a text a line), .jsonl, .json, .tsv, .csv, each also as .gz",
            "FILE", nargs="+", required=True),
@@ -169,8 +165,6 @@ switch-tf cache docs_corpus_span_corruption
 switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_file=gin/tasks/c4.gin \
     --gin_file=gin/runs/distill.gin --output /data/predictions
 """
-
-
 _WITH_TEACHER = "--teacher; leave it out, or name the teacher's run."
 CACHE_ARGUMENTS = (
     option("name", "a task or mixture (default: the one that the gin files name)", "TASK", nargs="?"),

@@ -32,8 +32,6 @@ CONVERT_EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
 switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/models/switch_base_8.gin
 """
-
-
 CONVERT_ARGUMENTS = (
     option("--input",
            "a Hugging Face folder (config.json and tensors), a checkpoint of T5X or Mesh TensorFlow (with the "
@@ -81,8 +79,6 @@ UPCYCLE_EXAMPLES = r"""
 switch-tf upcycle --from runs/dense --gin_file=gin/models/switch_tiny.gin --output sparse
 switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --output sparse --reinitialize=0.5
 """
-
-
 UPCYCLE_ARGUMENTS = (
     option("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",
            "CHECKPOINT", dest="source", required=True),
@@ -119,8 +115,6 @@ AVERAGE_EXAMPLES = r"""
 switch-tf average --run runs/first --last 3 --output first_mean
 switch-tf average --run runs/first --last 10 --output first_mean --json
 """
-
-
 AVERAGE_ARGUMENTS = (
     option("--run", "a run folder", "FOLDER", required=True),
     count("--last", "number of its newest checkpoints", required=True, at_least=2),
@@ -142,8 +136,6 @@ SHRINK_EXAMPLES = r"""
 switch-tf shrink --from runs/first --num_experts=4 --output small
 switch-tf shrink --from runs/first/checkpoints/step_00000300 --num_experts=4 --output small --merge
 """
-
-
 SHRINK_ARGUMENTS = (
     option("--from", "a run folder, for its newest checkpoint, or one of its checkpoints",
            "CHECKPOINT", dest="source", required=True),
