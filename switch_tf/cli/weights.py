@@ -59,9 +59,8 @@ def run_convert(arguments: Namespace) -> tuple[dict, str]:
         raise Refusal("--expert_capacity is for --to=hugging_face alone.")
     if arguments.dtype != "float32" and to is not HUGGING_FACE:
         raise Refusal(f"--dtype={arguments.dtype} is for --to=hugging_face alone; weights are float32 in switch_tf.")
-    config = None
-    if arguments.gin_file or arguments.gin_bindings:
-        config = options.read_model(arguments)[0]
+    has_model = arguments.gin_file or arguments.gin_bindings
+    config = options.read_model(arguments)[0] if has_model else None
     with options.new_output(arguments) as output:
         quiet.import_tensorflow()
         return convert(source, output, to, arguments.expert_capacity, config, arguments.dtype, arguments.verify,

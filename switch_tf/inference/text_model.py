@@ -139,11 +139,10 @@ class TextModel:
         for name, gates in gates_of_layers.items():
             path = name.partition("/")[2]
             reads, ids = ("outputs", read) if path.startswith("decoder/") else ("inputs", inputs)
-            experts = []
-            for token in np.asarray(gates)[0, :len(ids)]:
-                experts.append([[int(expert), round(float(token[expert]), 4)]
-                                for expert in np.argsort(-token, kind="stable") if token[expert]])
-            layers.append({"layer": path, "reads": reads, "experts": experts})
+            layers.append({"layer": path, "reads": reads, "experts": [
+                [[int(expert), round(float(token[expert]), 4)]
+                 for expert in np.argsort(-token, kind="stable") if token[expert]]
+                for token in np.asarray(gates)[0, :len(ids)]]})
         return {"inputs": data.pieces(self.features.inputs, inputs),
                 "outputs": data.pieces(self.features.targets, read),
                 "num_experts": self.model.config.num_experts, "layers": layers}
@@ -176,13 +175,11 @@ class TextModel:
         return self.batch_size, min(most, decoding.bucketed_length(length))
 
     def _answer(self, ids, score):
-        ids = ids.tolist()
+        ids = np.trim_zeros(ids, "b").tolist()
         if (end := self.features.targets.eos_id) in ids:
             ids = ids[:ids.index(end) + 1]
-        while ids and not ids[-1]:
-            ids.pop()
-        has_end = ids[-1:] == [end]
-        return Answer(data.spell(self.features.targets, ids[:-1] if has_end else ids), float(score), ids)
+        text = data.spell(self.features.targets, ids[:len(ids) - (ids[-1:] == [end])])
+        return Answer(text, float(score), ids)
 
 
 class FewRows:
