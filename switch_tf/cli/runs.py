@@ -148,7 +148,8 @@ def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
     configs = {}
     for name in comparison.variants:
         with naming(name):
-            described = Experiment.from_gin(*comparison.words(name, comparison.seeds[0], variant_bindings), paths)
+            files, words = comparison.words(name, comparison.seeds[0], variant_bindings)
+            described = Experiment.from_gin(files, words, paths)
             configs[name], run = described.config, described.run
             if run.patience:
                 raise Refusal("a comparison trains all variants to the last step; leave PATIENCE at 0, not "
