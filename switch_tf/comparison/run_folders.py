@@ -78,9 +78,9 @@ def write(folder: pathlib.Path, runs: list[Curves]) -> dict:
         folder.mkdir(parents=True, exist_ok=True)
     outcome = results.compare(runs)
     picture = draw(runs, outcome)
-    write_whole(folder / "comparison.json", json_lines.dumps(outcome, indent=1) + "\n")
-    write_whole(folder / "comparison.png", picture)
-    write_whole(folder / "comparison.html", _page(runs, outcome, picture))
+    for kind, content in (("json", json_lines.dumps(outcome, indent=1) + "\n"), ("png", picture),
+                          ("html", _page(runs, outcome, picture))):
+        write_whole(folder / f"comparison.{kind}", content)
     return outcome
 
 
@@ -192,8 +192,8 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
                                ("FLOPs (matrix products with weights)", "flops", 1), ("tokens", "tokens", 1)):
         panel = next(panels)
         for name, runs in of_names.items():
-            along, losses = _band(panel, [getattr(run, field) / scale for run in runs], [run.losses for run in runs],
-                                  colors[name], name)
+            seeds = [(getattr(run, field) / scale, run.losses) for run in runs]
+            along, losses = _band(panel, seeds, colors[name], name)
             reached = np.flatnonzero(losses <= outcome["target_loss"])[:1]
             panel.plot(along[reached], losses[reached], "o", color=colors[name])
         panel.axhline(outcome["target_loss"], color="grey", linestyle="--", linewidth=1, label="target loss")
@@ -217,8 +217,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
     for metric in others:
         panel = next(panels)
         for name, runs in of_names.items():
-            along, values = zip(*(run.values[metric] for run in runs), strict=True)
-            _band(panel, along, values, colors[name])
+            _band(panel, [run.values[metric] for run in runs], colors[name])
         panel.set(xlabel="steps", title=metric.removeprefix("eval/"))
     if has_tasks:  # speed-ups in steps, 0 if not reached
         panel = next(panels)
@@ -234,12 +233,12 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
     return png(figure)
 
 
-def _band(axes, along, values, color, name=None):
-    """Draws the median of seeds, and the range of several. Returns the median's points."""
-    shortest = min(map(len, values))
-    along = np.median([entry[:shortest] for entry in along], axis=0)
-    values = np.array([entry[:shortest] for entry in values])
-    line = np.median(values, axis=0)
+def _band(axes, seeds, color, name=None):
+    """Draws the median of seeds, pairs of coordinates, and the range of several. Returns the median's coordinates."""
+    shortest = min(len(values) for _, values in seeds)
+    # [seed, 2, evaluation]
+    points = np.array([[coordinate[:shortest] for coordinate in seed] for seed in seeds])
+    values, (along, line) = points[:, 1], np.median(points, axis=0)
     axes.plot(along, line, color=color, label=name)
     if len(values) > 1:
         axes.fill_between(along, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
