@@ -12,7 +12,7 @@ from keras import ops
 
 from switch_tf import checks, context, partitioning
 from switch_tf.configs import policies
-from switch_tf.configs.choices import check_choice
+from switch_tf.configs.choices import check_choice, check_fields
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import masks
 from switch_tf.ops import dtypes, forms, indexing, random
@@ -207,10 +207,7 @@ class Sample(_TokenByToken):
     seed: int = 0
 
     def __post_init__(self):
-        checks.fields(self, ["temperature"], checks.number, "above 0")
-        checks.fields(self, ["top_k"], checks.optional, checks.integer, 1)
-        checks.fields(self, ["top_p"], checks.optional, checks.number, "in (0, 1]")
-        checks.fields(self, ["seed"], checks.integer, 0)
+        check_fields(self, {"temperature": "above 0", "top_k": 1, "top_p": "in (0, 1]", "seed": 0})
 
     def _choose(self, rows, logits, position):
         return self.draw(logits, random.batch_positions(ops.shape(logits)[0]) if rows is None else rows, position)
@@ -256,8 +253,7 @@ class Beam(Sampler):
     num_results: int = 1
 
     def __post_init__(self):
-        checks.fields(self, ["num_beams", "num_results"], checks.integer, 1)
-        checks.fields(self, ["length_penalty"], checks.number, "0 or above")
+        check_fields(self, {"num_beams": 1, "length_penalty": "0 or above", "num_results": 1})
         if self.num_results > self.num_beams:
             raise Refusal(f"num_results must be at most num_beams, {self.num_beams}, not {self.num_results}.")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from switch_tf import checks
-from switch_tf.configs.choices import EXPLORATIONS, SECOND_EXPERT_POLICIES, check_choice, nearest
+from switch_tf.configs.choices import EXPLORATIONS, RULES, by_name, check, check_choice, check_fields, nearest
 from switch_tf.refusals import Refusal
 
 
@@ -73,11 +73,10 @@ class Policy:
     weights: Callable | str | None = None
 
     def __post_init__(self):
-        checks.fields(self, ("name",), checks.text)
+        check_fields(self, by_name({
+            checks.text: "name", 1: "fewest_choices",
+            checks.flag: "is_causal is_balanced has_kernel needs_token_ids experts_choose counts_preference"}))
         checks.fields(self, ("num_choices",), checks.optional, checks.integer, 1)
-        checks.fields(self, ("fewest_choices",), checks.integer, 1)
-        checks.fields(self, ("is_causal", "is_balanced", "has_kernel", "needs_token_ids", "experts_choose",
-                             "counts_preference"), checks.flag)
         if not _is_function(self.decide):
             raise Refusal(f"The policy {self.name!r} decides by a function, or by its place as \"module:function\", "
                           f"not {checks.shown(self.decide)}.")
@@ -171,8 +170,7 @@ class TopN(Policy):
 
     def __post_init__(self):
         super().__post_init__()
-        check_choice("second_expert", self.second_expert, SECOND_EXPERT_POLICIES)
-        checks.fields(self, ("threshold",), checks.number, "in (0, 1)")
+        check_fields(self, RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +218,11 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
         policy: Name, or a record with the name of a registered policy.
         second_expert_policy, second_expert_threshold: Fields of "top2" and "top_n" given by name.
     """
-    check_choice("second_expert_policy", second_expert_policy, SECOND_EXPERT_POLICIES)
-    checks.number("second_expert_threshold", second_expert_threshold, "in (0, 1)")
+    options = {"second_expert_policy": second_expert_policy, "second_expert_threshold": second_expert_threshold}
+    for name, value in options.items():
+        check(name, value, RULES[name])
+    registered = get(policy.name if isinstance(policy, Policy) else policy, "policy")
     if isinstance(policy, Policy):
-        registered = get(policy.name, "policy")
         if type(registered) is not type(policy) or registered.place != policy.place:
             raise Refusal(f"There is a policy {policy.name!r} already, by {registered.place}; register the one by "
                           f"{policy.place} under another name.")
@@ -232,11 +231,8 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
                           f"second_expert_threshold={second_expert_threshold!r} go with the name of a policy; give "
                           "them to the record, as in policies.Top2(second_expert='all').")
         return policy
-    named = get(policy, "policy")
-    if policy not in ("top2", "top_n"):
-        return named
     changes: dict[str, Any] = {"second_expert": second_expert_policy, "threshold": second_expert_threshold}
-    return dataclasses.replace(named, **changes)
+    return dataclasses.replace(registered, **changes) if policy in ("top2", "top_n") else registered
 
 
 def to_config(policy: str | Policy) -> str | dict:

@@ -3,13 +3,25 @@
 import dataclasses
 
 from switch_tf import checks
-from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGUSR1, TRAINABLE, check_choice
+from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGUSR1, TRAINABLE, by_name, check_fields
 from switch_tf.refusals import Refusal
 
 # Fields of Run that gin files set by macros.
 MACROS = ("model_dir", "mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period",
           "eval_period", "checkpoint_period", "initial_checkpoint", "best_metric", "patience", "vocabulary",
           "use_cached_tasks", "cache_dir", "cache_parts", "seed")
+# See `choices.check`. Messages name fields as macros or as "Run.name".
+_AS_MACROS = by_name({
+    1: "train_steps batch_size log_period checkpoint_period eval_batches keep_checkpoints cache_parts",
+    0: "eval_period unigram_batches seed keep_every patience shown_examples profile_steps",
+    checks.place: "model_dir initial_checkpoint cache_dir", checks.text: "mixture_or_task_name vocabulary best_metric",
+    checks.lengths: "task_feature_lengths", checks.flag: "use_cached_tasks"})
+_OF_RUN = by_name({
+    ON_FAILED_SAVE: "on_failed_save", ON_SIGUSR1: "on_sigusr1", INITIAL_VARIABLES: "initial_variables",
+    "above 0": "max_hours", 0: "skip_corrupt_records"})
+_OF_STEP = by_name({
+    1: "num_microbatches steps_per_call", "0 or above": "z_loss_weight", "in [0, 1)": "label_smoothing",
+    "above 0": "clip_norm", checks.flag: "use_xla"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,32 +100,20 @@ class Run:
     profile_steps: int = 0
 
     def __post_init__(self):
-        checks.fields(self, ("train_steps", "batch_size", "log_period", "checkpoint_period", "eval_batches",
-                             "keep_checkpoints", "cache_parts"), checks.integer, 1, label=str.upper)
-        checks.fields(self, ("eval_period", "unigram_batches", "seed", "keep_every", "patience", "shown_examples",
-                             "profile_steps"), checks.integer, 0, label=str.upper)
-        checks.fields(self, ("pack", "restart_changed_data", "eval_each_task"), checks.flag)
-        for name, check in (("model_dir", checks.place), ("mixture_or_task_name", checks.text),
-                            ("task_feature_lengths", checks.lengths), ("use_cached_tasks", checks.flag)):
-            checks.fields(self, (name,), check, label=str.upper)
-        for name, choices in (("on_failed_save", ON_FAILED_SAVE), ("on_sigusr1", ON_SIGUSR1),
-                              ("initial_variables", INITIAL_VARIABLES)):
-            check_choice(f"Run.{name}", getattr(self, name), choices)
-        checks.optional("Run.max_hours", self.max_hours, checks.number, "above 0")
+        check_fields(self, _AS_MACROS, str.upper)
+        check_fields(self, by_name({checks.flag: "pack restart_changed_data eval_each_task"}))
+        check_fields(self, _OF_RUN, "Run.{}".format)
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
-        skipped = checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)
-        if skipped and not self.use_cached_tasks:
-            raise Refusal(f"Run.skip_corrupt_records ({skipped}) leaves out records of a cache, which is read by "
+        if self.skip_corrupt_records and not self.use_cached_tasks:
+            raise Refusal(f"Run.skip_corrupt_records ({self.skip_corrupt_records}) leaves out records of a cache, which is read by "
                           "index; set USE_CACHED_TASKS=True, or mend the data.")
-        checks.fields(self, ("initial_checkpoint", "cache_dir"), checks.optional, checks.place, label=str.upper)
-        checks.fields(self, ("vocabulary",), checks.optional, checks.text, label=str.upper)
         if self.best_metric is None:
             if self.patience:
                 raise Refusal(f"PATIENCE ({self.patience}) waits for a better BEST_METRIC; set it, for example to "
                               "'eval/<task>/<metric>'.")
             return
-        if not checks.text("BEST_METRIC", self.best_metric).startswith("eval/"):
+        if not self.best_metric.startswith("eval/"):
             raise Refusal("BEST_METRIC must be the name of what evaluations write, 'eval/<task>/<metric>', not "
                           f"{self.best_metric!r}.")
         if not self.eval_period:
@@ -146,12 +146,8 @@ class StepSettings:
     trainable: str = "all"
 
     def __post_init__(self):
-        checks.fields(self, ("num_microbatches", "steps_per_call"), checks.integer, 1)
-        checks.fields(self, ("z_loss_weight",), checks.number, "0 or above")
-        checks.fields(self, ("label_smoothing",), checks.number, "in [0, 1)")
-        checks.fields(self, ("use_xla",), checks.flag)
-        check_choice("TRAINABLE", self.trainable, TRAINABLE)
-        checks.fields(self, ("clip_norm",), checks.optional, checks.number, "above 0")
+        check_fields(self, _OF_STEP)
+        check_fields(self, {"trainable": TRAINABLE}, str.upper)
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:

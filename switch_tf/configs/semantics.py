@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from switch_tf import checks
-from switch_tf.configs.choices import check_choice
+from switch_tf.configs.choices import RULES, check_choice, check_fields
 from switch_tf.refusals import Refusal
 
 
@@ -103,9 +103,7 @@ class Grouping:
     expert_capacity: int | None = None
 
     def __post_init__(self):
-        checks.fields(self, ("num_experts", "group_size", "num_groups_multiple", "min_expert_capacity"),
-                      checks.integer, 1)
-        checks.fields(self, ("train_capacity_factor", "eval_capacity_factor"), checks.number, "in [1e-6, 1e6]")
+        check_fields(self, RULES)
         if self.rules.groups_are_sequences:
             checks.fields(self, ("expert_capacity",), checks.integer, 1)
         elif self.expert_capacity is not None:

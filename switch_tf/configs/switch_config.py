@@ -8,16 +8,7 @@ from etils import epy
 
 from switch_tf import checks
 from switch_tf.configs import accounting, parts, policies, shipped_gin
-from switch_tf.configs.choices import (
-    ACTIVATIONS,
-    ATTENTION_EXPERT_DTYPES,
-    DISPATCHES,
-    EXPERT_SUBLAYERS,
-    ROUTER_DTYPES,
-    SECOND_EXPERT_POLICIES,
-    check_choice,
-    nearest,
-)
+from switch_tf.configs.choices import RULES, check_fields, nearest
 from switch_tf.configs.semantics import Grouping, Rules, rules_of
 from switch_tf.refusals import Refusal
 
@@ -136,11 +127,7 @@ class SwitchConfig:
     remat: bool = False
 
     def __post_init__(self):
-        checks.fields(self, ("vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "num_encoder_layers",
-                             "relative_attention_max_distance"), checks.integer, 1)
-        checks.fields(self, ("relative_attention_num_buckets",), checks.integer, 4)
-        checks.fields(self, ("num_decoder_layers", "num_experts", "encoder_sparse_step", "decoder_sparse_step"),
-                      checks.integer, 0)
+        check_fields(self, RULES | {"num_experts": 0})
         for stack in ("encoder", "decoder"):
             name, num_layers = f"{stack}_sparse_indices", getattr(self, f"num_{stack}_layers")
             if num_layers > MOST_LAYERS:
@@ -154,21 +141,8 @@ class SwitchConfig:
                 raise Refusal(f"{name} must list different layers from 0 to {num_layers - 1} in ascending order, not "
                               f"{indices}.")
             object.__setattr__(self, name, indices)
-        checks.fields(self, ("dropout_rate", "expert_dropout_rate", "jitter_noise"), checks.number, "in [0, 1)")
-        checks.fields(self, ("layer_norm_epsilon", "init_scale", "attention_init_scale"), checks.number, "above 0")
-        checks.fields(self, ("load_balancing_loss_weight", "router_z_loss_weight", "second_place_loss_weight"),
-                      checks.number, "0 or above")
-        checks.fields(self, ("second_expert_threshold",), checks.number, "in (0, 1)")
-        checks.fields(self, ("logits_via_embedding", "relative_attention_per_layer", "allow_non_causal_decoder",
-                             "extra_mlp", "remat"), checks.flag)
-        checks.fields(self, ("scale_decoder_outputs",), checks.optional, checks.flag)
         checks.fields(self, ("end_id",), checks.ids, self.vocab_size)
-        checks.fields(self, ("num_selected_experts", "expert_d_ff"), checks.optional, checks.integer, 1)
         rules_of(self.semantics)
-        for name, choices in (("activation", ACTIVATIONS), ("dispatch", DISPATCHES), ("router_dtype", ROUTER_DTYPES),
-                              ("expert_sublayers", EXPERT_SUBLAYERS),
-                              ("attention_expert_dtype", ATTENTION_EXPERT_DTYPES)):
-            check_choice(name, getattr(self, name), choices)
         if self.extra_mlp and not self.has_feed_forward_experts:
             raise Refusal("extra_mlp=True needs feed-forward layers of experts; expert_sublayers='attention' has "
                           "none. Use expert_sublayers='feed_forward_and_attention' or extra_mlp=False.")
@@ -176,7 +150,6 @@ class SwitchConfig:
         decoder_policy = policies.get(self.decoder_policy, "decoder_routing_policy")
         for policy, number in ((encoder_policy, self.num_selected_experts), (decoder_policy, self.routing(True)[1])):
             policies.check_options(policy, number, self.num_experts, self.exploration)
-        check_choice("second_expert_policy", self.second_expert_policy, SECOND_EXPERT_POLICIES)
         if self.second_place_loss_weight and all(self.num_choices(stack) < 2 for stack in (False, True)):
             raise Refusal(f"second_place_loss_weight={self.second_place_loss_weight} needs a policy with second "
                           f"choices, such as 'top2', not {self.routing_policy!r}.")
@@ -191,10 +164,7 @@ class SwitchConfig:
             raise Refusal(
                 f"relative_attention_max_distance must be above half of relative_attention_num_buckets "
                 f"({self.relative_attention_num_buckets // 2}), not {self.relative_attention_max_distance}.")
-        grouping = self.grouping  # checks and converts its fields
-        for field in dataclasses.fields(grouping):
-            if field.name not in ("num_experts", "semantics"):
-                object.__setattr__(self, field.name, getattr(grouping, field.name))
+        object.__setattr__(self, "expert_capacity", self.grouping.expert_capacity)  # checked there
 
     @classmethod
     def from_preset(cls, name: str) -> "SwitchConfig":

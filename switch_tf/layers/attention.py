@@ -289,8 +289,7 @@ class RelativePositionBias(Layer):
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_bidirectional: bool = True,
                  **kwargs: Any):
         super().__init__(**kwargs)
-        self._keep(num_heads=num_heads)
-        self.is_bidirectional = checks.flag("is_bidirectional", is_bidirectional)
+        self._keep(num_heads=num_heads, is_bidirectional=is_bidirectional)
         # The logarithmic half of a direction's buckets must reach further than the exact half.
         per_exact = 4 if is_bidirectional else 2
         self.num_buckets = checks.integer("num_buckets", num_buckets, per_exact)

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from switch_tf import checks, partitioning
+from switch_tf.configs.choices import RULES, check
 from switch_tf.ops import dtypes, forms, indexing, products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 from switch_tf.refusals import Refusal
@@ -14,22 +15,13 @@ from switch_tf.refusals import Refusal
 serializable = keras.saving.register_keras_serializable("switch_tf")
 
 
-# Argument -> its smallest integer, or the rule of `checks.number`.
-_RULES = {
-    "num_experts": 1, "vocab_size": 1, "d_model": 1, "d_ff": 1, "num_heads": 1, "d_kv": 1,
-    "dropout_rate": "in [0, 1)", "expert_dropout_rate": "in [0, 1)", "jitter_noise": "in [0, 1)",
-    "epsilon": "above 0", "init_scale": "above 0", "second_expert_threshold": "in (0, 1)",
-    "second_place_loss_weight": "0 or above", "load_balancing_loss_weight": "0 or above",
-    "router_z_loss_weight": "0 or above"}  # fmt: skip
-
-
 class Layer(keras.layers.Layer):
     """Layer with its constructor's arguments in its config and as attributes."""
 
     def _keep(self, **arguments):
+        """Checks arguments by `choices.RULES` and keeps them as attributes."""
         for name, value in arguments.items():
-            check = checks.number if isinstance(_RULES[name], str) else checks.integer
-            setattr(self, name, check(name, value, _RULES[name]))
+            setattr(self, name, check(name, value, RULES[name]))
 
     def _draw(self, purpose, shape):
         """Draws <float32>[shape] in [0, 1). The first axis is this part of the batch."""

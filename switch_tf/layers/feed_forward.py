@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.configs.choices import ACTIVATIONS, GATED_ACTIVATIONS, check_choice
+from switch_tf.configs.choices import GATED_ACTIVATIONS
 from switch_tf.layers.basic import Dropout, KeepsShape, Layer, drop, kernel_initializer, serializable
 from switch_tf.ops import products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
@@ -19,9 +19,7 @@ _FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": 
 class _Kernels(Layer):
     def __init__(self, d_ff, activation, dropout_rate, init_scale, **kwargs):
         super().__init__(**kwargs)
-        check_choice("activation", activation, ACTIVATIONS)
-        self.activation = activation
-        self._keep(d_ff=d_ff, dropout_rate=dropout_rate, init_scale=init_scale)
+        self._keep(activation=activation, d_ff=d_ff, dropout_rate=dropout_rate, init_scale=init_scale)
 
     def _add_kernels(self, d_model, output_dim, width, stacked=(), stacked_axes=()):
         """`width`: Logical axis of d_ff."""

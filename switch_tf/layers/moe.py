@@ -9,7 +9,6 @@ import keras
 from keras import ops
 
 from switch_tf import checks, context, losses, partitioning
-from switch_tf.configs.choices import DISPATCHES, check_choice
 from switch_tf.configs.policies import Policy
 from switch_tf.configs.semantics import Grouping
 from switch_tf.layers import dispatch, grouping, masks
@@ -105,10 +104,8 @@ class SwitchFeedForward(Routed, KeepsShape):
                                  eval_capacity_factor, min_expert_capacity, semantics, expert_capacity)
         for name, value in dataclasses.asdict(self.grouping).items():
             setattr(self, name, value)
-        check_choice("dispatch", dispatch, DISPATCHES)
-        self.dispatch = dispatch
-        self._keep(expert_dropout_rate=expert_dropout_rate, load_balancing_loss_weight=load_balancing_loss_weight,
-                   router_z_loss_weight=router_z_loss_weight)
+        self._keep(dispatch=dispatch, expert_dropout_rate=expert_dropout_rate,
+                   load_balancing_loss_weight=load_balancing_loss_weight, router_z_loss_weight=router_z_loss_weight)
         self.router = self._make_router(router, jitter_noise=jitter_noise, router_dtype=router_dtype,
                                         init_scale=init_scale)
         self.jitter_noise, self.router_dtype = self.router.jitter_noise, self.router.router_dtype

@@ -8,7 +8,6 @@ from keras import ops
 
 from switch_tf import checks, losses, partitioning
 from switch_tf.configs import policies
-from switch_tf.configs.choices import ROUTER_DTYPES, check_choice
 from switch_tf.configs.semantics import rules_of
 from switch_tf.layers import masks, slots
 from switch_tf.layers.basic import Layer, drop, kernel_initializer, serializable
@@ -68,16 +67,15 @@ class Router(Layer):
         self._policy = policies.resolve(policy, second_expert_policy, second_expert_threshold)
         self._keep(num_experts=num_experts)
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration)
-        check_choice("router_dtype", router_dtype, ROUTER_DTYPES)
         self._rules = rules_of(semantics)
-        self._keep(jitter_noise=jitter_noise, second_place_loss_weight=second_place_loss_weight,
+        self._keep(router_dtype=router_dtype, jitter_noise=jitter_noise, second_place_loss_weight=second_place_loss_weight,
                    init_scale=init_scale, second_expert_threshold=second_expert_threshold)
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
                           f"choices, such as 'top2', not {self._policy.name!r}.")
         self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
         self.policy, self.second_expert_policy, self.exploration = policy, second_expert_policy, exploration
-        self.router_dtype, self.semantics = router_dtype, semantics
+        self.semantics = semantics
         self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
         # Whether `load_balancing_loss` is a losses.Balance, for `models.stack.join`.
         self.reports_balance = False
