@@ -276,7 +276,7 @@ class Beam(Sampler):
             # [batch, beam, vocab_size] -> [batch, candidate], the best extensions
             scores, index = ops.top_k(
                 ops.reshape(live_scores[..., None] + log_probs, (batch, beams * vocab_size)), num_candidates)
-            parent, tokens = index // vocab_size, ops.cast(index % vocab_size, "int32")
+            parent, tokens = index // vocab_size, index % vocab_size
             is_new = ops.equal(partitioning.arange(max_length), position)
             ids = ops.where(is_new, tokens[..., None], _gather(live_ids, parent))
             can_continue = _continues_after(tokens, ends)
@@ -289,7 +289,7 @@ class Beam(Sampler):
 
             live_scores, best = ops.top_k(ops.where(can_continue, scores, -float("inf")), beams)
             ids, tokens, parent = (_gather(entries, best) for entries in (ids, tokens, parent))
-            cache_row = ops.cast(parent, "int32") + partitioning.arange(batch)[:, None] * beams
+            cache_row = parent + partitioning.arange(batch)[:, None] * beams
             cache = keras.tree.map_structure(
                 lambda cached: ops.take(cached, ops.reshape(cache_row, (-1,)), axis=0), cache)
             can_pass = live_scores[:, 0] / penalty(max_length) > finished_scores[:, -1]

@@ -13,7 +13,7 @@ from switch_tf.hardware.chips import Chip
 
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 # Only name values.
-NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
+NAMES = frozenset("parameter constant tuple get-tuple-element bitcast after-all opt-barrier".split())
 # Kind of an operation -> role of its computations. The costliest counts.
 INNER = {"while": "body", "conditional": "branches", "call": "to_apply", "call-start": "to_apply"}
 # JAX's call of TensorFlow's program (`lowering.jit`).
@@ -31,15 +31,15 @@ _WINDOW = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 WAITING, SENT = "waiting for memory", "sent, not hidden"
 # By scope of a layer. The first match counts.
 _LOSS = "logits and loss"  # also operations without a layer
-_PARTS = ((r"logits_dense", _LOSS), (r"look_up|token_embedder", "embedding"), (r"router", "router"),
-          (r"dispatch", "dispatch"), (r"combine", "combine"), (r"\w*experts", "experts"),
-          (r"\w*norm", "norms and residuals"), (r"relpos_bias|\w*attention", "attention"))
+_PARTS = {_LOSS: r"logits_dense", "embedding": r"look_up|token_embedder", "router": r"router", "dispatch": r"dispatch",
+          "combine": r"combine", "experts": r"\w*experts", "norms and residuals": r"\w*norm",
+          "attention": r"relpos_bias|\w*attention"}
 _GRADIENT = "gradient of "
 NO_LAYER = "losses and update"
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
 # Several layers may share their results.
-_SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
+_SHARED = "parameter constant tuple after-all opt-barrier while conditional call".split()
 
 
 class Array(NamedTuple):
@@ -287,7 +287,7 @@ def _origin(operation, where, sparse):
         return _LOSS, _LOSS  # tied logits; the look-up's gradient has the scope look_up
     scopes = where.removeprefix(_GRADIENT).split("/")
     of_layer = "/".join(scopes[:2]) if len(scopes) > 1 and scopes[1].startswith("layers_") else scopes[0]
-    for pattern, part in _PARTS:
+    for part, pattern in _PARTS.items():
         if any(re.fullmatch(pattern, scope) for scope in scopes):
             return part, of_layer
     if "mlp" not in scopes:

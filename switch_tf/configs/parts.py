@@ -59,27 +59,26 @@ for _part in PARTS:  # a package that contains the module also names a part, exc
         _module = _module.rpartition(".")[0] if not _module.startswith(TASKS) else ""
 MODULES = {name.rpartition(".")[0] for name in NAMES}
 
-_OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam",
-               "RMSprop", "SGD", "ScheduleFreeAdamW")
-_SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "PiecewiseConstantDecay",
-              "PolynomialDecay")
+_KERAS = {
+    "keras.optimizers": "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lamb Lion Muon Nadam RMSprop SGD "
+                        "ScheduleFreeAdamW",
+    "keras.optimizers.schedules": "CosineDecay CosineDecayRestarts ExponentialDecay InverseTimeDecay "
+                                  "PiecewiseConstantDecay PolynomialDecay"}
 # Names that a stranger's gin file may refer to.
-ALLOWED = {*PARTS, *(f"keras.optimizers.{name}" for name in _OPTIMIZERS),
-           *(f"keras.optimizers.schedules.{name}" for name in _SCHEDULES)}
+ALLOWED = {*PARTS, *(f"{module}.{name}" for module, names in _KERAS.items() for name in names.split())}
 # Functions of t5 that read gin's configuration. They may be bound, not referenced.
 LIBRARIES = {
-    "t5.data.preprocessors": (
-        "concatenate_and_split_to_fixed_length", "denoise", "drop_noise_tokens", "drop_nonnoise_tokens",
-        "filter_by_string_length", "iid_noise_mask", "noise_span_to_sentinel", "noise_span_to_unique_sentinel",
-        "noise_token_to_gathered_token", "noise_token_to_random_token", "noise_token_to_random_token_or_sentinel",
-        "noise_token_to_sentinel", "nonnoise_span_to_sentinel", "nonnoise_span_to_unique_sentinel",
-        "permute_noise_tokens", "random_prefix_noise_mask", "random_spans_helper", "random_spans_noise_mask",
-        "random_spans_targets_length", "random_spans_tokens_length", "record", "reduce_concat_tokens",
-        "regular_noise_mask", "select_random_chunk", "sentinel_id", "split_tokens", "split_tokens_to_inputs_length",
-        "split_tokens_to_random_length", "split_tokens_to_targets_length", "unsupervised"),
-    "t5.data.utils": ("rate_num_examples", "rate_unsupervised"),
+    "t5.data.preprocessors":
+        "concatenate_and_split_to_fixed_length denoise drop_noise_tokens drop_nonnoise_tokens filter_by_string_length "
+        "iid_noise_mask noise_span_to_sentinel noise_span_to_unique_sentinel noise_token_to_gathered_token "
+        "noise_token_to_random_token noise_token_to_random_token_or_sentinel noise_token_to_sentinel "
+        "nonnoise_span_to_sentinel nonnoise_span_to_unique_sentinel permute_noise_tokens random_prefix_noise_mask "
+        "random_spans_helper random_spans_noise_mask random_spans_targets_length random_spans_tokens_length record "
+        "reduce_concat_tokens regular_noise_mask select_random_chunk sentinel_id split_tokens "
+        "split_tokens_to_inputs_length split_tokens_to_random_length split_tokens_to_targets_length unsupervised",
+    "t5.data.utils": "rate_num_examples rate_unsupervised",
 }
-IN_LIBRARIES = {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names}
+IN_LIBRARIES = {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names.split()}
 BOUND = ALLOWED | IN_LIBRARIES
 
 _DEEPEST = 20  # nesting of brackets

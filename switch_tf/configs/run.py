@@ -7,9 +7,9 @@ from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGU
 from switch_tf.refusals import Refusal
 
 # Fields of Run that gin files set by macros.
-MACROS = ("model_dir", "mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period",
-          "eval_period", "checkpoint_period", "initial_checkpoint", "best_metric", "patience", "vocabulary",
-          "use_cached_tasks", "cache_dir", "cache_parts", "seed")
+MACROS = ("model_dir mixture_or_task_name task_feature_lengths train_steps batch_size log_period eval_period "
+          "checkpoint_period initial_checkpoint best_metric patience vocabulary use_cached_tasks cache_dir cache_parts "
+          "seed").split()
 # See `choices.check`. Messages name fields as macros or as "Run.name".
 _AS_MACROS = by_name({
     1: "train_steps batch_size log_period checkpoint_period eval_batches keep_checkpoints cache_parts",

@@ -58,19 +58,16 @@ CHIPS = {
     "v6e": _chip(32, 918e12, 1640e9, 100e9, units=16),
 }
 
-# Accelerator type, as in v5litepod-8 -> name in topologies.
-_NAMES = {"v5litepod": "v5e"}
-
 # Dense FLOP/s in bfloat16 and TF32, TensorFlow's float32: half the numbers "with sparsity" in NVIDIA's data sheets. The
 # first row with all words in the name counts.
-_GPU_FLOPS = (
-    (("H200", "NVL"), 835.5e12, 417.5e12),
-    (("H200",), 989.5e12, 494.5e12),
-    (("H100", "NVL"), 835.5e12, 417.5e12),
-    (("H100", "PCIe"), 756.5e12, 378e12),
-    (("H100",), 989.5e12, 494.5e12),
-    (("A100",), 312e12, 156e12),
-)
+_GPU_FLOPS = {
+    "H200 NVL": [835.5e12, 417.5e12],
+    "H200": [989.5e12, 494.5e12],
+    "H100 NVL": [835.5e12, 417.5e12],
+    "H100 PCIe": [756.5e12, 378e12],
+    "H100": [989.5e12, 494.5e12],
+    "A100": [312e12, 156e12],
+}
 
 
 class Gpu(NamedTuple):
@@ -184,7 +181,7 @@ def _share():
 def find_tpu_chip() -> Chip | None:
     """Returns this machine's TPU chip, if known."""
     name = host.accelerator_type().partition("-")[0]
-    return CHIPS.get(_NAMES.get(name, name))
+    return CHIPS.get({"v5litepod": "v5e"}.get(name, name))
 
 
 def check_memory(num_bytes: int, room: float | None = None) -> None:
@@ -204,4 +201,4 @@ def check_memory(num_bytes: int, room: float | None = None) -> None:
 def gpu_flops(name: str) -> list[float]:
     """Returns a GPU's FLOP/s in bfloat16 and TensorFloat-32, or [] if unknown."""
     words = {word.split("-")[0] for word in name.split()}  # "A100-SXM4-80GB" is an A100
-    return next((flops for wanted, *flops in _GPU_FLOPS if words.issuperset(wanted)), [])
+    return next((flops for model, flops in _GPU_FLOPS.items() if words.issuperset(model.split())), [])

@@ -74,6 +74,13 @@ class _Attention(KeepsShape):
         outputs = products.product("bqhd,hdm->bqm", mixed, self.out)
         return partitioning.constrain(outputs, ("batch", "length", "embed"))
 
+    def attend(self, inputs: Tensor, cache: tuple[Tensor, ...], attention_mask: Mask = None,
+               position_bias: Tensor | None = None, **of_tokens: Any) -> Tensor:
+        """Attends to the cache while decoding. Arguments are as for `call`, unchecked."""
+        query, _ = self._queries(inputs, **of_tokens)
+        return self.mix(query, cache[0], ops.cast(cache[-1], inputs.dtype), attention_mask, position_bias,
+                        self._cached_keys)
+
 
 @serializable
 class MultiHeadAttention(_Attention):
@@ -95,6 +102,8 @@ class MultiHeadAttention(_Attention):
 
     Returns: <compute dtype>[batch, query, d_model].
     """
+
+    _cached_keys = "bhdk"
 
     def _build_projections(self, input_shape):
         d_model = input_shape[-1]
@@ -123,10 +132,8 @@ class MultiHeadAttention(_Attention):
         key, value = self._project(inputs_kv, self.key), self._project(inputs_kv, self.value)
         return ops.transpose(key, (0, 2, 3, 1)), ops.transpose(value, (0, 2, 1, 3))
 
-    def attend(self, inputs: Tensor, cache: tuple[Tensor, Tensor], attention_mask: Mask = None,
-               position_bias: Tensor | None = None) -> Tensor:
-        """Attends to the cache while decoding. Arguments are as for `call`, unchecked."""
-        return self.mix(self._project(inputs, self.query), *cache, attention_mask, position_bias, "bhdk")
+    def _queries(self, inputs):
+        return self._project(inputs, self.query), None
 
     def _project(self, x, kernel):
         projected = products.product("blm,mhd->blhd", x, kernel)
@@ -156,6 +163,8 @@ class SwitchSelfAttention(Routed, _Attention):
 
     Returns: <compute dtype>[batch, length, d_model].
     """
+
+    _cached_keys = "bhkd"
 
     def __init__(self, query_experts: SwitchFeedForward, key_value_experts: SwitchFeedForward, num_heads: int,
                  d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
@@ -207,22 +216,13 @@ class SwitchSelfAttention(Routed, _Attention):
         """Logical axes and dtype of each cached tensor."""
         return ((VALUE_CACHE_AXES, self.key_value_experts.compute_dtype),)
 
-    def compute_cache(self, inputs: Tensor, padding_mask: Mask = None,
-                      token_ids: Tensor | None = None) -> tuple[Tensor]:
-        """Returns the keys, also used as values, for the cache."""
-        key_value, _ = self._project(self.key_value_experts, inputs, padding_mask, token_ids)
+    def compute_cache(self, inputs: Tensor, **of_tokens: Any) -> tuple[Tensor]:
+        """Returns the keys, also used as values, for the cache. Arguments are as for `call`."""
+        key_value, _ = self._project(self.key_value_experts, inputs, **of_tokens)
         return (ops.transpose(key_value, (0, 2, 1, 3)),)
 
-    def attend(self, inputs: Tensor, cache: tuple[Tensor], attention_mask: Mask = None,
-               position_bias: Tensor | None = None, padding_mask: Mask = None,
-               token_ids: Tensor | None = None) -> Tensor:
-        """Attends to the cache while decoding. Arguments are as for `call`, unchecked."""
-        query, _ = self._queries(inputs, padding_mask, token_ids)
-        (key_value,) = cache
-        return self.mix(query, key_value, ops.cast(key_value, inputs.dtype), attention_mask, position_bias, "bhkd")
-
-    def _queries(self, *arguments):
-        query, stats = self._project(self.query_experts, *arguments)
+    def _queries(self, *arguments, **of_tokens):
+        query, stats = self._project(self.query_experts, *arguments, **of_tokens)
         return query * self.d_kv**-0.5, stats
 
     def _project(self, experts, inputs, padding_mask, token_ids, training=False):

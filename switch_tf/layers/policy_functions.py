@@ -67,7 +67,7 @@ def ntlb(scores: Scores, options: Options, rounds: int = NTLB_ROUNDS) -> TokenCh
     expert_index = ops.zeros((num_groups, num_tokens), "int32")
     slot = expert_index + capacity
     for choice in range(rounds):
-        expert = ops.cast(ranked[..., choice], "int32")
+        expert = ranked[..., choice]
         place, length = slots.positions(ops.where(waiting, expert, num_experts), num_experts)
         place = place + ops.take_along_axis(taken, expert, axis=1)
         is_kept = waiting & (place < capacity)
@@ -129,7 +129,7 @@ def expert_choice(scores: Scores, options: Options) -> ExpertChoices:
     is_known = isinstance(capacity, int) and isinstance(num_tokens, int)
     preference, token_index = ops.top_k(wanted, (min if is_known else ops.minimum)(capacity, num_tokens))
     is_filled = preference >= 0
-    token_index = ops.where(is_filled, ops.cast(token_index, "int32"), num_tokens)
+    token_index = ops.where(is_filled, token_index, num_tokens)
     probs = dtypes.widen(ops.transpose(scores.probs, (0, 2, 1)))
     gate = ops.take_along_axis(probs, ops.where(is_filled, token_index, 0), axis=-1)
     return ExpertChoices(token_index, ops.where(is_filled, gate, 0.0), num_tokens, options.num_experts, capacity)

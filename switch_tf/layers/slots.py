@@ -17,7 +17,7 @@ def top_experts(scores: Scores, count: int) -> Tensor:
     """
     if count == 1:
         return ops.cast(ops.argmax(scores.selection, axis=-1), "int32")[..., None]
-    return ops.cast(ops.top_k(scores.selection, count)[1], "int32")
+    return ops.top_k(scores.selection, count)[1]
 
 
 def probabilities(scores: Scores, expert_index: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """T5's encoder and decoder stacks, and their layers."""
 
 import functools
+import inspect
 from typing import Any, TypeAlias
 
 import keras
@@ -31,21 +32,16 @@ Cache: TypeAlias = tuple[tuple[Tensor, ...], ...]
 def switch_feed_forward(config: SwitchConfig, is_decoder: bool, dtype: Any, **kwargs: Any) -> SwitchFeedForward:
     """Creates the Switch layer of a SwitchConfig."""
 
-    def fields(*names):
-        return {name: getattr(config, name) for name in names}
+    def make(layer, **changes):
+        """Passes fields of `config` as the arguments of the same names."""
+        fields = filter(config.__dataclass_fields__.get, inspect.signature(layer.__init__).parameters)
+        return layer(**{**{name: getattr(config, name) for name in fields}, "dtype": dtype, **changes})
 
     policy, num_selected_experts = config.routing(is_decoder)
-    has_second_place = config.num_choices(is_decoder) > 1
-    router = Router(
-        config.num_experts, num_selected_experts, policy, dtype=dtype, name="router",
-        second_place_loss_weight=config.second_place_loss_weight if has_second_place else 0.0, **fields(
-            "exploration", "jitter_noise", "second_expert_policy", "second_expert_threshold", "router_dtype",
-            "init_scale", "semantics"))
+    changes = {} if config.num_choices(is_decoder) > 1 else {"second_place_loss_weight": 0.0}
+    router = make(Router, num_selected_experts=num_selected_experts, policy=policy, name="router", **changes)
     router.reports_balance = config.rules.joins_layers
-    return SwitchFeedForward(config.num_experts, config.expert_width, router=router, dtype=dtype, **kwargs, **fields(
-        "activation", "group_size", "num_groups_multiple", "train_capacity_factor", "eval_capacity_factor",
-        "min_expert_capacity", "expert_dropout_rate", "load_balancing_loss_weight", "router_z_loss_weight",
-        "semantics", "expert_capacity", "dispatch"))
+    return make(SwitchFeedForward, d_ff=config.expert_width, router=router, **kwargs)
 
 
 def _relative_position_bias(config, is_decoder, dtype):

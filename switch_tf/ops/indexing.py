@@ -142,7 +142,7 @@ def place_of_largest(logits: Tensor) -> Tensor:
     """Returns the index of each row's first largest number: <float32>[..., vocab] -> <int32>[...]."""
     if not prefers_products():
         # Keras' argmax takes 60 times as long here: it distinguishes -0 from 0.
-        return ops.cast(ops.top_k(logits, 1)[1][..., 0], "int32")
+        return ops.top_k(logits, 1)[1][..., 0]
     # An argmax would gather a split vocabulary. Floats are exact up to 2^24 words; integers add a pass over the logits
     # on TPUs.
     vocab_size = logits.shape[-1]

@@ -75,4 +75,4 @@ def test_a_bug_of_this_package_is_no_mistake_of_the_user(planted, monkeypatch):
 def test_the_functions_of_t5_are_those_that_it_makes_configurable():
     for module, names in parts.LIBRARIES.items():
         source = pathlib.Path(importlib.util.find_spec(module).origin).read_text()
-        assert set(re.findall(r"^@gin.configurable\S*\ndef (\w+)", source, re.MULTILINE)) == set(names), module
+        assert set(re.findall(r"^@gin.configurable\S*\ndef (\w+)", source, re.MULTILINE)) == set(names.split()), module
