@@ -1,5 +1,6 @@
 """Parameter and FLOP counts of a `SwitchConfig`, without building a model."""
 
+import collections
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,49 +10,64 @@ from switch_tf.configs.choices import GATED_ACTIVATIONS
 
 
 class Weight(NamedTuple):
-    """`count` weights of one shape."""
+    """`count` weights of one shape.
+
+    Attributes:
+        rows: Rows of one sequence that each is multiplied with, for experts those of an even share of all tokens.
+        choices: Experts per token.
+    """
 
     part: str
     count: int  # type: ignore[assignment]  # hides `tuple.count`
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
+    rows: float = 0
+    choices: float = 1
 
     @property
     def size(self) -> int:
         return self.count * math.prod(self.shape)
 
 
-def weights(config: Any) -> Iterator[Weight]:
+def weights(config: Any, inputs_length: int = 0, targets_length: int = 0) -> Iterator[Weight]:
     """Yields the weights of the model by kind."""
     d, heads, kv, f, e = config.d_model, config.num_heads, config.d_kv, config.d_ff, config.num_experts
     expert_f = config.expert_width
-    stacks = [(config.num_encoder_layers, len(config.encoder_sparse_layers), 1, config.routing_policy)]
+    stacks = [(config.num_encoder_layers, len(config.encoder_sparse_layers), inputs_length)]
     if not config.is_encoder_only:
-        stacks.append((config.num_decoder_layers, len(config.decoder_sparse_layers), 2, config.decoder_policy))
+        stacks.append((config.num_decoder_layers, len(config.decoder_sparse_layers), targets_length))
     yield Weight("embedding", 1, (config.vocab_size, d), ("vocab", "embed"))
     if not config.logits_via_embedding:
         yield Weight("logits", 1, (d, config.vocab_size), ("embed", "vocab"))
     num_wi = 2 if config.activation in GATED_ACTIVATIONS else 1
-    for num_layers, num_sparse, num_attentions, policy in stacks:
+    for is_decoder, (num_layers, num_sparse, tokens) in enumerate(stacks):
         num_sparse_mlps = num_sparse if config.has_feed_forward_experts else 0
         num_sparse_attentions = num_sparse if config.has_attention_experts else 0
         num_expert_layers = num_sparse_mlps + 2 * num_sparse_attentions
-        num_dense = num_layers - num_sparse_mlps
-        yield Weight("attention", 3 * (num_attentions * num_layers - num_sparse_attentions), (d, heads, kv),
-                     ("embed", "heads", "kv"))
-        yield Weight("attention", num_attentions * num_layers, (heads, kv, d), ("heads", "kv", "embed"))
+        num_attentions = (1 + is_decoder) * num_layers
+        num_crossed = 2 * is_decoder * num_layers
+        projection = (d, heads, kv), ("embed", "heads", "kv")
+        yield Weight("attention", 3 * (num_attentions - num_sparse_attentions) - num_crossed, *projection, tokens)
+        yield Weight("attention", num_crossed, *projection, inputs_length)  # keys and values of cross-attention
+        yield Weight("attention", num_attentions, (heads, kv, d), ("heads", "kv", "embed"), tokens)
         yield Weight("position_bias", num_layers if config.relative_attention_per_layer else 1,
                      (heads, config.relative_attention_num_buckets), ("heads", "relpos_buckets"))
         num_extra = num_sparse if config.extra_mlp else 0
-        yield Weight("norm", (num_attentions + 1) * num_layers + num_extra + 1, (d,), ("embed",))
-        yield Weight("feed_forward", num_wi * (num_dense + num_extra), (d, f), ("embed", "mlp"))
-        yield Weight("feed_forward", num_dense + num_extra, (f, d), ("mlp", "embed"))
-        if num_expert_layers:
-            for weight in policies.get(policy).router_weights(d, e).values():
-                yield Weight("router", num_expert_layers, weight.shape, weight.axes)
-        yield Weight("experts", num_wi * num_expert_layers, (e, d, expert_f), ("expert", "embed", "expert_mlp"))
-        yield Weight("experts", num_sparse_mlps, (e, expert_f, d), ("expert", "expert_mlp", "embed"))
-        yield Weight("experts", 2 * num_sparse_attentions, (e, expert_f, heads * kv), ("expert", "expert_mlp", "embed"))
+        yield Weight("norm", num_attentions + num_layers + num_extra + 1, (d,), ("embed",))
+        num_dense = num_layers - num_sparse_mlps + num_extra
+        yield Weight("feed_forward", num_wi * num_dense, (d, f), ("embed", "mlp"), tokens)
+        yield Weight("feed_forward", num_dense, (f, d), ("mlp", "embed"), tokens)
+        if not num_expert_layers:
+            continue
+        policy = policies.get(config.routing(is_decoder)[0])
+        for shape, axes, _ in policy.router_weights(d, e).values():
+            # A matrix takes a product with each token.
+            yield Weight("router", num_expert_layers, shape, axes, tokens if len(shape) > 1 else 0)
+        # On average the capacity factor if experts choose.
+        uses = tokens / e, config.train_capacity_factor if policy.experts_choose else config.num_choices(is_decoder)
+        yield Weight("experts", num_wi * num_expert_layers, (e, d, expert_f), ("expert", "embed", "expert_mlp"), *uses)
+        for count, width in ((num_sparse_mlps, d), (2 * num_sparse_attentions, heads * kv)):
+            yield Weight("experts", count, (e, expert_f, width), ("expert", "expert_mlp", "embed"), *uses)
 
 
 def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[str, int]:
@@ -60,47 +76,19 @@ def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[
     The first four parts are the products of Table 9 (footnote 7). `attention_scores` are queries by keys and
     probabilities by values. `capacity_padding` counts empty slots at `train_capacity_factor`.
     """
-    d, inner = config.d_model, config.num_heads * config.d_kv
-    feed_forward = _feed_forward_products(config, config.d_ff, d)
-    # Output widths of a sparse layer's expert layers.
-    expert_widths = [d] * config.has_feed_forward_experts + [inner, inner] * config.has_attention_experts
-    experts = sum(_feed_forward_products(config, config.expert_width, width) for width in expert_widths)
-    encoder_tokens, decoder_tokens = inputs_length, 0 if config.is_encoder_only else targets_length
-    num_enc, num_dec = config.num_encoder_layers, config.num_decoder_layers
-    layer_tokens = num_enc * encoder_tokens + num_dec * decoder_tokens
-    sparse_tokens = {False: len(config.encoder_sparse_layers) * encoder_tokens,
-                     True: len(config.decoder_sparse_layers) * decoder_tokens}
-    num_sparse_tokens = sum(sparse_tokens.values())
-    has_dense_mlp = config.extra_mlp or not config.has_feed_forward_experts
-    dense_tokens = layer_tokens - (0 if has_dense_mlp else num_sparse_tokens)
-    expert_rows = router_products = 0
-    for is_decoder, tokens in sparse_tokens.items():
-        policy = policies.get(config.routing(is_decoder)[0])
-        # On average the capacity factor if experts choose.
-        expert_rows += tokens * (config.train_capacity_factor if policy.experts_choose else
-                                 config.num_choices(is_decoder))
-        if tokens:
-            router_products += tokens * sum(math.prod(shape) for shape, _, _ in policy.router_weights(
-                d, config.num_experts).values() if len(shape) > 1)  # a matrix takes a product with each token
-    attention = 4 * d * inner * layer_tokens + num_dec * 2 * d * inner * (encoder_tokens + decoder_tokens)
-    if config.has_attention_experts:
-        attention -= 3 * d * inner * num_sparse_tokens
-    scores = inner * (num_enc * encoder_tokens**2 + num_dec * decoder_tokens * (decoder_tokens + encoder_tokens))
+    d, inner, num_dec = config.d_model, config.num_heads * config.d_kv, config.num_decoder_layers
+    flops, once = collections.Counter(), 0.0
+    for weight in weights(config, inputs_length, targets_length):
+        flops[weight.part] += 2 * weight.size * weight.rows * weight.choices
+        once += 2 * weight.size * weight.rows * (weight.part == "experts")
+    scores = inner * (config.num_encoder_layers * inputs_length**2
+                      + num_dec * targets_length * (targets_length + inputs_length))
     return {
-        "attention": 2 * attention,
-        "feed_forward": 2 * feed_forward * dense_tokens,
-        "experts": round(2 * experts * expert_rows),
-        "router": 2 * len(expert_widths) * router_products,
+        **{part: round(flops[part]) for part in ("attention", "feed_forward", "experts", "router")},
         "attention_scores": 2 * 2 * scores,
-        "logits": 2 * d * config.vocab_size * (encoder_tokens if config.is_encoder_only else decoder_tokens),
-        "capacity_padding": round(2 * experts * max(
-            0.0, config.train_capacity_factor * num_sparse_tokens - expert_rows)),
+        "logits": 2 * d * config.vocab_size * (inputs_length if config.is_encoder_only else targets_length),
+        "capacity_padding": round(max(0.0, config.train_capacity_factor * once - flops["experts"])),
     }
-
-
-def _feed_forward_products(config, hidden_width, output_width):
-    """Counts multiply-adds per token."""
-    return ((2 if config.activation in GATED_ACTIVATIONS else 1) * config.d_model + output_width) * hidden_width
 
 
 def flops_per_step(config: Any, batch_size: int, inputs_length: int, targets_length: int) -> int:

@@ -12,15 +12,8 @@ from switch_tf.refusals import Refusal
 GATED_ACTIVATIONS = ("geglu", "geglu_exact", "swiglu", "reglu")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", *GATED_ACTIVATIONS)
 DISPATCHES = ("auto", "einsum", "index", "ragged")
-ROUTER_DTYPES = ("float32", "bfloat16")
 EXPLORATIONS = ("input_jitter", "argmax", "input_dropout", "sample")
 SECOND_EXPERT_POLICIES = ("random", "all", "none", "threshold")
-EXPERT_SUBLAYERS = ("feed_forward", "attention", "feed_forward_and_attention")
-TRAINABLE = ("all", "all_but_experts", "experts", "router", "decoder")
-INITIAL_VARIABLES = ("all", "matching", "with_optimizer")
-ON_FAILED_SAVE = ("stop", "continue")
-ON_SIGUSR1 = ("stop", "save")
-ATTENTION_EXPERT_DTYPES = ("float32", "auto")
 
 
 def by_name(rules: dict[Any, str]) -> dict[str, Any]:
@@ -41,9 +34,9 @@ RULES = by_name({
     "in [1e-6, 1e6]": "train_capacity_factor eval_capacity_factor",
     checks.flag: "logits_via_embedding relative_attention_per_layer allow_non_causal_decoder extra_mlp remat "
                  "scale_decoder_outputs is_bidirectional",
-    ACTIVATIONS: "activation", DISPATCHES: "dispatch", ROUTER_DTYPES: "router_dtype",
-    EXPERT_SUBLAYERS: "expert_sublayers", ATTENTION_EXPERT_DTYPES: "attention_expert_dtype",
-    SECOND_EXPERT_POLICIES: "second_expert_policy second_expert"})
+    ACTIVATIONS: "activation", DISPATCHES: "dispatch", SECOND_EXPERT_POLICIES: "second_expert_policy second_expert",
+    ("float32", "bfloat16"): "router_dtype", ("float32", "auto"): "attention_expert_dtype",
+    ("feed_forward", "attention", "feed_forward_and_attention"): "expert_sublayers"})
 
 
 def check(name: str, value: Any, rule: Any) -> Any:

@@ -77,18 +77,16 @@ class Policy:
             checks.text: "name", 1: "fewest_choices",
             checks.flag: "is_causal is_balanced has_kernel needs_token_ids experts_choose counts_preference"}))
         checks.fields(self, ("num_choices",), checks.optional, checks.integer, 1)
-        if not _is_function(self.decide):
-            raise Refusal(f"The policy {self.name!r} decides by a function, or by its place as \"module:function\", "
-                          f"not {checks.shown(self.decide)}.")
         if not isinstance(self.state, tuple) or not all(isinstance(name, str) for name in self.state):
             raise Refusal(f"state must be a tuple of names, not {checks.shown(self.state)}.")
-        if self.state and not _is_function(self.update):
-            raise Refusal(f"The policy {self.name!r} keeps a state, so update must be a function, or its place as "
-                          f"\"module:function\", not {checks.shown(self.update)}.")
-        for name in ("score", "weights"):
-            if not (getattr(self, name) is None or _is_function(getattr(self, name))):
-                raise Refusal(f"{name} of the policy {self.name!r} must be a function, or its place as "
-                              f"\"module:function\", not {checks.shown(getattr(self, name))}.")
+        for is_given, function, rule in (
+                (True, self.decide, f"The policy {self.name!r} decides by a function, or by its place"),
+                (self.state, self.update, f"The policy {self.name!r} keeps a state, so update must be a function, or "
+                                          "its place"),
+                *((value is not None, value, f"{name} of the policy {self.name!r} must be a function, or its place")
+                  for name, value in (("score", self.score), ("weights", self.weights)))):
+            if is_given and not (callable(function) or isinstance(function, str) and ":" in function):
+                raise Refusal(f'{rule} as "module:function", not {checks.shown(function)}.')
         if self.weights and not self.score:
             raise Refusal(f"The policy {self.name!r} has weights and no score that uses them, so nothing would train "
                           "them; give it a score.")
@@ -141,10 +139,6 @@ class Policy:
     def count(self, num_selected_experts: int | None) -> int:
         """Returns the number of experts per token. None means the default."""
         return num_selected_experts if num_selected_experts is not None else self.num_choices or 1
-
-
-def _is_function(value):
-    return callable(value) or (isinstance(value, str) and ":" in value)
 
 
 def _resolve(function):
@@ -241,8 +235,7 @@ def to_config(policy: str | Policy) -> str | dict:
         return policy
     registered = get(policy.name)
     return {"name": policy.name, **{
-        field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)
-        if getattr(policy, field.name) != getattr(registered, field.name)}}
+        name: value for name, value in vars(policy).items() if value != getattr(registered, name)}}
 
 
 def from_config(config: str | dict) -> str | Policy:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from switch_tf import checks
-from switch_tf.configs.choices import INITIAL_VARIABLES, ON_FAILED_SAVE, ON_SIGUSR1, TRAINABLE, by_name, check_fields
+from switch_tf.configs.choices import by_name, check_fields
 from switch_tf.refusals import Refusal
 
 # Fields of Run that gin files set by macros.
@@ -17,8 +17,8 @@ _AS_MACROS = by_name({
     checks.place: "model_dir initial_checkpoint cache_dir", checks.text: "mixture_or_task_name vocabulary best_metric",
     checks.lengths: "task_feature_lengths", checks.flag: "use_cached_tasks"})
 _OF_RUN = by_name({
-    ON_FAILED_SAVE: "on_failed_save", ON_SIGUSR1: "on_sigusr1", INITIAL_VARIABLES: "initial_variables",
-    "above 0": "max_hours", 0: "skip_corrupt_records"})
+    ("stop", "continue"): "on_failed_save", ("stop", "save"): "on_sigusr1", "above 0": "max_hours",
+    ("all", "matching", "with_optimizer"): "initial_variables", 0: "skip_corrupt_records"})
 _OF_STEP = by_name({
     1: "num_microbatches steps_per_call", "0 or above": "z_loss_weight", "in [0, 1)": "label_smoothing",
     "above 0": "clip_norm", checks.flag: "use_xla"})
@@ -147,7 +147,7 @@ class StepSettings:
 
     def __post_init__(self):
         check_fields(self, _OF_STEP)
-        check_fields(self, {"trainable": TRAINABLE}, str.upper)
+        check_fields(self, {"trainable": ("all", "all_but_experts", "experts", "router", "decoder")}, str.upper)
 
 
 def check_periods(run: Run, settings: StepSettings) -> None:

@@ -64,8 +64,8 @@ class SwitchConfig:
         router_dtype: "float32" (selective precision, section 2.4) or "bfloat16".
         load_balancing_loss_weight, router_z_loss_weight: Weights of each sparse layer's losses.
         extra_mlp: Adds a dense feed-forward layer, with norm and residual, after each Switch layer (ST-MoE).
-        expert_sublayers: One of EXPERT_SUBLAYERS. In self-attention, one set of experts computes queries and a second
-            set shared keys and values (appendix A).
+        expert_sublayers: "feed_forward", "attention" or "feed_forward_and_attention". In self-attention, one set of
+            experts computes queries and a second set shared keys and values (appendix A).
         attention_expert_dtype: "float32", because attention experts diverge in bfloat16 (Table 10), or "auto" for the
             model's dtype.
         semantics: "switch_tf", or the grouping, capacity and loss rules of Mesh TensorFlow ("mtf"), T5X ("t5x") or

@@ -13,8 +13,9 @@ import keras
 from switch_tf.hardware import chips, host
 from switch_tf.refusals import Refusal
 
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 # Keras's JAX back end needs no TensorFlow here.
-if keras.backend.backend() == "tensorflow":
+if IS_TENSORFLOW:
     import tensorflow as tf
 
 # Kind of this process's devices, unless TensorFlow chooses, and name if JAX's.
@@ -23,7 +24,7 @@ _chosen: tuple[str, str | None] | None = None
 
 def device_type() -> str:
     """Returns what a run trains on: "TPU" or "GPU" if this machine has any, or "CPU"."""
-    if keras.backend.backend() != "tensorflow":
+    if not IS_TENSORFLOW:
         return keras.distribution.list_devices()[0].partition(":")[0].upper()
     if _chosen is not None:
         return _chosen[0]

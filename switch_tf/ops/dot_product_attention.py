@@ -120,8 +120,8 @@ def _attend(query, key, value, attention_mask, position_bias, scope_of):
                 # A query that sees no key has a gradient, as if masks were added to scores (Mesh TensorFlow, T5X).
                 # Otherwise this changes no number, but TPU compilers fuse more: 20 % less memory and 4 % less time for
                 # two layers of Switch-Base.
-                sees_none = ops.logical_not(ops.any(attention_mask, axis=-1, keepdims=True))
-                scores_gradient = ops.where(ops.logical_or(attention_mask, sees_none), scores_gradient, 0.0)
+                sees_none = ~ops.any(attention_mask, axis=-1, keepdims=True)
+                scores_gradient = ops.where(attention_mask | sees_none, scores_gradient, 0.0)
             bias_gradient = [ops.sum(scores_gradient, axis=0, keepdims=True)] if bias else []
             scores_gradient = wide(ops.cast(scores_gradient, value.dtype))
             query_gradient = ops.einsum("bhqk,bkhd->bqhd", scores_gradient, wide(key))

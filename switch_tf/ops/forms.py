@@ -7,12 +7,12 @@ import keras
 import numpy as np
 
 from switch_tf import context
-from switch_tf.hardware.devices import device_type
+from switch_tf.hardware.devices import IS_TENSORFLOW, device_type
 from switch_tf.partitioning.axes import is_for_compiler, is_partitioned
 from switch_tf.partitioning.tensors import Tensor
 
 # Keras' back end imports it anyway.
-if keras.backend.backend() == "tensorflow":
+if IS_TENSORFLOW:
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util  # no public name; Keras' layers use it
 else:
@@ -56,7 +56,7 @@ def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
 
 def can_fuse() -> bool:
     """Returns whether `fused` can compile functions here, given known shapes."""
-    return keras.backend.backend() == "tensorflow" and not is_partitioned() and device_type() == "CPU"
+    return IS_TENSORFLOW and not is_partitioned() and device_type() == "CPU"
 
 
 def _can_fuse(arguments):
@@ -112,7 +112,7 @@ def compiled(function: Callable, ranks: tuple[int, ...] | None = None) -> Callab
     Args:
         ranks: Ranks of the <int32> arguments, for one program for all sizes. By default each shape has a program.
     """
-    if keras.backend.backend() != "tensorflow":
+    if not IS_TENSORFLOW:
         return function
     signature = None if ranks is None else [tf.TensorSpec([None] * rank, tf.int32) for rank in ranks]
     return tf.function(function, autograph=False, input_signature=signature)
@@ -122,14 +122,14 @@ def known_values(x: Tensor) -> np.ndarray | None:
     """Returns the values of an eager tensor of one device, else None."""
     if is_partitioned() or keras.utils.is_keras_tensor(x):
         return None
-    if keras.backend.backend() == "tensorflow":
+    if IS_TENSORFLOW:
         return x.numpy() if isinstance(x, tf.__internal__.EagerTensor) else None
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
 def _has_dynamic_shapes():
     """Returns whether shapes may depend on values."""
-    if keras.backend.backend() != "tensorflow" or device_type() != "CPU":
+    if not IS_TENSORFLOW or device_type() != "CPU":
         return False
     return not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 

@@ -20,11 +20,12 @@ import scipy.special
 from keras import ops
 
 from switch_tf import context
+from switch_tf.hardware.devices import IS_TENSORFLOW
 from switch_tf.partitioning.axes import arange
 from switch_tf.partitioning.tensors import Tensor
 
 # Keras' TensorFlow back end imports it anyway.
-if keras.backend.backend() == "tensorflow":
+if IS_TENSORFLOW:
     import tensorflow as tf
     from keras.src.random import seed_generator
 
@@ -57,7 +58,7 @@ def fresh_seed() -> Tensor:
         return _uint32(seed)
     if _replica_index() is not None:
         return tf.cast(tf.random.uniform((), 0, 2**31 - 1, tf.int32, seed=_OPERATION_SEED), tf.uint32)
-    if keras.backend.backend() == "tensorflow":
+    if IS_TENSORFLOW:
         # A generator created inside a traced function would lose its value for good if the trace fails.
         with tf.init_scope():
             seed_generator.global_seed_generator()
@@ -65,8 +66,7 @@ def fresh_seed() -> Tensor:
 
 
 def _replica_index():
-    if (keras.backend.backend() != "tensorflow" or not tf.distribute.has_strategy()
-            or tf.distribute.in_cross_replica_context()):
+    if not IS_TENSORFLOW or not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return None
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
@@ -121,9 +121,9 @@ def _mix(x, library=ops):
         library: `keras.ops`, or NumPy.
     """
     uint32 = np.uint32 if library is np else _uint32
-    x = library.bitwise_xor(x, library.right_shift(x, uint32(16))) * uint32(0x7FEB352D)
-    x = library.bitwise_xor(x, library.right_shift(x, uint32(15))) * uint32(0x846CA68B)
-    return library.bitwise_xor(x, library.right_shift(x, uint32(16)))
+    x = (x ^ library.right_shift(x, uint32(16))) * uint32(0x7FEB352D)
+    x = (x ^ library.right_shift(x, uint32(15))) * uint32(0x846CA68B)
+    return x ^ library.right_shift(x, uint32(16))
 
 
 def _uint32(value):
