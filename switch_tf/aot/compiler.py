@@ -45,8 +45,8 @@ class DoesNotFit(Refusal):
 def devices_of(topology: str) -> list[jax.Device]:
     """Returns the devices of a topology such as "v5e:4x4" or "h100:8"."""
     jax.config.update("jax_platforms", "cpu")
-    if chips.kind(topology) == "GPU":
-        gpu, count, size = chips.servers(topology)
+    if servers := chips.servers(topology):
+        gpu, count, size = servers
         compiler = "JAX's plugin for CUDA"
         # Slices, processes and devices. NVLink connects a slice.
         options: dict[str, Any] = {"platform": "cuda", "target_config": gpu.target(), "topology": f"{count}x1x{size}"}
@@ -86,11 +86,11 @@ def compile_step(lowered: Lowered, topology: str) -> Compiled:
             if "RESOURCE_EXHAUSTED" in str(error):
                 raise DoesNotFit(" ".join(str(error).split())[:400]) from error
             raise
-    memory = executable.memory_analysis()
+    memory, servers = executable.memory_analysis(), chips.servers(topology)
     return Compiled(
         {"arguments": memory.argument_size_in_bytes, "outputs": memory.output_size_in_bytes,
          "aliased": memory.alias_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
          "code": memory.generated_code_size_in_bytes, "peak": memory.peak_memory_in_bytes},
         executable.as_text(),
-        Servers(chips.servers(topology)[0], sizes, [device.process_index for device in places])
-        if chips.kind(topology) == "GPU" else Network(topology, sizes, [device.coords for device in places]))
+        Servers(servers[0], sizes, [device.process_index for device in places]) if servers else
+        Network(topology, sizes, [device.coords for device in places]))

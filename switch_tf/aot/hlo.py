@@ -13,7 +13,7 @@ from switch_tf.hardware.chips import Chip
 
 _BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2, "s8": 1, "u8": 1, "s64": 8, "u64": 8}
 # Only name values.
-NAMES = frozenset("parameter constant tuple get-tuple-element bitcast after-all opt-barrier".split())
+NAMES = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
 # Kind of an operation -> role of its computations. The costliest counts.
 INNER = {"while": "body", "conditional": "branches", "call": "to_apply", "call-start": "to_apply"}
 # JAX's call of TensorFlow's program (`lowering.jit`).
@@ -39,7 +39,7 @@ NO_LAYER = "losses and update"
 UNATTRIBUTED = "unattributed"
 _STACK = re.compile(r"(encoder|decoder|token_embedder|logits_dense)(_\d+)?")
 # Several layers may share their results.
-_SHARED = "parameter constant tuple after-all opt-barrier while conditional call".split()
+_SHARED = ("parameter", "constant", "tuple", "after-all", "opt-barrier", "while", "conditional", "call")
 
 
 class Array(NamedTuple):

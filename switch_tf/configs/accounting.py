@@ -77,7 +77,8 @@ def flops_by_part(config: Any, inputs_length: int, targets_length: int) -> dict[
     probabilities by values. `capacity_padding` counts empty slots at `train_capacity_factor`.
     """
     d, inner, num_dec = config.d_model, config.num_heads * config.d_kv, config.num_decoder_layers
-    flops, once = collections.Counter(), 0.0
+    flops: Any = collections.Counter()
+    once = 0.0
     for weight in weights(config, inputs_length, targets_length):
         flops[weight.part] += 2 * weight.size * weight.rows * weight.choices
         once += 2 * weight.size * weight.rows * (weight.part == "experts")

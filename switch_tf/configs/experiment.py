@@ -192,31 +192,31 @@ def check_trust(found: Gin, file: str) -> None:
 
     `file` is for the message. Call it before `Gin.check` imports modules.
     """
+    for what in _list_foreign(found):
+        raise Refusal(f"{file} {what}, which switch_tf does not ship. A gin file is a program, so this one is not run: "
+                      "read it, and add --trust if you trust whoever wrote it.")
+
+
+def _list_foreign(found):
     for module in found.imports:
         if module not in _MODULES and module.rpartition(".")[0] != parts.TASKS:
-            _refuse(file, f"imports {module!r}")
+            yield f"imports {module!r}"
     for _, reference in found.references():
         if isinstance(reference, Reference) and reference.name not in parts.ALLOWED:
-            _refuse(file, f"refers to {repr(reference)!r}")
+            yield f"refers to {repr(reference)!r}"
     for _, name in found.bound:
         if name not in parts.BOUND:
-            _refuse(file, f"binds parameters of {name!r}")
+            yield f"binds parameters of {name!r}"
     for value in (found.macros, *found.bound.values()):
-        _check_keys(list(value.values()), file)
+        yield from _list_foreign_keys(list(value.values()))
 
 
-def _check_keys(value, file):
-    match value:
-        case dict():
-            for key, entry in value.items():
-                if isinstance(key, Macro) or not isinstance(key, str | int | float | None) or key in _OF_KERAS_OBJECTS:
-                    _refuse(file, f"describes an object by the key {checks.shown(key)}")
-                _check_keys(entry, file)
-        case list() | tuple():
-            for entry in value:
-                _check_keys(entry, file)
-
-
-def _refuse(file, what):
-    raise Refusal(f"{file} {what}, which switch_tf does not ship. A gin file is a program, so this one is not run: "
-                  "read it, and add --trust if you trust whoever wrote it.")
+def _list_foreign_keys(value):
+    if isinstance(value, dict):
+        for key in value:
+            if isinstance(key, Macro) or not isinstance(key, str | int | float | None) or key in _OF_KERAS_OBJECTS:
+                yield f"describes an object by the key {checks.shown(key)}"
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for entry in value:
+            yield from _list_foreign_keys(entry)

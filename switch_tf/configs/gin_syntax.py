@@ -82,9 +82,9 @@ class Gin:
     """
 
     def __init__(self):
-        self.macros: dict[str, Any] = {}
-        self.bound: dict[tuple[str, str], dict[str, Any]] = {}
-        self.imports: dict[str, str] = {}
+        self.macros = {}
+        self.bound = {}
+        self.imports = {}
         self._mentioned = set()  # macros in all values, also replaced ones
         self._sources = {}  # name of another package -> first source
         self._wrong = []  # messages for `check`

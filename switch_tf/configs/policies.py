@@ -100,25 +100,17 @@ class Policy:
     @property
     def function(self) -> Callable:
         """`decide`, imported if necessary."""
-        return _resolve(self.decide)
+        return imported(self.decide)
 
     @property
     def has_scores(self) -> bool:
         """Whether the router learns scores of experts."""
         return self.has_kernel or self.score is not None
 
-    def updated(self, state: dict, load: Any) -> dict:
-        """Returns the state after a training step."""
-        return _resolve(self.update)(self, state, load)
-
-    def logits(self, inputs: Any, logits: Any, weights: dict) -> Any:
-        """Returns the logits of `score`."""
-        return _resolve(self.score)(self, inputs, logits, weights)
-
     def router_weights(self, d_model: int, num_experts: int) -> dict[str, RouterWeight]:
         """Returns every weight that a router trains, with its kernel, by name."""
         kernel = {"kernel": RouterWeight((d_model, num_experts), ("embed", "router_expert"), None)}
-        declared = _resolve(self.weights)(self, d_model, num_experts) if self.weights else {}
+        declared = imported(self.weights)(self, d_model, num_experts) if self.weights else {}
         if taken := declared.keys() & {"kernel", *self.state}:
             raise Refusal(f"The policy {self.name!r} has a weight {min(taken)!r}, the name of the router's kernel or "
                           "of a state; give it another name.")
@@ -141,7 +133,8 @@ class Policy:
         return num_selected_experts if num_selected_experts is not None else self.num_choices or 1
 
 
-def _resolve(function):
+def imported(function: Any) -> Callable:
+    """Returns a function, imported if it is a place, "module:function"."""
     return pkgutil.resolve_name(function) if isinstance(function, str) else function
 
 

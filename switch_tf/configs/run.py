@@ -7,9 +7,9 @@ from switch_tf.configs.choices import by_name, check_fields
 from switch_tf.refusals import Refusal
 
 # Fields of Run that gin files set by macros.
-MACROS = ("model_dir mixture_or_task_name task_feature_lengths train_steps batch_size log_period eval_period "
-          "checkpoint_period initial_checkpoint best_metric patience vocabulary use_cached_tasks cache_dir cache_parts "
-          "seed").split()
+MACROS = ("model_dir", "mixture_or_task_name", "task_feature_lengths", "train_steps", "batch_size", "log_period",
+          "eval_period", "checkpoint_period", "initial_checkpoint", "best_metric", "patience", "vocabulary",
+          "use_cached_tasks", "cache_dir", "cache_parts", "seed")
 # See `choices.check`. Messages name fields as macros or as "Run.name".
 _AS_MACROS = by_name({
     1: "train_steps batch_size log_period checkpoint_period eval_batches keep_checkpoints cache_parts",
@@ -106,8 +106,8 @@ class Run:
         if self.use_cached_tasks and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         if self.skip_corrupt_records and not self.use_cached_tasks:
-            raise Refusal(f"Run.skip_corrupt_records ({self.skip_corrupt_records}) leaves out records of a cache, which is read by "
-                          "index; set USE_CACHED_TASKS=True, or mend the data.")
+            raise Refusal(f"Run.skip_corrupt_records ({self.skip_corrupt_records}) leaves out records of a cache, "
+                          "which is read by index; set USE_CACHED_TASKS=True, or mend the data.")
         if self.best_metric is None:
             if self.patience:
                 raise Refusal(f"PATIENCE ({self.patience}) waits for a better BEST_METRIC; set it, for example to "

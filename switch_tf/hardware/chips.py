@@ -139,20 +139,20 @@ _OF_TPUS = re.compile(r"(v[0-9][a-z]*|tpu7x):(\d+(?:x\d+){1,2})")
 _OF_GPUS = re.compile(rf"({'|'.join(GPUS)}):(?:([1-9]\d*)x)?([1-8])")
 
 
-def kind(topology: str) -> str:
-    """Returns the kind of a topology's devices, "GPU" or "TPU"."""
-    if _OF_GPUS.fullmatch(topology):
-        return "GPU"
+def servers(topology: str) -> tuple[Gpu, int, int] | None:
+    """Returns a topology's GPU, servers, and GPUs per server. None for TPUs."""
+    if match := _OF_GPUS.fullmatch(topology):
+        name, count, size = match.groups()
+        return GPUS[name], int(count or 1), int(size)
     if not _OF_TPUS.fullmatch(topology):
         raise Refusal("A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, and one of GPUs like h100:8 "
                       f"or, for two servers of up to 8, h100:2x8 ({', '.join(GPUS)}), not {topology!r}.")
-    return "TPU"
+    return None
 
 
-def servers(topology: str) -> tuple[Gpu, int, int]:
-    """Returns a topology's GPU, servers, and GPUs per server."""
-    name, count, size = _OF_GPUS.fullmatch(topology).groups()
-    return GPUS[name], int(count or 1), int(size)
+def kind(topology: str) -> str:
+    """Returns the kind of a topology's devices, "GPU" or "TPU"."""
+    return "GPU" if servers(topology) else "TPU"
 
 
 def find_chip(topology: str) -> Chip:

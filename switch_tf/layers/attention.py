@@ -39,8 +39,9 @@ class _Attention(KeepsShape):
         self.out = self._add_kernel("out", (self.num_heads, self.d_kv, d_model), ("heads", "kv", "embed"),
                                     self.num_heads * self.d_kv)
 
-    def _check(self, inputs, inputs_kv, attention_mask, position_bias, training):
+    def _check(self, inputs, inputs_kv, attention_mask, position_bias, training, return_router_stats=False):
         checks.flag("training", training)
+        checks.flag("return_router_stats", return_router_stats)
         checks.tensor("inputs", inputs, "float", (None, None, self.out.shape[-1]))
         checks.tensor("inputs_kv", inputs_kv, "float", (inputs.shape[0], None, self.out.shape[-1]))
         (batch, query_length), key_length = inputs.shape[:2], inputs_kv.shape[1]
@@ -197,8 +198,7 @@ class SwitchSelfAttention(Routed, _Attention):
     def call(self, inputs: Tensor, padding_mask: Mask = None, token_ids: Tensor | None = None,
              attention_mask: Mask = None, position_bias: PositionBias | None = None, training: bool = False,
              return_router_stats: bool = False, mask: Mask = None, inputs_mask: Mask = None) -> Any:
-        checks.flag("return_router_stats", return_router_stats)
-        self._check(inputs, inputs, attention_mask, position_bias, training)
+        self._check(inputs, inputs, attention_mask, position_bias, training, return_router_stats)
         attention_mask = masks.mask_keys(attention_mask, masks.padding_mask(inputs, mask, inputs_mask))
         padding_mask = masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
         query, query_stats = self._queries(inputs, padding_mask, token_ids, training)
@@ -235,8 +235,7 @@ class SwitchSelfAttention(Routed, _Attention):
                             position_bias: PositionBias | None = None, training: bool = False,
                             return_router_stats: bool = False, **kwargs: Any) -> Any:
         # See SwitchFeedForward.
-        checks.flag("return_router_stats", return_router_stats)
-        self._check(inputs, inputs, attention_mask, position_bias, training)
+        self._check(inputs, inputs, attention_mask, position_bias, training, return_router_stats)
         stats = tuple(experts.compute_output_spec(inputs, return_router_stats=True, **kwargs)[1]
                       for experts in self.expert_layers)
         outputs = keras.KerasTensor(inputs.shape, self.compute_dtype)

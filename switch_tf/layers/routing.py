@@ -68,8 +68,8 @@ class Router(Layer):
         self._keep(num_experts=num_experts)
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration)
         self._rules = rules_of(semantics)
-        self._keep(router_dtype=router_dtype, jitter_noise=jitter_noise, second_place_loss_weight=second_place_loss_weight,
-                   init_scale=init_scale, second_expert_threshold=second_expert_threshold)
+        self._keep(router_dtype=router_dtype, jitter_noise=jitter_noise, init_scale=init_scale,
+                   second_place_loss_weight=second_place_loss_weight, second_expert_threshold=second_expert_threshold)
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
                           f"choices, such as 'top2', not {self._policy.name!r}.")
@@ -156,7 +156,7 @@ class Router(Layer):
             x = drop(x, self._draw("input_dropout", ops.shape(inputs)), INPUT_DROPOUT_RATE)
         logits = None if self.kernel is None else products.product("gsm,me->gse", x, self.kernel)
         if self._policy.score:
-            logits = self._policy.logits(x, logits, {
+            logits = policies.imported(self._policy.score)(self._policy, x, logits, {
                 name: partitioning.use(variable, x.dtype) for name, variable in self._policy_weights.items()})
             checks.tensor(f"The logits of the policy {self._policy.name!r}", logits, "float",
                           (*inputs.shape[:2], self.num_experts))
@@ -175,7 +175,7 @@ class Router(Layer):
         """
         if not self.has_state:
             return
-        state = self._policy.updated(self._read_state(), expert_load.value)
+        state = policies.imported(self._policy.update)(self._policy, self._read_state(), expert_load.value)
         for name, variable in self._state_vectors.items():
             variable.assign(state[name])
 

@@ -145,7 +145,7 @@ class SwitchTransformer(Routed, keras.Model):
                           "of them.")
         features = dict(features)
         for stack in ("encoder", "decoder"):
-            shape: Any = ()
+            shape = ()
             for name in _IDS:
                 if name.startswith(stack) and name in features:
                     shape = shape or getattr(features[name], "shape", ())  # a value without a shape is refused below

@@ -346,7 +346,7 @@ MUTANTS = (
     Mutant("configs/experiment.py", "if name not in parts.BOUND:", "if False:", GIN),
     Mutant("configs/experiment.py", "reference.name not in parts.ALLOWED",
            "reference.name not in parts.ALLOWED and reference.is_made", GIN),
-    Mutant("configs/experiment.py", "_check_keys(entry, file)\n        case", "pass\n        case", GIN),
+    Mutant("configs/experiment.py", "value = list(value.values())", "value = []", GIN),
     Mutant("configs/gin_syntax.py", "(leaf.name,), path)", "scopes, path)", GIN),
     Mutant("configs/gin_syntax.py", "range(len(scopes) + 1)", "range(len(scopes))", GIN),
     Mutant("configs/gin_syntax.py", "if (name, scopes) in path:", "if False:", GIN),
