@@ -15,16 +15,18 @@ from switch_tf.ops.dot_product_attention import PositionBias, dot_product_attent
 from switch_tf.partitioning.tensors import Mask, Shape, Tensor
 from switch_tf.refusals import Refusal
 
-# Axes of the decoding cache, in the order of its products. With 256 keys, transposing it took over half of each step,
-# or a tenth for only the last two axes of the keys.
-KEY_CACHE_AXES = ("batch", "heads", "kv", "length")
 VALUE_CACHE_AXES = ("batch", "heads", "length", "kv")
 
 
 class _Attention(KeepsShape):
+    # `cache_axes` has the axes of each cached tensor in the order of its products. With 256 keys, transposing took over
+    # half of each step, or a tenth for only the last two axes of the keys.
+    _cached_keys = "bhkd"
+
     def __init__(self, num_heads: int, d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
         # Keras' autocast would round the position bias to bfloat16.
         super().__init__(autocast=False, **kwargs)
+        self.cache_dtype = self.compute_dtype
         self._keep(num_heads=num_heads, d_kv=d_kv, dropout_rate=dropout_rate, init_scale=init_scale)
         self.dropout = Dropout(dropout_rate, broadcast_axis=2, dtype=self.dtype_policy, name="dropout")
 
@@ -104,6 +106,7 @@ class MultiHeadAttention(_Attention):
     Returns: <compute dtype>[batch, query, d_model].
     """
 
+    cache_axes = ("batch", "heads", "kv", "length"), VALUE_CACHE_AXES
     _cached_keys = "bhdk"
 
     def _build_projections(self, input_shape):
@@ -122,11 +125,6 @@ class MultiHeadAttention(_Attention):
         query, key, value = (self._project(x, kernel) for x, kernel in (
             (inputs, self.query), (inputs_kv, self.key), (inputs_kv, self.value)))
         return self.mix(query, key, self._drop_keys(value, training), attention_mask, position_bias)
-
-    @property
-    def cache_spec(self) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """Logical axes and dtype of each cached tensor."""
-        return (KEY_CACHE_AXES, self.compute_dtype), (VALUE_CACHE_AXES, self.compute_dtype)
 
     def compute_cache(self, inputs_kv: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys and values of <compute dtype>[batch, key, d_model] for the cache."""
@@ -165,7 +163,7 @@ class SwitchSelfAttention(Routed, _Attention):
     Returns: <compute dtype>[batch, length, d_model].
     """
 
-    _cached_keys = "bhkd"
+    cache_axes = (VALUE_CACHE_AXES,)
 
     def __init__(self, query_experts: SwitchFeedForward, key_value_experts: SwitchFeedForward, num_heads: int,
                  d_kv: int, dropout_rate: float = 0.0, init_scale: float = 1.0, **kwargs: Any):
@@ -177,6 +175,7 @@ class SwitchSelfAttention(Routed, _Attention):
                 raise Refusal(f"{name} must have output_dim={num_heads * d_kv} (num_heads * d_kv), not "
                               f"{experts.output_dim!r}.")
             setattr(self, name, experts)
+        self.cache_dtype = key_value_experts.compute_dtype
         if query_experts.name == key_value_experts.name:
             raise Refusal(f"query_experts and key_value_experts are both named {query_experts.name!r}; make two "
                           "layers with names of their own.")
@@ -210,11 +209,6 @@ class SwitchSelfAttention(Routed, _Attention):
             return outputs, router_stats
         self.add_router_losses(self.expert_layers, router_stats, training)
         return outputs
-
-    @property
-    def cache_spec(self) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """Logical axes and dtype of each cached tensor."""
-        return ((VALUE_CACHE_AXES, self.key_value_experts.compute_dtype),)
 
     def compute_cache(self, inputs: Tensor, **of_tokens: Any) -> tuple[Tensor]:
         """Returns the keys, also used as values, for the cache. Arguments are as for `call`."""

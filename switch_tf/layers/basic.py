@@ -54,7 +54,7 @@ class KeepsShape(Layer):
 
     supports_masking = True
 
-    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Returns the output shape."""
         return tuple(input_shape)
 
@@ -164,7 +164,7 @@ class TokenEmbedding(KeepsShape):
         embedded = indexing.look_up(self.embedding, token_ids, self.compute_dtype)
         return partitioning.constrain(embedded, ("batch", "length", "embed"))
 
-    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:2], self.d_model)
 
     def attend(self, hidden: Tensor) -> Tensor:
@@ -205,5 +205,5 @@ class LogitsDense(KeepsShape):
         checks.tensor("inputs", inputs, "float", (None, None, self.kernel.shape[0]))
         return _logits("blm,mv->blv", inputs, self.kernel)
 
-    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.vocab_size)

@@ -340,13 +340,12 @@ def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> D
         dispatch: "einsum", "index", "ragged" (for TokenChoices only), or "auto" for the fastest.
     """
     name = fastest(decisions) if dispatch == "auto" else dispatch
-    named: dict[str, type[Dispatcher]] = {"einsum": Einsum, "index": Index, "ragged": Ragged, "gathered": Gathered}
-    if isinstance(decisions, ExpertChoices):
-        named = {"einsum": ExpertChoiceEinsum, "index": ExpertChoiceIndex}
-        if name == "ragged":
-            raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "
-                          "use 'index' or 'auto'.")
-    return named[name](decisions)
+    if isinstance(decisions, TokenChoices):
+        return {"einsum": Einsum, "index": Index, "ragged": Ragged, "gathered": Gathered}[name](decisions)
+    if name == "ragged":
+        raise Refusal("dispatch='ragged' leaves out empty slots, and where experts choose there are none; "
+                      "use 'index' or 'auto'.")
+    return ExpertChoiceIndex(decisions) if name == "index" else ExpertChoiceEinsum(decisions)
 
 
 def fastest(decisions: TokenChoices | ExpertChoices) -> str:

@@ -199,7 +199,7 @@ class SwitchFeedForward(Routed, KeepsShape):
             indexing.check_ids("token_ids", token_ids, inputs.shape[:2])
         return masks.padding_mask(inputs, padding_mask, mask, inputs_mask)
 
-    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], input_shape[-1] if self.output_dim is None else self.output_dim)
 
     def compute_output_spec(self, inputs: Tensor, return_router_stats: bool = False, **kwargs: Any) -> Any:

@@ -77,13 +77,11 @@ class Router(Layer):
         self.policy, self.second_expert_policy, self.exploration = policy, second_expert_policy, exploration
         self.semantics = semantics
         self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
+        self.experts_choose = self._policy.experts_choose
+        # Whether the policy keeps a state between steps.
+        self.has_state = bool(self._policy.state)
         # Whether `load_balancing_loss` is a losses.Balance, for `models.stack.join`.
         self.reports_balance = False
-
-    @property
-    def experts_choose(self) -> bool:
-        """Whether experts choose tokens."""
-        return self._policy.experts_choose
 
     def build(self, input_shape: Shape) -> None:
         self._state_vectors = {
@@ -161,11 +159,6 @@ class Router(Layer):
             checks.tensor(f"The logits of the policy {self._policy.name!r}", logits, "float",
                           (*inputs.shape[:2], self.num_experts))
         return partitioning.constrain(logits, ("group", None, "router_expert"))
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the policy keeps a state between steps."""
-        return bool(self._policy.state)
 
     def update_state(self, expert_load: Mean) -> None:
         """Updates the policy's state, if any, after a training step.

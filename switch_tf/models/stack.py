@@ -171,7 +171,7 @@ class TransformerLayer(_Parts):
         Args:
             hidden: <compute dtype>[batch, 1, d_model].
             is_real: <bool>[batch, 1], False after the end of a sequence.
-            cache: From `Stack.init_cache` or the previous step.
+            cache: From `SwitchTransformer.prefill` or the previous step.
             position: <int32> scalar.
             attention_mask, encoder_decoder_mask, position_bias, token_ids: As for the class, for one query.
         """
@@ -179,7 +179,7 @@ class TransformerLayer(_Parts):
         of_tokens = {"padding_mask": is_real, "token_ids": token_ids} if self.has_attention_experts else {}
         new = self.attention.compute_cache(x, **of_tokens)
         cache = tuple(partitioning.constrain(indexing.write(cached, entry, position, axes.index("length")), axes)
-                      for (axes, _), cached, entry in zip(self.attention.cache_spec, cache, new, strict=True))
+                      for axes, cached, entry in zip(self.attention.cache_axes, cache, new, strict=True))
         hidden = hidden + self.attention.attend(x, cache, attention_mask, position_bias, **of_tokens)
         x = self.pre_cross_attention_layer_norm(hidden)
         hidden = hidden + self.cross_attention.attend(x, cross_cache, encoder_decoder_mask)
@@ -264,12 +264,6 @@ class Stack(_Parts):
         if self.config.rules.zeroes_stack_padding:
             hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
         return hidden
-
-    def init_cache(self, batch: int | Tensor, max_length: int) -> Cache:
-        """Returns an empty self-attention cache for each layer: zeros for `max_length` tokens."""
-        sizes = {"batch": batch, "heads": self.config.num_heads, "length": max_length, "kv": self.config.d_kv}
-        return tuple(tuple(partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], dtype), axes)
-                           for axes, dtype in layer.attention.cache_spec) for layer in self.layers)
 
     def decode_step(self, embedded: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
                     cross_cache: Cache, encoder_decoder_mask: Tensor,

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from switch_tf import checks, decoding
+from switch_tf import checks, decoding, partitioning
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
@@ -216,7 +216,12 @@ class SwitchTransformer(Routed, keras.Model):
         is_real = masks.encoder_is_real(features)
         hidden, _ = self._encode(features, is_real, training=False)
         cross_cache = tuple(layer.cross_attention.compute_cache(hidden) for layer in self.decoder.layers)
-        return (cross_cache, masks.key_mask(is_real)), self.decoder.init_cache(ops.shape(hidden)[0], max_length)
+        sizes = {"batch": ops.shape(hidden)[0], "heads": self.config.num_heads, "length": max_length,
+                 "kv": self.config.d_kv}
+        cache = tuple(tuple(
+            partitioning.constrain(ops.zeros([sizes[axis] for axis in axes], layer.attention.cache_dtype), axes)
+            for axes in layer.attention.cache_axes) for layer in self.decoder.layers)
+        return (cross_cache, masks.key_mask(is_real)), cache
 
     def decode_step(self, tokens: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
                     cross_cache: tuple[Cache, Tensor]) -> tuple[Tensor, Cache]:
