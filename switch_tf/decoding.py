@@ -139,8 +139,8 @@ class Sampler:
     def _run(self, model, features, max_length, end_id, rows, has_scores=True):
         check_decodes(model.config)
         # Scores do not work in a program that DTensor cuts over devices.
-        any_layout = self._any_layout and not has_scores
-        if partitioning.is_partitioned() and not (any_layout or partitioning.is_for_compiler()):
+        if partitioning.is_partitioned() and not partitioning.is_for_compiler() and (
+                has_scores or not self._any_layout):
             raise Refusal("This way of decoding works on one device; under a layout that DTensor cuts over several, "
                           "Greedy().ids decodes.")
         if "encoder_segment_ids" in features:

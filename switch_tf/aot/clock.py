@@ -15,6 +15,7 @@ from switch_tf.hardware.chips import Chip
 from switch_tf.reporting.report import matplotlib, new_figure, png
 
 CORE, COPIES, LINKS = "core", "copies", "links"
+_WAITS = {COPIES: WAITING, LINKS: SENT}
 _TITLES = {CORE: "core", COPIES: "copies between memories", LINKS: "links to other chips"}
 _FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|X64SplitLow|X64SplitHigh|X64Combine|Sharding)"')
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
@@ -115,7 +116,7 @@ def schedule(chip: Chip, module: hlo.Module, sends: dict[str, float], carriers: 
 
 def _run(chip, module, sends, carriers, origins, computation):
     """Returns the seconds of a computation, and its spans from time 0."""
-    now, spans, lane_until = 0.0, [], {COPIES: 0.0, LINKS: 0.0}
+    now, spans, lane_until = 0.0, [], dict.fromkeys(_WAITS, 0.0)
     until = {}  # name -> (end, part of the wait)
     # A collective's last fusion waits for it.
     last_carriers = {*{collective: fusion for fusion, collective in carriers.items()}.values()}
@@ -123,12 +124,12 @@ def _run(chip, module, sends, carriers, origins, computation):
     def add(lane, part, start, seconds):
         spans.append(Span(name, lane, part, origins[name][1], start, seconds))
 
-    def beside(started, seconds, lane, waiting):
+    def beside(started, seconds, lane):
         start = max(now, lane_until[lane])
         if seconds:
             add(lane, origins[name][0], start, seconds)
         lane_until[lane] = start + seconds
-        until[started] = start + seconds, waiting
+        until[started] = start + seconds, _WAITS[lane]
 
     def wait_for(started):
         nonlocal now
@@ -152,13 +153,13 @@ def _run(chip, module, sends, carriers, origins, computation):
         elif collective := carriers.get(name):
             # A collective's first fusion starts it.
             if collective not in until:
-                beside(collective, sends[collective], LINKS, SENT)
+                beside(collective, sends[collective], LINKS)
             if instruction.cycles is not None:
                 busy()
             if name in last_carriers:
                 wait_for(collective)
         elif name in sends:
-            beside(name, sends[name], LINKS, SENT)
+            beside(name, sends[name], LINKS)
             if not kind.endswith("-start"):
                 wait_for(name)
         elif kind in hlo.INNER:
@@ -166,14 +167,14 @@ def _run(chip, module, sends, carriers, origins, computation):
                                   for each in instruction.called[hlo.INNER[kind]]), key=lambda run: run[0])
             if kind == "call-start":  # such as a collective on a SparseCore
                 is_sent = any(span.lane == LINKS for span in inner)
-                beside(name, seconds, *((LINKS, SENT) if is_sent else (COPIES, WAITING)))
+                beside(name, seconds, LINKS if is_sent else COPIES)
                 continue
             times = module.loops.get(name) or 1
             spans += [span._replace(start=now + span.start, times=span.times * times) for span in inner]
             now += seconds * times
         elif kind.endswith("-start"):  # a copy moves its smaller end
             moved = min((end.bytes for end in hlo.arrays(instruction.shape)[:2]), default=0)
-            beside(name, moved / chip.memory_bandwidth, COPIES, WAITING)
+            beside(name, moved / chip.memory_bandwidth, COPIES)
         elif kind not in hlo.NAMES:
             busy()
     return now, spans

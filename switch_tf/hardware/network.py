@@ -6,10 +6,13 @@ A group's members differ along the mesh `axes`.
 import functools
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from switch_tf.hardware.chips import Gpu
+
+Axes: TypeAlias = tuple[str, ...]
 
 
 class _Mesh:
@@ -18,7 +21,7 @@ class _Mesh:
     def __init__(self, mesh, places):
         self._mesh, self._places = mesh, np.array(places)
 
-    def groups(self, axes: tuple[str, ...]) -> np.ndarray:
+    def groups(self, axes: Axes) -> np.ndarray:
         """Returns all groups' places: <int>[group, member, dimension]."""
         inner = [place for place, axis in enumerate(self._mesh) if axis in axes]
         places = self._places.reshape(*self._mesh.values(), -1)
@@ -43,7 +46,7 @@ class Network(_Mesh):
         self._wraps = [size == 16 if len(self._sizes) == 2 else are_cubes for size in self._sizes]
         super().__init__(mesh, [place[:len(self._sizes)] for place in coordinates])
 
-    def links_of_rings(self, axes: tuple[str, ...]) -> float:
+    def links_of_rings(self, axes: Axes) -> float:
         """Returns a chip's own links, in one direction, while groups gather or sum around rings.
 
         A dimension has two if the group closes a ring, and one on a line: its ends have no second. Distant members
@@ -56,12 +59,12 @@ class Network(_Mesh):
             links += (2 if is_closed else 1) / step
         return links or 1.0
 
-    def links_to_next(self, axes: tuple[str, ...]) -> float:
+    def links_to_next(self, axes: Axes) -> float:
         """Returns a chip's own links while each member sends to the next."""
         return max((1 / (members[1] - members[0]) for _, members in self._along(axes)), default=1.0)
 
     @functools.cache  # noqa: B019 - a network lives as long as the process
-    def busiest_link(self, axes: tuple[str, ...]) -> float:
+    def busiest_link(self, axes: Axes) -> float:
         """Returns the bytes over the busiest link, in one direction, per byte that a chip sends in an all-to-all.
 
         Each chip sends equally to its group, on shortest paths.
@@ -105,7 +108,7 @@ class Servers(_Mesh):
         super().__init__(mesh, servers)
         self._slowness = gpu.link_bandwidth / gpu.network_bandwidth
 
-    def links_of_rings(self, axes: tuple[str, ...]) -> float:
+    def links_of_rings(self, axes: Axes) -> float:
         """Returns the share of a GPU's NVLinks in use while groups gather or sum around rings.
 
         Between servers a group has a ring over each card.
@@ -113,12 +116,12 @@ class Servers(_Mesh):
         members, together = self._group(axes)
         return 1.0 if together == members else min(1.0, together / self._slowness)
 
-    def links_to_next(self, axes: tuple[str, ...]) -> float:
+    def links_to_next(self, axes: Axes) -> float:
         """Returns the share of a GPU's NVLinks in use while each member sends to the next."""
         members, together = self._group(axes)
         return 1.0 if together == members else 1 / self._slowness
 
-    def busiest_link(self, axes: tuple[str, ...]) -> float:
+    def busiest_link(self, axes: Axes) -> float:
         """Returns the bytes over a GPU's NVLinks, or over its card in their equivalent, per byte of an all-to-all."""
         members, together = self._group(axes)
         return max(1.0, self._slowness * (members - together) / max(1, members - 1))
