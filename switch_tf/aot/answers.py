@@ -58,8 +58,8 @@ def check_outputs(save: str | None, plot: str | None) -> None:
     """Refuses a `--save` folder or `--plot` file that cannot be written. Creates the folders."""
     if plot is not None and places.at(plot).is_dir():
         raise Refusal(f"--plot needs a file, and {plot!r} is a folder; name one in it, such as step.png.")
-    for flag, folder in (("--save", None if save is None else places.at(save)),
-                         ("--plot", None if plot is None else places.at(plot).parent)):
+    for flag, folder in (("--save", save is not None and places.at(save)),
+                         ("--plot", plot is not None and places.at(plot).parent)):
         try:
             if folder:
                 folder.mkdir(parents=True, exist_ok=True)

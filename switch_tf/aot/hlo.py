@@ -232,9 +232,8 @@ def lengths(shape: str) -> list[int]:
 
 def arrays(shape: str) -> list[Array]:
     """Returns the arrays in a shape's text."""
-    return [Array(f"{dtype}[{dims}]", _BYTES[dtype] * math.prod(int(length) for length in dims.split(",") if length),
-                  _ON_CHIP.search(layout) is not None)
-            for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", shape) if dtype in _BYTES]
+    return [Array(text, _BYTES[dtype] * math.prod(lengths(text)), _ON_CHIP.search(layout) is not None)
+            for text, dtype, layout in re.findall(r"((\w+)\[[\d,]*\])(\{[^}]*\})?", shape) if dtype in _BYTES]
 
 
 def attribute(module: Module) -> dict[str, tuple[str, str]]:

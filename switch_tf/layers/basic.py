@@ -31,22 +31,19 @@ class Layer(keras.layers.Layer):
         # A user's subclass may not keep its own arguments as attributes.
         made_here: Any = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("switch_tf."))
         names = list(inspect.signature(made_here.__init__).parameters)[1:-1]  # without self and **kwargs
-        return {**super().get_config(), **{name: _config_of(getattr(self, name)) for name in names}}
+        config = super().get_config()
+        for name in names:
+            config[name] = getattr(self, name)
+            if isinstance(config[name], keras.layers.Layer):
+                config[name] = keras.saving.serialize_keras_object(config[name])
+                config[name].pop("build_config", None)  # the outer layer builds it
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Layer":
         return cls(**{name: keras.saving.deserialize_keras_object(value)
                       if isinstance(value, dict) and "class_name" in value else value
                       for name, value in config.items()})
-
-
-def _config_of(argument):
-    """Leaves out a layer's `build_config`: the outer layer builds it."""
-    if not isinstance(argument, keras.layers.Layer):
-        return argument
-    config = keras.saving.serialize_keras_object(argument)
-    config.pop("build_config", None)
-    return config
 
 
 class KeepsShape(Layer):
