@@ -98,11 +98,6 @@ class Policy:
                           "has_kernel=True or counts_preference=False.")
 
     @property
-    def function(self) -> Callable:
-        """`decide`, imported if necessary."""
-        return imported(self.decide)
-
-    @property
     def has_scores(self) -> bool:
         """Whether the router learns scores of experts."""
         return self.has_kernel or self.score is not None

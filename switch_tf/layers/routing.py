@@ -133,7 +133,7 @@ class Router(Layer):
                 selection = selection + _gumbel(ops.cast(draws, selection.dtype))
         scores = Scores(selection, probs, is_real, token_ids)
         uniform = functools.partial(self._draw, "second_expert") if training else None
-        decisions = policy.function(scores, Options(
+        decisions = policies.imported(policy.decide)(scores, Options(
             self.num_experts, expert_capacity, policy.count(self.num_selected_experts), self._rules.normalizes_gates,
             training, policy, uniform, self._read_state()))
         if logits is None:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import keras
@@ -19,7 +20,6 @@ from switch_tf.layers import (
     SwitchFeedForward,
     SwitchSelfAttention,
 )
-from switch_tf.layers.attention import VALUE_CACHE_AXES
 from switch_tf.layers.basic import KeepsShape
 from switch_tf.metrics import Mean, RouterStats
 from switch_tf.ops import dtypes, forms, indexing
@@ -240,7 +240,7 @@ class Stack(_Parts):
              training: bool = False) -> tuple[Tensor, tuple[RouterStats, ...]]:
         hidden = self.embedding_dropout(embedded, training=training)
         length = ops.shape(hidden)[1]
-        position_biases = self._position_biases(query_length=length, key_length=length)
+        position_biases = self.position_biases(query_length=length, key_length=length)
         cross = () if encoded is None else (encoded, encoder_decoder_mask)
         router_stats = ()
         for layer, position_bias in zip(self.layers, position_biases, strict=True):
@@ -252,33 +252,17 @@ class Stack(_Parts):
         if self.config.rules.joins_layers:
             router_stats = join(router_stats, self.config.rules.omits_full_stacks and all(
                 layer.list_expert_layers() for layer in self.layers))
-        return self._end(hidden, is_real, training), router_stats
+        return self.finish(hidden, is_real, training), router_stats
 
-    def _position_biases(self, **positions):
+    def position_biases(self, **positions: Any) -> Iterable[PositionBias]:
+        """Returns the position bias of each layer. Arguments are as for `RelativePositionBias`."""
         if self.relpos_bias is None:
             return (cut(layer.relpos_bias(**positions)) for layer in self.layers)
         return [cut(self.relpos_bias(**positions))] * len(self.layers)
 
-    def _end(self, hidden, is_real, training):
+    def finish(self, hidden: Tensor, is_real: Tensor, training: bool = False) -> Tensor:
+        """Normalizes the outputs of the last layer."""
         hidden = self.final_dropout(self.final_norm(hidden), training=training)
         if self.config.rules.zeroes_stack_padding:
             hidden = hidden * ops.cast(ops.expand_dims(is_real, -1), hidden.dtype)
         return hidden
-
-    def decode_step(self, embedded: Tensor, is_real: Tensor, cache: Cache, position: Tensor,
-                    cross_cache: Cache, encoder_decoder_mask: Tensor,
-                    token_ids: Tensor) -> tuple[Tensor, Cache]:
-        """Runs the layers on the next token of each sequence, <compute dtype>[batch, 1, d_model].
-
-        Arguments and results are as for `TransformerLayer.decode_step`, with the caches of all layers.
-        """
-        max_length = cache[0][-1].shape[VALUE_CACHE_AXES.index("length")]
-        position_biases = self._position_biases(query_length=1, key_length=max_length, first_query=position)
-        attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
-        hidden, new_cache = embedded, []
-        for layer, layer_cache, layer_cross_cache, position_bias in zip(
-                self.layers, cache, cross_cache, position_biases, strict=True):
-            hidden, layer_cache = layer.decode_step(hidden, is_real, layer_cache, position, layer_cross_cache,
-                                                    attention_mask, encoder_decoder_mask, position_bias, token_ids)
-            new_cache.append(layer_cache)
-        return self._end(hidden, is_real, training=False), tuple(new_cache)

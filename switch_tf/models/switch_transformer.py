@@ -15,6 +15,7 @@ from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.layers import LogitsDense, Router, TokenEmbedding, masks
+from switch_tf.layers.attention import VALUE_CACHE_AXES
 from switch_tf.layers.moe import Routed
 from switch_tf.models.stack import Cache, Stack
 from switch_tf.ops import dtypes, forms, indexing, random
@@ -91,8 +92,7 @@ class SwitchTransformer(Routed, keras.Model):
         """
         for field in overrides:
             check_choice("A keyword of from_preset", field, ["dtype", "name", *_CONFIG_FIELDS])
-        is_preset = checks.text("preset", preset) in shipped_gin.preset_names()
-        if not is_preset and os.path.isdir(preset):
+        if checks.text("preset", preset) not in shipped_gin.preset_names() and os.path.isdir(preset):
             raise Refusal(f"{preset!r} is a folder and no preset; for one of Hugging Face's form use "
                           f"switch_tf.conversion.from_hugging_face({preset!r}).")
         return cls(dataclasses.replace(SwitchConfig.from_preset(preset), **overrides), dtype=dtype, name=name)
@@ -238,10 +238,18 @@ class SwitchTransformer(Routed, keras.Model):
         Returns:
             `(logits, cache)`: <float32>[batch, vocab_size] and the updated cache.
         """
-        tokens = tokens[:, None]
-        hidden, cache = self.decoder.decode_step(self.token_embedder(tokens), is_real[:, None], cache, position,
-                                                 *cross_cache, tokens)
-        return self._logits(hidden)[:, 0], cache
+        tokens, is_real = tokens[:, None], is_real[:, None]
+        cross_caches, encoder_decoder_mask = cross_cache
+        max_length = cache[0][-1].shape[VALUE_CACHE_AXES.index("length")]
+        position_biases = self.decoder.position_biases(query_length=1, key_length=max_length, first_query=position)
+        attention_mask = (partitioning.arange(max_length) <= position)[None, None, None, :]
+        hidden, new_cache = self.token_embedder(tokens), []
+        for layer, layer_cache, layer_cross_cache, position_bias in zip(
+                self.decoder.layers, cache, cross_caches, position_biases, strict=True):
+            hidden, layer_cache = layer.decode_step(hidden, is_real, layer_cache, position, layer_cross_cache,
+                                                    attention_mask, encoder_decoder_mask, position_bias, tokens)
+            new_cache.append(layer_cache)
+        return self._logits(self.decoder.finish(hidden, is_real))[:, 0], tuple(new_cache)
 
     def generate(self, inputs: Any, max_length: int = 64, sampler: str | decoding.Sampler = "greedy",
                  end_id: int | tuple[int, ...] | None = None) -> Tensor:
