@@ -297,7 +297,7 @@ def all_finite(result) -> bool:
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
     "losses.router_z_mean", "losses.Balance", "losses.Predictions",
-    "policies.names", "policies.to_config", "policies.from_config", "policies.RouterWeight", "policies.imported",
+    "policies.names", "policies.RouterWeight", "policies.imported",
     "data.keep_jax_on_cpu", "data.AddedFeatures", "data.names", "data.BadData", "data.NUM_SENTINELS", "data.bad_row",
     "data.refusing_bad_rows", "data.TaskScores", "data.average", "data.write_records", "data.Batches", "data.Shard",
     "data.is_complete", "data.write_shard", "data.finish_cache", "data.SpellingOps", "data.description_of_data",

@@ -217,22 +217,6 @@ def resolve(policy: str | Policy, second_expert_policy: str, second_expert_thres
     return dataclasses.replace(registered, **changes) if policy in ("top2", "top_n") else registered
 
 
-def to_config(policy: str | Policy) -> str | dict:
-    """Returns a policy's name, or the `name` and changed fields of a record."""
-    if isinstance(policy, str):
-        return policy
-    registered = get(policy.name)
-    return {"name": policy.name, **{
-        name: value for name, value in vars(policy).items() if value != getattr(registered, name)}}
-
-
-def from_config(config: str | dict) -> str | Policy:
-    """Reverses `to_config`."""
-    if isinstance(config, str):
-        return config
-    return dataclasses.replace(get(config["name"]), **config)
-
-
 def check_options(policy: Policy, num_selected_experts: int, num_experts: int, exploration: str) -> None:
     """Refuses router options that do not fit the policy. `num_experts` is 0 for a dense model."""
     if not isinstance(policy, Policy):

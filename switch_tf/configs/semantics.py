@@ -126,7 +126,3 @@ class Grouping:
         if not self.rules.groups_fit_experts:
             return self.num_groups_multiple
         return math.lcm(self.num_groups_multiple, self.num_experts)
-
-    def capacity_factor(self, training: bool) -> float:
-        """Returns the capacity factor of a training or evaluation step."""
-        return self.train_capacity_factor if training else self.eval_capacity_factor

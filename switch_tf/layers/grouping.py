@@ -154,7 +154,8 @@ def expert_capacity(group_tokens: int | Tensor, grouping: Grouping, training: bo
     Rounds down, applies the minimum, then limits to the group's tokens. `Rules` may change rounding, limit and order.
     Tensors are int32 scalars.
     """
-    rules, least, factor = grouping.rules, grouping.min_expert_capacity, grouping.capacity_factor(training)
+    rules, least = grouping.rules, grouping.min_expert_capacity
+    factor = grouping.train_capacity_factor if training else grouping.eval_capacity_factor
     if isinstance(group_tokens, int):
         minimum, maximum, cast, rounded, cut = min, max, lambda number, dtype: number, round, int
     else:

@@ -1,5 +1,6 @@
 """The router: scores, a policy and statistics."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -201,11 +202,20 @@ class Router(Layer):
             router_z_loss=no_loss if logits is None else losses.router_z_mean(logits, scores.is_real))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "policy": policies.to_config(self.policy)}
+        config = super().get_config()
+        if isinstance(self.policy, policies.Policy):
+            registered = policies.get(self.policy.name)
+            changes = {field.name: value for field in dataclasses.fields(self.policy)
+                       if (value := getattr(self.policy, field.name)) != getattr(registered, field.name)}
+            config["policy"] = {"name": registered.name, **changes}
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Router":
-        return cls(**{**config, "policy": policies.from_config(config["policy"])})
+        policy = config["policy"]
+        if isinstance(policy, dict):
+            policy = dataclasses.replace(policies.get(policy["name"]), **policy)
+        return cls(**{**config, "policy": policy})
 
 
 def _gumbel(draws):

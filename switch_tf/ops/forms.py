@@ -1,6 +1,6 @@
 """Implementations of operations for the current device."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -39,19 +39,6 @@ def fused(function: Callable, arguments: tuple, is_worth_it: bool) -> Any:
 def is_fused() -> bool:
     """Returns whether the traced code is in a program of `fused`."""
     return context.current().fused_program is not None
-
-
-def once(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-    """Returns a tensor computed once in a program of `fused`, before its loops.
-
-    Otherwise XLA would fuse a weight's reshape or cast with the product in each step of a loop, number by number. No
-    loop may change the tensors of `make`.
-    """
-    graph, shared = context.current().fused_program
-    if key not in shared:
-        with graph.as_default():
-            shared[key] = make()
-    return shared[key]
 
 
 def can_fuse() -> bool:

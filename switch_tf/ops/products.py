@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import keras
 from keras import ops
 
+from switch_tf import context
 from switch_tf.ops import forms
 from switch_tf.ops.dtypes import widen
 from switch_tf.partitioning import axes
@@ -81,8 +82,14 @@ def _multiply_few_rows(left, right, result, x, variable, dtype):
     count = sum(index in left for index in right)
     is_matrix = right[:count] == left[-count:] and result == left[:-count] + right[count:]
     shape = (math.prod(variable.shape[:count]), -1) if is_matrix else variable.shape
-    weight = forms.once((id(variable), x.dtype, dtype), lambda: ops.reshape(
-        ops.cast(axes.use(variable, x.dtype), dtype), shape))
+    # Outside the loops of the program. In a loop XLA would fuse the reshape or cast with the product of each step,
+    # number by number.
+    graph, shared = context.current().fused_program
+    key = id(variable), x.dtype, dtype
+    if key not in shared:
+        with graph.as_default():
+            shared[key] = ops.reshape(ops.cast(axes.use(variable, x.dtype), dtype), shape)
+    weight = shared[key]
     x = ops.cast(x, dtype)
     if is_matrix:
         rows = ops.reshape(x, (-1, weight.shape[0]))

@@ -192,8 +192,8 @@ MUTANTS = (
     Mutant("layers/basic.py", "dtypes.widen(x) * factors", "x * ops.cast(factors, x.dtype)", DROPOUT),
     Mutant("layers/basic.py", "draws >= rate", "draws >= 1 - rate", DROPOUT),
     # Groups and capacities.
-    Mutant("configs/semantics.py", "return self.train_capacity_factor if training else self.eval_capacity_factor",
-           "return self.train_capacity_factor", GROUPING),
+    Mutant("layers/grouping.py", "grouping.train_capacity_factor if training else grouping.eval_capacity_factor",
+           "grouping.train_capacity_factor", GROUPING),
     Mutant("layers/grouping.py", "return -(-num_tokens // grouping.group_size)",
            "return num_tokens // grouping.group_size", GROUPING),
     Mutant("layers/grouping.py", "lambda number, dtype: number, round, int", "lambda number, dtype: number, int, int",
