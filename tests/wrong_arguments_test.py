@@ -228,10 +228,6 @@ PUBLIC = {
     "policies.Policy": (policies.Policy, fields_of(policies.Policy, name="mine", decide=print), ()),
     "policies.TopN": (policies.TopN, fields_of(policies.TopN), ()),
     "policies.Top2": (policies.Top2, fields_of(policies.Top2), ()),
-    "policies.check_options": (policies.check_options, {
-        "policy": policies.get("top2"), "num_selected_experts": None, "num_experts": 4, "exploration": "argmax"}, ()),
-    "policies.resolve": (policies.resolve, {
-        "policy": "top2", "second_expert_policy": "random", "second_expert_threshold": 0.2}, ()),
     "policies.get": (policies.get, {"name": "switch"}, ()),
     "policies.register": (registered, {"policy": policies.Policy("mine", print)}, ()),
     "training.Run": (Run, fields_of(Run, model_dir="runs", mixture_or_task_name="task", task_feature_lengths=LENGTHS,
@@ -297,7 +293,7 @@ def all_finite(result) -> bool:
 # Public, and not tried: they belong to whoever writes a layer, or are reached through those that are tried.
 UNTRIED = {
     "losses.router_z_mean", "losses.Balance", "losses.Predictions",
-    "policies.names", "policies.RouterWeight", "policies.imported",
+    "policies.names", "policies.RouterWeight", "policies.imported", "policies.check_options", "policies.resolve",
     "data.keep_jax_on_cpu", "data.AddedFeatures", "data.names", "data.BadData", "data.NUM_SENTINELS", "data.bad_row",
     "data.refusing_bad_rows", "data.TaskScores", "data.average", "data.write_records", "data.Batches", "data.Shard",
     "data.is_complete", "data.write_shard", "data.finish_cache", "data.SpellingOps", "data.description_of_data",

@@ -12,7 +12,6 @@ from switch_tf.refusals import Refusal
 GATED_ACTIVATIONS = ("geglu", "geglu_exact", "swiglu", "reglu")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", *GATED_ACTIVATIONS)
 DISPATCHES = ("auto", "einsum", "index", "ragged")
-EXPLORATIONS = ("input_jitter", "argmax", "input_dropout", "sample")
 SECOND_EXPERT_POLICIES = ("random", "all", "none", "threshold")
 
 
@@ -35,6 +34,7 @@ RULES = by_name({
     checks.flag: "logits_via_embedding relative_attention_per_layer allow_non_causal_decoder extra_mlp remat "
                  "scale_decoder_outputs is_bidirectional",
     ACTIVATIONS: "activation", DISPATCHES: "dispatch", SECOND_EXPERT_POLICIES: "second_expert_policy second_expert",
+    ("input_jitter", "argmax", "input_dropout", "sample"): "exploration",
     ("float32", "bfloat16"): "router_dtype", ("float32", "auto"): "attention_expert_dtype",
     ("feed_forward", "attention", "feed_forward_and_attention"): "expert_sublayers"})
 

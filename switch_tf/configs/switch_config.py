@@ -54,7 +54,7 @@ class SwitchConfig:
         allow_non_causal_decoder: Allows a decoder policy that reads later tokens (all but "switch" and "hash").
             Generation lacks them.
         num_selected_experts: Experts per token. None for the policy's default (2 for "top2", else 1).
-        exploration: One of EXPLORATIONS (appendix C), see `layers.Router`.
+        exploration: "input_jitter", "argmax", "input_dropout" or "sample" (appendix C), see `layers.Router`.
         jitter_noise: In [0, 1). "input_jitter" multiplies the router's training inputs by uniform numbers from 1 -
             jitter_noise to 1 + jitter_noise.
         second_expert_policy: Later choices that "top2" and "top_n" carry out, one of SECOND_EXPERT_POLICIES.

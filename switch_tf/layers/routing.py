@@ -65,18 +65,17 @@ class Router(Layer):
                  second_expert_threshold: float = 0.2, second_place_loss_weight: float = 0.0,
                  router_dtype: str = "float32", init_scale: float = 0.1, semantics: str = "switch_tf", **kwargs: Any):
         super().__init__(**kwargs)
+        self._keep(num_experts=num_experts, exploration=exploration, router_dtype=router_dtype,
+                   jitter_noise=jitter_noise, init_scale=init_scale, second_expert_policy=second_expert_policy,
+                   second_expert_threshold=second_expert_threshold, second_place_loss_weight=second_place_loss_weight)
+        self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
         self._policy = policies.resolve(policy, second_expert_policy, second_expert_threshold)
-        self._keep(num_experts=num_experts)
         policies.check_options(self._policy, num_selected_experts, num_experts, exploration)
         self._rules = rules_of(semantics)
-        self._keep(router_dtype=router_dtype, jitter_noise=jitter_noise, init_scale=init_scale,
-                   second_place_loss_weight=second_place_loss_weight, second_expert_threshold=second_expert_threshold)
         if second_place_loss_weight and self._policy.count(num_selected_experts) < 2:
             raise Refusal(f"second_place_loss_weight={second_place_loss_weight!r} needs a policy with second "
                           f"choices, such as 'top2', not {self._policy.name!r}.")
-        self.num_selected_experts = checks.optional("num_selected_experts", num_selected_experts, checks.integer, 1)
-        self.policy, self.second_expert_policy, self.exploration = policy, second_expert_policy, exploration
-        self.semantics = semantics
+        self.policy, self.semantics = policy, semantics
         self._wide_dtype = dtypes.wide_dtype(self.compute_dtype)
         self.experts_choose = self._policy.experts_choose
         # Whether the policy keeps a state between steps.

@@ -279,7 +279,6 @@ class SwitchTransformer(Routed, keras.Model):
         return self._programs[key](np.pad(inputs, ((0, 0), (0, padding))))
 
     def _read_inputs(self, inputs):
-        decoding.check_decodes(self.config)
         try:
             inputs = np.asarray(ops.convert_to_numpy(inputs))
         except (ValueError, TypeError):
