@@ -110,9 +110,8 @@ class Sampler:
 
     num_beams = 1
     _any_layout = False
-    # Returns ids and scores as in `Decoded`. Without scores, saves a pass over the logits and returns only the best
-    # <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
-    _search: Callable[..., tuple[Tensor, Tensor | None]]
+    # `_search` returns ids and scores as in `Decoded`. Without scores, it saves a pass over the logits and returns only
+    # the best <int32>[batch, max_length], and None: DTensor cannot slice them out of all results.
 
     def decode(self, model: keras.Model, features: dict[str, Tensor], max_length: int,
                end_id: int | tuple[int, ...] | None = None, rows: Tensor | None = None) -> Decoded:
@@ -154,8 +153,6 @@ class Sampler:
 
 
 class _TokenByToken(Sampler):
-    _choose: Callable[..., Tensor]
-
     def _search(self, model, features, max_length, ends, rows, has_scores):
         cross_cache, cache = model.prefill(features, max_length)
         places = partitioning.arange(max_length)
@@ -321,7 +318,7 @@ def _gather(entries, index):
     return ops.take_along_axis(entries, index, axis=1)
 
 
-SAMPLERS: dict[str, type[Sampler]] = {"greedy": Greedy, "sample": Sample, "beam": Beam}
+SAMPLERS = {"greedy": Greedy, "sample": Sample, "beam": Beam}
 
 
 def get_sampler(sampler: str | Sampler) -> Sampler:

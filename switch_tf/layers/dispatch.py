@@ -197,7 +197,7 @@ class Ragged(Index):
         """
         with keras.name_scope(experts.name):
             num_rows, num_experts, lengths = buffers.shape[0], experts.num_experts, self._lengths
-            kernels: Any = (*experts.input_kernels, experts.wo)
+            kernels = (*experts.input_kernels, experts.wo)
             if not training and num_rows is None:
                 outputs = [self._compute_in_a_loop(experts, buffers)]
             else:

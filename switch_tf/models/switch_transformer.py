@@ -56,7 +56,7 @@ class SwitchTransformer(Routed, keras.Model):
     Returns: <float32>[batch, length, vocab_size], logits of the decoder, or of an encoder-only model.
     """
 
-    _called_with: dict[str, tuple[str, int]] | None = None  # feature name -> (dtype, rank) in the last call
+    _called_with = None  # feature name -> (dtype, rank) in the last call
     # A SavedModel would store it, and Keras' default has float inputs.
     _default_save_signature = None
 
