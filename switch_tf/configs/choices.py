@@ -15,9 +15,9 @@ DISPATCHES = ("auto", "einsum", "index", "ragged")
 SECOND_EXPERT_POLICIES = ("random", "all", "none", "threshold")
 
 
-def by_name(rules: dict[Any, str]) -> dict[str, Any]:
-    """Returns {name: rule} for {rule: "name name ..."}."""
-    return {name: rule for rule, names in rules.items() for name in names.split()}
+def by_name(names_by_value: dict[Any, str]) -> dict[str, Any]:
+    """Returns {name: value} for {value: "name name ..."}."""
+    return {name: value for value, names in names_by_value.items() for name in names.split()}
 
 
 # Of models, groups and layers. See `check`.

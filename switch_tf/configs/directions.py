@@ -2,24 +2,24 @@
 
 import re
 
+from switch_tf.configs.choices import by_name
+
 # Ends of metric names. The longest match decides: negative_log_likelihood before log_likelihood.
-_HIGHER = """
+_IS_LOWER = by_name({False: """
 accuracy acc em exact_match match f1 f2 f_measure fmeasure precision recall sensitivity specificity iou dice jaccard
 bleu sacrebleu spbleu chrf chrf2 meteor rouge rouge1 rouge2 rougel rougelsum bertscore bleurt comet cider spice gleu
 pearson spearman kendall pearson_corrcoef spearman_corrcoef pearsonr spearmanr corrcoef correlation matthews mcc
 matthews_corrcoef kappa r2 auc roc_auc auroc auc_roc auc_pr pr_auc auprc average_precision map mrr ndcg hits hit_rate
 pass likelihood log_likelihood loglikelihood log_prob logprob neg_log_perplexity negative_log_perplexity
 true_positive_rate true_negative_rate tpr tnr win_rate success_rate solve_rate average
-"""
-_LOWER = """
+""", True: """
 loss logloss cross_entropy xent perplexity ppl nll negative_log_likelihood neg_log_likelihood
 negative_loglikelihood neg_loglikelihood negative_log_prob neg_log_prob bits_per_byte bits_per_character bits_per_char
 bits_per_token bits_per_dim bits_per_word bpb bpc bpd bpt kl kl_divergence divergence distance edit edits edit_distance
 error errors err mistakes error_rate edit_rate miss_rate wer cer ter mer eer mse rmse mae mape smape msle rmsle
 medae squared_error absolute_error percentage_error false_positive_rate false_negative_rate false_discovery_rate fpr fnr
 fdr brier ece calibration_error crps hinge fid latency perplexity_per_word perplexity_per_byte
-"""
-_IS_LOWER = {word: is_lower for words, is_lower in ((_HIGHER, False), (_LOWER, True)) for word in words.split()}
+"""})
 # Qualifiers of a metric: "bleu_score", "f1_macro", "hits_at_10".
 _QUALIFIERS = {"score", "macro", "micro", "weighted", "mean", "avg", "min", "max", "sum", "total", "median",
                "overall", "at", "k"}

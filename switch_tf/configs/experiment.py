@@ -101,9 +101,9 @@ class Experiment:
         layout = found.part(parts.PARTITIONER).arguments.get("layout", found.part(parts.LAYOUT))
         config = None
         if isinstance(model, Part) and model.name == parts.MODEL:
-            config = parts.made(model.arguments.get("config"))
-            model = dataclasses.replace(model, arguments={
-                name: value for name, value in model.arguments.items() if name != "config"})
+            arguments = dict(model.arguments)
+            config = parts.made(arguments.pop("config", None))
+            model = dataclasses.replace(model, arguments=arguments)
         experiment = cls(config, parts.made(layout), parts.made(run), parts.made(settings), model,
                          trainer.get("optimizer"), trainer.get("objective"), found)
         names.check_task(experiment.run.mixture_or_task_name)

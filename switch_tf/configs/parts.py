@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from switch_tf.configs.choices import nearest
+from switch_tf.configs.choices import by_name, nearest
 from switch_tf.refusals import Refusal, first_line
 
 CONFIG = "switch_tf.configs.switch_config.SwitchConfig"
@@ -65,7 +65,7 @@ _KERAS = {
     "keras.optimizers.schedules": "CosineDecay CosineDecayRestarts ExponentialDecay InverseTimeDecay "
                                   "PiecewiseConstantDecay PolynomialDecay"}
 # Names that a stranger's gin file may refer to.
-ALLOWED = {*PARTS, *(f"{module}.{name}" for module, names in _KERAS.items() for name in names.split())}
+ALLOWED = {*PARTS, *(f"{module}.{name}" for name, module in by_name(_KERAS).items())}
 # Functions of t5 that read gin's configuration. They may be bound, not referenced.
 LIBRARIES = {
     "t5.data.preprocessors":
@@ -78,7 +78,7 @@ LIBRARIES = {
         "split_tokens_to_inputs_length split_tokens_to_random_length split_tokens_to_targets_length unsupervised",
     "t5.data.utils": "rate_num_examples rate_unsupervised",
 }
-IN_LIBRARIES = {f"{module}.{name}" for module, names in LIBRARIES.items() for name in names.split()}
+IN_LIBRARIES = {f"{module}.{name}" for name, module in by_name(LIBRARIES).items()}
 BOUND = ALLOWED | IN_LIBRARIES
 
 _DEEPEST = 20  # nesting of brackets

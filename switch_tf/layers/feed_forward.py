@@ -6,14 +6,14 @@ from typing import Any
 from keras import ops
 
 from switch_tf import checks, partitioning
-from switch_tf.configs.choices import GATED_ACTIVATIONS
+from switch_tf.configs.choices import GATED_ACTIVATIONS, by_name
 from switch_tf.layers.basic import Dropout, KeepsShape, Layer, drop, kernel_initializer, serializable
 from switch_tf.ops import products, random
 from switch_tf.partitioning.tensors import Shape, Tensor
 
 _GELU, _GELU_TANH = (functools.partial(ops.gelu, approximate=approximate) for approximate in (False, True))
-_FUNCTIONS = {"relu": ops.relu, "gelu": _GELU, "gelu_tanh": _GELU_TANH, "silu": ops.silu, "reglu": ops.relu,
-              "geglu": _GELU_TANH, "geglu_exact": _GELU, "swiglu": ops.silu}
+_FUNCTIONS = by_name({ops.relu: "relu reglu", _GELU: "gelu geglu_exact", _GELU_TANH: "gelu_tanh geglu",
+                      ops.silu: "silu swiglu"})
 
 
 class _Kernels(Layer):
