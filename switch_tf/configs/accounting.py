@@ -13,7 +13,7 @@ class Weight(NamedTuple):
     """`count` weights of one shape.
 
     Attributes:
-        rows: Rows of one sequence that each is multiplied with, for experts those of an even share of all tokens.
+        rows: Rows of one sequence that each is multiplied with. An expert has an even share of the tokens.
         choices: Experts per token.
     """
 
