@@ -108,7 +108,7 @@ def lines(path: Any, shown: Any = None) -> Iterator[bytes]:
 
 def is_step(value: Any) -> bool:
     """Whether a value is an integer of at least 0, but no bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and value >= 0
 
 
 def read(path: Any,

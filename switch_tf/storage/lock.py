@@ -7,7 +7,6 @@ process has changed (`places`). So a process that lost its lease while it slept 
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import secrets
 import socket
@@ -48,8 +47,8 @@ class Lock:
         self._path, self._place, self._doing, self._argument, self._thing = path, place, doing, argument, thing
         self.token = secrets.token_hex(8)
         self._is_local = places.is_local(place)
-        self._loss: str | None = None  # why this process no longer owns the path
-        self._generations: dict[str, bytes] = {}  # of objects that this process may overwrite
+        self._loss = ""  # why this process no longer owns the path
+        self._generations = {}  # of objects that this process may overwrite
         # A long upload must not keep the lease from being renewed.
         self._writing, self._changing, self._ended = threading.Lock(), threading.RLock(), threading.Event()
         if self._is_local:
@@ -68,12 +67,12 @@ class Lock:
             OSError: The bucket does not answer.
         """
         with self._changing:
-            if self._loss is None:
+            if not self._loss:
                 if self._is_local and not self._is_same_file():
                     self._loss = self.removed()
                 elif not self._is_local and _now() > self._renewed + LIFETIME / 2:
                     self._renew()
-            if self._loss is not None:
+            if self._loss:
                 raise Outage(self._loss)
 
     def replace(self, path: Any, content: bytes | None) -> None:
@@ -100,7 +99,7 @@ class Lock:
         self._ended.set()
         self._thread.join(timeout=PERIOD)
         with self._changing, contextlib.suppress(places.Conflict, OSError):  # the lease expires anyway
-            if self._loss is None:
+            if not self._loss:
                 places.write_object(self._place, None, self._lease)
 
     def _taken(self, owner):
@@ -149,7 +148,7 @@ class Lock:
             return False
 
     def _take_lease(self):
-        self._text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": self.token,
+        self._text = json_lines.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": self.token,
                                  "processes": environment.visible_processes()}).encode()
         watched, until = b"", 0.0
         while True:
@@ -172,7 +171,7 @@ class Lock:
 
     def _renew(self):
         with self._changing:
-            if self._loss is not None:
+            if self._loss:
                 return
             before = _now()
             try:
@@ -189,7 +188,7 @@ class Lock:
                                   "minute, so nothing is saved there any more; let the other one go on.")
 
     def _keep(self):
-        while self._loss is None and not self._ended.wait(PERIOD):
+        while not self._loss and not self._ended.wait(PERIOD):
             with contextlib.suppress(OSError):  # tried again; `check` reports it
                 self._renew()
 
@@ -227,7 +226,7 @@ def is_held(place: Any) -> bool:
 def held(output: Place, argument: str = "--output") -> Iterator[Lock]:
     """Locks an output, present or not, within this scope, with a hidden file next to it."""
     output = places.at(output)
-    resolved = places.at(os.path.realpath(output)) if places.is_local(output) else output
+    resolved = output.resolve()
     place = resolved.with_name(f".{resolved.name}.lock")
     try:
         if places.is_local(place):

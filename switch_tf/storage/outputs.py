@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, NoReturn, TextIO, cast
 
 from switch_tf.refusals import Refusal
@@ -17,8 +17,8 @@ _LAST_SECONDS = 2  # for pending output, because its reader may have stopped
 _MARK = b"\0switch_tf: written up to here\n"
 
 _ending = threading.Lock()
-_withheld: list[int] = []  # standard error itself, within `held_back`
-_finishing: list[Callable[[], None]] = []  # each returns once its pipe is copied
+_withheld = []  # standard error itself, within `held_back`
+_finishing = []  # each returns once its pipe is copied
 
 
 def say(text: str) -> None:

@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from switch_tf.refusals import Refusal
@@ -152,15 +152,13 @@ def os_errors(path: Place) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        classes = [one.__name__ for one in type(error).__mro__]
-        if "OpError" not in classes:
+        statuses = [one.__name__.removesuffix("Error").upper() for one in type(error).__mro__]
+        if "OP" not in statuses:
             raise
         text = getattr(error, "message", str(error)).strip().partition("\n")[0]
-        if "NotFoundError" in classes:
-            raise FileNotFoundError(errno.ENOENT, text, os.fspath(path)) from error
-        statuses = [name.removesuffix("Error").upper() for name in classes]
         number = next((_NUMBERS[status] for status in statuses if status in _NUMBERS), errno.EIO)
-        raise (OSError if is_local(path) else BucketError)(number, text, os.fspath(path)) from error
+        kind = OSError if is_local(path) or number == errno.ENOENT else BucketError  # OSError itself chooses a subclass
+        raise kind(number, text, os.fspath(path)) from error
 
 
 def raise_failure(error: BaseException, path: Place) -> None:
@@ -260,16 +258,21 @@ def _bucket(name):
                                      "context": {"gcs_request_retries": _RETRIES}}).result()
 
 
-def store_of(folder: Place) -> dict[str, Any]:
+def store_of(folder: Place) -> dict:
     """Returns tensorstore's specification of a folder."""
     if is_local(folder):
         return {"driver": "file", "path": f"{os.path.abspath(folder)}/"}
-    bucket, _, name = os.fspath(folder).removeprefix("gs://").partition("/")
+    bucket, name = _split(folder)
     return (_bucket(bucket) / f"{name}/").spec(unbind_context=True).to_json()
 
 
-def _call(path, operation: Callable[[Any, str], Any]) -> Any:
+def _split(path):
     bucket, _, name = os.fspath(path).removeprefix("gs://").partition("/")
+    return bucket, name
+
+
+def _call(path, operation):
+    bucket, name = _split(path)
     # The first request prints where it looked for credentials.
     is_first = not _bucket.cache_info().currsize
     try:
@@ -281,9 +284,9 @@ def _call(path, operation: Callable[[Any, str], Any]) -> Any:
 
 def bucket_failure(error: ValueError, path: Place) -> BucketError:
     """Returns the error for a status of tensorstore."""
-    number = _NUMBERS.get(str(error).partition(":")[0].replace("_", ""), errno.EIO)
-    text = re.sub(r"\s*\[http_.*", "", str(error).partition(": ")[2], flags=re.DOTALL)
-    return BucketError(number, text, os.fspath(path))
+    status, _, text = str(error).partition(": ")
+    return BucketError(_NUMBERS.get(status.replace("_", ""), errno.EIO),
+                       re.sub(r"\s*\[http_.*", "", text, flags=re.DOTALL), os.fspath(path))
 
 
 def read_object(path: Place, part: slice | None = None) -> tuple[bytes | None, bytes]:
@@ -304,11 +307,10 @@ def urls_of(folder: Place) -> list[str]:
     """
     import tensorstore
 
-    folder = os.fspath(folder).rstrip("/")
     # All names that begin with the folder: "0" follows "/".
-    found = _call(folder, lambda bucket, name: bucket.list(tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0")))
-    bucket = folder.removeprefix("gs://").partition("/")[0]
-    return [f"gs://{bucket}/{key.decode()}" for key in found]
+    keys = _call(os.fspath(folder).rstrip("/"),
+                 lambda bucket, name: bucket.list(tensorstore.KvStore.KeyRange(f"{name}/", f"{name}0")))
+    return [f"gs://{_split(folder)[0]}/{key.decode()}" for key in keys]
 
 
 def write_object(path: Place, content: bytes | None, generation: bytes | None) -> bytes:

@@ -18,7 +18,7 @@ from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, leftovers, outputs, places
 from switch_tf.storage.whole_file import check_owned, put, writing
 
-Entry = dict[str, Any]
+Entry = dict
 
 
 class Work:
@@ -34,7 +34,7 @@ class Work:
         finished: Entries of the finished parts, in order.
     """
 
-    def __init__(self, place: pathlib.Path, identity: Entry | None = None):
+    def __init__(self, place: pathlib.Path, identity: Entry | None):
         self.folder, self.aside, self._record = place / "folder", place / "aside", place / "record.jsonl"
         for folder in (place, self.folder, self.aside):
             if folder.is_symlink():  # its target is not this command's
@@ -50,7 +50,7 @@ class Work:
         if not all(isinstance(line, dict) for line in lines):
             raise Refusal(f"{self._record} is damaged, so the work in its folder cannot go on; remove "
                           f"{self._record.parent} to begin anew.")
-        self.finished: list[Entry] = lines[1:]
+        self.finished = lines[1:]
         if not lines:
             self._append(identity or {})
         elif lines[0] != identity:
@@ -83,34 +83,27 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
         identity: JSON-able. Name -> value of all that determines the result. None for work that never resumes.
         num_bytes: Room that the disk must have.
     """
-    if not places.is_local(folder):
-        with tempfile.TemporaryDirectory() as local:
-            with writing(folder):
-                work = Work(pathlib.Path(local))
-            _check_room(pathlib.Path(local), num_bytes)
-            yield work
-            with writing(folder):
-                try:
-                    for name, file in places.files_in(work.folder):
-                        if name != marker:
-                            check_owned(folder)
-                            places.copy(file, folder / name)
-                    put(folder / marker, (work.folder / marker).read_bytes())
-                except BaseException:
-                    leftovers.remove(folder)
-                    raise
-        return
+    is_local = places.is_local(folder)
+    identity = identity if is_local else None
     place = folder.with_name(f".{folder.name}.{'' if identity else f'{secrets.token_hex(4)}.'}unfinished")
+    place = place if is_local else pathlib.Path(tempfile.mkdtemp())
     work, is_kept = None, identity is not None
     try:
         with writing(folder):
             work = Work(place, identity)
         if work.finished:
             outputs.say(f"Going on with {place} (finished parts: {len(work.finished)}).")
-        _check_room(place, num_bytes)
+        missing = num_bytes - places.tree_size(place) - shutil.disk_usage(place).free
+        if missing > 0:
+            raise Refusal(f"{place} needs {num_bytes / 1e9:,.1f} GB, and the disk has {missing / 1e9:,.1f} GB too few; "
+                          "make room there, or use another folder.") from OSError(
+                              errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield work
         with writing(folder):
-            work.folder.replace(folder)
+            if is_local:
+                work.folder.replace(folder)
+            else:
+                _upload(work.folder, folder, marker)
         is_kept = False
     except Refusal as error:
         is_kept = is_kept and isinstance(error.__cause__, OSError)
@@ -121,9 +114,14 @@ def resumable_folder(folder: Any, marker: str, identity: Entry | None = None, nu
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _check_room(place, num_bytes):
-    missing = num_bytes - places.tree_size(place) - shutil.disk_usage(place).free
-    if missing > 0:
-        reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        raise Refusal(f"{place} needs {num_bytes / 1e9:,.1f} GB, and the disk has {missing / 1e9:,.1f} GB too few; "
-                      "make room there, or use another folder.") from reason
+def _upload(source, folder, marker):
+    try:
+        for name, file in places.files_in(source):
+            if name != marker:
+                check_owned(folder)
+                places.copy(file, folder / name)
+        put(folder / marker, (source / marker).read_bytes())
+    except BaseException:
+        leftovers.remove(folder)
+        raise
+

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import secrets
@@ -35,7 +36,7 @@ _WAYS_OUT = {
 
 
 # Path -> `lock.Lock`. Weak, so that a lock ends with its holder.
-_owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_owners = weakref.WeakValueDictionary()
 
 
 def _key(path):
@@ -67,25 +68,19 @@ def check_owned(path: Place) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Place) -> Iterator[None]:
+def _refusing(verb, ways_out, otherwise, path):
     """Turns an OSError within this scope into a Refusal with the file, the reason and the way out."""
     try:
         with places.os_errors(path):
             yield
     except OSError as error:
-        way_out = _WAYS_OUT.get(error.errno, "use another folder, or mend that one")
-        raise Refusal(f"{path} could not be written ({error.strerror or error}); {way_out}.") from error
+        raise Refusal(f"{path} could not be {verb} ({error.strerror or error}); "
+                      f"{ways_out.get(error.errno, otherwise)}.") from error
 
 
-@contextlib.contextmanager
-def reading(path: Place) -> Iterator[None]:
-    """Turns an OSError within this scope into a Refusal with the file and the reason."""
-    try:
-        with places.os_errors(path):
-            yield
-    except OSError as error:
-        raise Refusal(f"{path} could not be read ({error.strerror or error}); mend its rights, or use another copy."
-                      ) from error
+# Scopes of a path: `with writing(path):`.
+writing = functools.partial(_refusing, "written", _WAYS_OUT, "use another folder, or mend that one")
+reading = functools.partial(_refusing, "read", {}, "mend its rights, or use another copy")
 
 
 def write_whole(path: Place, content: str | bytes | Iterable[bytes]) -> None:
@@ -105,11 +100,11 @@ def put(path: Place, content: str | bytes | Iterable[bytes]) -> None:
         Outage: This process has lost its lock of the path.
     """
     parts = [content.encode() if isinstance(content, str) else content] if isinstance(content, str | bytes) else content
-    place, owner = places.at(path), owner_of(path)
+    place = places.at(path)
     if places.is_local(place):
         with written(place) as unfinished, open(unfinished, "wb") as file:
             file.writelines(parts)
-    elif owner:  # an object appears whole, and needs no room on this machine
+    elif owner := owner_of(place):  # an object appears whole, and needs no room on this machine
         owner.replace(place, b"".join(parts))
     else:
         place.write_bytes(b"".join(parts))
@@ -123,12 +118,11 @@ def written(path: Place) -> Iterator[pathlib.Path]:
     unfinished = place.with_name(hidden) if places.is_local(place) else pathlib.Path(tempfile.gettempdir(), hidden)
     try:
         yield unfinished
-        owner = owner_of(place)
-        if owner and not places.is_local(place):
-            owner.replace(place, unfinished.read_bytes())
-        elif places.is_local(place):
+        if places.is_local(place):
             check_owned(place)
             unfinished.replace(place)
+        elif owner := owner_of(place):
+            owner.replace(place, unfinished.read_bytes())
         else:  # an object appears whole
             places.copy(unfinished, place)
     finally:
@@ -167,7 +161,7 @@ class Mirror:
         self._folder = places.at(folder)
         self._temporary = tempfile.TemporaryDirectory()
         self.local = pathlib.Path(self._temporary.name)
-        self._sizes: dict[pathlib.Path, int] = {}  # in the bucket
+        self._sizes = {}  # in the bucket
         self._uploading, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
         self._thread.start()
