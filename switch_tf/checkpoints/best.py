@@ -74,9 +74,8 @@ class Best:
                    if folders.is_finite(record.get(metric))}
         # A declared direction is known from the first evaluation on.
         sign = 1 if len(values) > 1 and _is_lower_better(metric, self._declared) else -1
-        candidates = [(sign * values[saved], saved) for saved in folders.steps(checkpoints)
-                      if saved in values and saved <= step]
-        best = next((saved for _, saved in sorted(candidates)
+        candidates = [saved for saved in folders.steps(checkpoints) if saved in values and saved <= step]
+        best = next((saved for saved in sorted(candidates, key=lambda saved: sign * values[saved])
                      if folders.is_whole(folders.path_of(checkpoints, saved))), None)
         self.current = None if best is None else {"step": best, "metric": metric, "value": values[best]}
         if is_chief and self.current != named:
@@ -98,13 +97,8 @@ class Best:
             raise Refusal(f"BEST_METRIC is {name!r}, but evaluations of this run write "
                           f"{', '.join(sorted(values))}.{reason}{nearest(name, values)}")
         self._declared.update(declared or {})
-        is_lower, value = _is_lower_better(name, self._declared), values[name]
-        if not folders.is_finite(value):
-            return False
-        if self.current is None:
-            return True
-        best = self.current["value"]
-        return value < best if is_lower else value > best
+        sign, value = 1 if _is_lower_better(name, self._declared) else -1, values[name]
+        return folders.is_finite(value) and (self.current is None or sign * value < sign * self.current["value"])
 
     def keep(self, step: int, values: dict[str, float], is_chief: bool) -> None:
         """Records the existing checkpoint of a step as the best."""

@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -28,7 +28,7 @@ from switch_tf.storage.whole_file import put
 
 # TensorFlow's key of the names and order of the variables.
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-Sum = dict[str, Any]
+Sum = dict
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
 _TRAILER = 5  # bytes after a block: its compression and its checksum
 _LARGEST = 2**30  # bytes; the index of Switch-C's 120,000 variables has 20 MB
@@ -42,8 +42,8 @@ def key_of(path: str) -> str:
 def object_graph(paths: Iterable[str]) -> bytes:
     """Returns TensorFlow's description of `tf.train.Checkpoint(state={path: variable})`, without values."""
     with tempfile.TemporaryDirectory() as folder, tf.device("CPU:0"):
-        stand_ins = {path: tf.Variable(False, name="variable") for path in paths}
-        prefix = tf.train.Checkpoint(state=stand_ins).write(f"{folder}/state")
+        prefix = tf.train.Checkpoint(
+            state={path: tf.Variable(False, name="variable") for path in paths}).write(f"{folder}/state")
         return tf.train.load_checkpoint(prefix).get_tensor(_GRAPH_KEY)
 
 
@@ -64,7 +64,7 @@ def write(prefix: pathlib.Path, pieces: Iterable[Piece], graph: bytes | None = N
     return bool(entries)
 
 
-def read(prefix: pathlib.Path, slices: Sequence[tuple[str, tf.DType, str]]) -> list[np.ndarray]:
+def read(prefix: Any, slices: Sequence[tuple[str, tf.DType, str]]) -> list[np.ndarray]:
     """Returns slices of variables, however they were split, in one call.
 
     Args:
@@ -77,12 +77,12 @@ def read(prefix: pathlib.Path, slices: Sequence[tuple[str, tf.DType, str]]) -> l
     return [tensor.numpy() for tensor in tensors]
 
 
-def data_file(prefix: pathlib.Path, index: int = 0, count: int = 1) -> pathlib.Path:
+def data_file(prefix: Any, index: int = 0, count: int = 1) -> Any:
     """Returns the file with the values of part `index` of `count`."""
     return prefix.with_name(f"{prefix.name}.data-{index:05d}-of-{count:05d}")
 
 
-def join(parts: Sequence[pathlib.Path], sums: Sequence[Sum], prefix: pathlib.Path) -> dict[str, Sum]:
+def join(parts: Sequence[Any], sums: Sequence[Sum], prefix: Any) -> dict[str, Sum]:
     """Joins the files of several processes into one checkpoint, with new names and a common index.
 
     Args:
@@ -99,7 +99,7 @@ def join(parts: Sequence[pathlib.Path], sums: Sequence[Sum], prefix: pathlib.Pat
 
 
 def describe(step: int, variables: dict[str, keras.Variable], pending_metrics: dict | None = None,
-             configuration: dict | None = None, partitioner: Partitioner | None = None) -> dict[str, Any]:
+             configuration: dict | None = None, partitioner: Partitioner | None = None) -> dict:
     """Returns the description of a checkpoint, without its files.
 
     Args:
@@ -147,7 +147,7 @@ def sum_of(file: Any) -> Sum:
                 "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
 
 
-def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum]) -> None:
+def complete(folder: Any, description: dict, known: dict[str, Sum]) -> None:
     """Completes a checkpoint by writing its description with the sums of all files.
 
     Args:
@@ -155,9 +155,8 @@ def complete(folder: Any, description: dict[str, Any], known: dict[str, Sum]) ->
     """
     files = {file.name: known.get(file.name) or sum_of(file) for file in sorted(folder.iterdir())
              if not file.name.startswith("parts.")}  # left by a process that woke after losing its run
-    described = json_lines.loads(json_lines.dumps({**description, "files": files}))
-    text = json_lines.dumps({**described, OWN_SUM: own_sum(described)}, indent=1)
-    put(folder / DESCRIPTION, text)
+    description = {**description, "files": files}
+    put(folder / DESCRIPTION, json_lines.dumps({**description, OWN_SUM: own_sum(description)}, indent=1))
     if places.is_local(folder):
         sync(folder / DESCRIPTION)
         sync(folder)
@@ -178,13 +177,10 @@ def check(path: Any) -> None:
     try:
         if int.from_bytes(content[-8:], "little") != _MAGIC:
             raise ValueError("it does not end as an index does")
-        position = len(content) - _FOOTER
-        for _ in range(2):  # an unused block, then the list of blocks
-            start, position = _number(content, position)
-            length, position = _number(content, position)
+        # The places of an unused block and of the list of blocks.
+        *_, start, length, _ = _numbers(content, len(content) - _FOOTER, 4)
         for _, place in _entries(content, start, length):
-            start, position = _number(place, 0)
-            length, _ = _number(place, position)
+            start, length, _ = _numbers(place, 0, 2)
             for key, value in _entries(content, start, length):
                 if not key:  # the header
                     continue
@@ -199,15 +195,13 @@ def check(path: Any) -> None:
         raise ValueError("it is cut off") from None
 
 
-def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
+def _entries(content, start, length):
     if start + length + _TRAILER > len(content) or content[start + length]:
         raise ValueError("a block is cut off or compressed")
     block = content[start:start + length]
     end, position, key = length - 4 - 4 * int.from_bytes(block[-4:], "little"), 0, b""
     while position < end:
-        shared, position = _number(block, position)
-        added, position = _number(block, position)
-        size, position = _number(block, position)
+        shared, added, size, position = _numbers(block, position, 3)
         if shared > len(key) or position + added + size > end:
             raise ValueError("an entry is cut off")
         key = key[:shared] + block[position:position + added]
@@ -216,18 +210,21 @@ def _entries(content, start, length) -> Iterator[tuple[bytes, bytes]]:
         position += size
 
 
-def _number(content, position):
-    """Returns a little-endian number of 7 bits per byte, and the position after it."""
-    value = shift = 0
-    while True:
-        byte = content[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
+def _numbers(content, position, count):
+    """Returns little-endian numbers of 7 bits per byte, and the position after them."""
+    numbers = []
+    for _ in range(count):
+        value = 0
+        for shift in range(0, 64, 7):
+            byte = content[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+        else:
             raise ValueError("a number is too long")
+        numbers.append(value)
+    return *numbers, position
 
 
 class Parts:

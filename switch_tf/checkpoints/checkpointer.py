@@ -15,7 +15,6 @@ these files, joins the parts and renames the folder.
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import secrets
@@ -23,7 +22,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -36,12 +35,13 @@ from switch_tf.data.batches import Batches
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.partitioning.variables import Piece, stored
 from switch_tf.refusals import Outage, Refusal, first_line
-from switch_tf.storage import leftovers, places
+from switch_tf.storage import json_lines, leftovers, places
 from switch_tf.storage.whole_file import check_owned, owner_of, write_whole
 
 # Seconds between looks for other processes' parts, on a disk and in a bucket.
 _LOOK_PERIODS = (0.05, 1.0)
 _GRACE = 5  # seconds
+_ERRORS = (OSError, tf.errors.OpError, Refusal)  # of a save
 _OTHER_FAILED = "another process could not write its part and names the cause"
 _RENAMED = "renamed"  # folder of a bucket for files to rename at the end
 
@@ -70,7 +70,7 @@ class Checkpointer:
         configuration: From `continuation.record`.
     """
 
-    def __init__(self, folder: pathlib.Path, variables: tensors.Variables, batches: Batches,
+    def __init__(self, folder: Any, variables: tensors.Variables, batches: Batches,
                  partitioner: Partitioner | None = None, keep: int = 1, keep_every: int = 0,
                  configuration: dict | None = None):
         self._folder, self._variables, self._batches = folder, variables, batches
@@ -80,7 +80,7 @@ class Checkpointer:
         self._token = self._partitioner.gather_texts(owner.token if owner else secrets.token_hex(8))[0]
         self._graph = functools.cache(lambda: bundles.object_graph(variables))
         self._under_way: Writing | None = None
-        self._unsaved: int | None = None  # step of the last failed save
+        self._unsaved = None  # step of the last failed save
         self.last: tuple[int, float] | None = None
 
     def save(self, step: int, pending_metrics: dict | None = None, flush: Callable[[], None] = lambda: None) -> None:
@@ -106,12 +106,12 @@ class Checkpointer:
         if folders.is_complete(final):
             self._remove_outdated()  # a kill may have prevented that
             return
-        process = self._partitioner.process_index, self._partitioner.num_processes
+        index, count = self._partitioner.process_index, self._partitioner.num_processes
         with self._refusing(step):
-            self._agree(self._attempt(lambda: make_empty(final, process[1], self._token))
+            self._agree(self._attempt(lambda: make_empty(final, count, self._token))
                         if self._partitioner.is_chief else None, final)
         staging = staging_of(final)
-        error = self._attempt(flush) or self._attempt(lambda: self._batches.save(staging, process[0]))
+        error = self._attempt(flush) or self._attempt(lambda: self._batches.save(staging, index))
         pieces = self._partitioner.pieces({path: stored(variable) for path, variable in self._variables.items()})
         description = bundles.describe(step, self._variables, pending_metrics, self._configuration, self._partitioner)
 
@@ -119,7 +119,8 @@ class Checkpointer:
             self.last = step, time.time()
             self._remove_outdated()
 
-        self._under_way = Writing(final, staging, pieces, description, self._graph, process, self._token, tidy, error)
+        self._under_way = Writing(final, staging, pieces, description, self._graph, index, count, self._token, tidy,
+                                  error)
 
     def wait(self) -> None:
         """Waits until the save under way, if any, is complete in all processes.
@@ -130,21 +131,19 @@ class Checkpointer:
         under_way = self._under_way
         if under_way is None:
             return
-        final = folders.path_of(self._folder, under_way.step)
         with self._refusing(under_way.step):
             # The processes agree before they wait for parts: only the agreement notices a lost process.
             under_way.has_part.wait()
             try:
                 self._agree(under_way.part_error)
             except BaseException as error:
-                under_way.abandon()
+                self.abandon()
                 if not self._partitioner.is_lost_process(error):
                     under_way.thread.join()
-                self._under_way = None
                 raise
             under_way.thread.join()
             self._under_way = None
-            self._agree(under_way.error, final)
+            self._agree(under_way.error, under_way.final)
             if not self._partitioner.is_chief:
                 self.last = under_way.step, time.time()
 
@@ -186,7 +185,7 @@ class Checkpointer:
         except Refusal as error:
             raise FailedSave(f"Step {step} is the best one, but {first_line(error)}", step) from error
 
-    def restore(self, checkpoint: Any, restarts_data: bool = False) -> dict[str, Any]:
+    def restore(self, checkpoint: Any, restarts_data: bool = False) -> dict:
         """Restores all variables and, unless the data restart, the data position, see `tensors.restore`."""
         self.wait()
         return tensors.restore(checkpoint, self._variables, None if restarts_data else self._batches)
@@ -196,11 +195,11 @@ class Checkpointer:
             for old in folders.outdated(self._folder, self._keep, self._keep_every):
                 folders.remove(old)
 
-    def _attempt(self, write: Callable[[], None]) -> BaseException | None:
+    def _attempt(self, write):
         """Returns the error of a function, so that all processes can fail together."""
         try:
             write()
-        except (OSError, tf.errors.OpError, Refusal) as error:
+        except _ERRORS as error:
             if self._partitioner.is_lost_process(error):
                 raise
             return error
@@ -214,18 +213,17 @@ class Checkpointer:
             raise error or OSError(_OTHER_FAILED)
 
     @contextlib.contextmanager
-    def _refusing(self, step) -> Iterator[None]:
+    def _refusing(self, step):
         try:
             yield
-        except (OSError, tf.errors.OpError, Refusal) as error:
+        except _ERRORS as error:
             if self._partitioner.is_lost_process(error):
                 raise
             with contextlib.suppress(OSError):
                 check_owned(self._folder)  # raises if another process took the run
             self._unsaved = step
-            reason = first_line(error).rstrip(".")
-            raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} ({reason}); the "
-                             "older ones are as they were.", step) from error
+            raise FailedSave(f"The checkpoint of step {step} could not be written to {self._folder} "
+                             f"({first_line(error).rstrip('.')}); the older ones are as they were.", step) from error
 
 
 def _temporary_of(final):
@@ -238,7 +236,7 @@ def make_empty(final: Any, num_processes: int, token: str) -> None:
     if temporary.exists():
         leftovers.remove(temporary)
     if num_processes > 1:
-        _parts_of(temporary, token).mkdir(parents=True, exist_ok=True)
+        (temporary / f"parts.{token}").mkdir(parents=True, exist_ok=True)
     elif places.is_local(final):
         temporary.mkdir(parents=True, exist_ok=True)
 
@@ -264,12 +262,7 @@ def discard(final: Any) -> None:
             leftovers.remove(_temporary_of(final))
 
 
-def _parts_of(temporary, token):
-    return temporary / f"parts.{token}"
 
-
-def _part_name(index):
-    return f"part_{index:05d}"
 
 
 @dataclasses.dataclass(eq=False)
@@ -282,7 +275,8 @@ class Writing:
         pieces: Pieces that this process writes. The thread frees them.
         description: From `bundles.describe`.
         graph: Returns the `bundles.object_graph`.
-        process: Index of this process, and the number of processes.
+        index: Index of this process.
+        count: Number of processes.
         token: Unique to this run of the processes.
         tidy: The first process calls it on completion.
         part_error: Error that kept this process from writing its part.
@@ -296,19 +290,20 @@ class Writing:
     final: Any
     staging: pathlib.Path
     pieces: list[Piece]
-    description: dict[str, Any]
+    description: dict
     graph: Callable[[], bytes]
-    process: tuple[int, int]
+    index: int
+    count: int
     token: str
     tidy: Callable[[], None]
     part_error: BaseException | None
     error: BaseException | None = None
 
     def __post_init__(self):
-        self.step: int = self.description["step"]
+        self.step = self.description["step"]
         self._is_local, self._temporary = places.is_local(self.final), _temporary_of(self.final)
-        self._index, self._count = self.process
-        self._parts = _parts_of(self._temporary, self.token)  # shared by all processes
+        self._parts = self._temporary / f"parts.{self.token}"  # shared by all processes
+        self._name = f"part_{self.index:05d}"
         self.has_part, self._is_abandoned = threading.Event(), threading.Event()
         # A daemon: the checkpointer waits for it unless another process is lost.
         self.thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
@@ -325,10 +320,10 @@ class Writing:
     def _run(self):
         sums = self._write_part()
         self.has_part.set()
-        if self._index:
+        if self.index:
             return
         try:
-            if self._count > 1:
+            if self.count > 1:
                 sums = self._join_parts()
             if self.part_error is not None:
                 raise self.part_error
@@ -339,41 +334,39 @@ class Writing:
 
     def _write_part(self):
         pieces, self.pieces = self.pieces, []
-        name, sums = _part_name(self._index), None
-        place = _parts_of(self.staging, self.token) / name if self._count > 1 else self.staging / "state"
+        sums = {}
+        place = self.staging / self._parts.name / self._name if self.count > 1 else self.staging / "state"
         try:
             if self.part_error is None:
-                graph = self.graph() if self._index == 0 else None
-                sums = {}
                 place.parent.mkdir(exist_ok=True)
-                if bundles.write(place, pieces, graph):
+                if bundles.write(place, pieces, None if self.index else self.graph()):
                     file = bundles.data_file(place)
                     sums = {file.name: bundles.sum_of(file)}
-                for file in [] if self._is_local else sorted(self.staging.rglob("*")):
-                    if file.is_file() and file.parent == self.staging:
-                        places.copy(file, self._parts / _RENAMED / file.name)
-                        sums[file.name] = sums.get(file.name) or bundles.sum_of(file)
-                    elif file.is_file():
+                for relative, file in [] if self._is_local else places.files_in(self.staging):
+                    if relative == file.name:
+                        places.copy(file, self._parts / _RENAMED / relative)
+                        sums[relative] = sums.get(relative) or bundles.sum_of(file)
+                    else:
                         places.copy(file, self._parts / file.name)
-                if self._count > 1:  # read only when whole
-                    write_whole(self._parts / f"{name}.json", json.dumps(sums))
+                if self.count > 1:  # read only when whole
+                    write_whole(self._parts / f"{self._name}.json", json_lines.dumps(sums))
         except BaseException as error:
             self.part_error = error
         if not self._is_local:
             shutil.rmtree(self.staging, ignore_errors=True)
-        if self.part_error is not None and self._count > 1:
+        if self.part_error is not None and self.count > 1:
             self._report_failure()
         return sums
 
     def _report_failure(self):
         try:
-            (self._parts / f"{_part_name(self._index)}.failed").write_text("")
+            (self._parts / f"{self._name}.failed").write_text("")
         except OSError as error:  # the main threads agree on it
             error.__context__ = self.part_error
             self.part_error = error
 
     def _join_parts(self):
-        names = [_part_name(index) for index in range(self._count)]
+        names = [f"part_{index:05d}" for index in range(self.count)]
         while True:
             found = {entry.name for entry in self._parts.iterdir()}
             if all({f"{name}.json", f"{name}.failed"} & found for name in names):
@@ -386,8 +379,8 @@ class Writing:
             raise OSError(_OTHER_FAILED)
         known, written = {}, {}
         for name in names:
-            report = json.loads((self._parts / f"{name}.json").read_text())
-            if (entry := report.pop(bundles.data_file(self._parts / name).name, None)) is not None:
+            report = json_lines.loads((self._parts / f"{name}.json").read_bytes())
+            if entry := report.pop(bundles.data_file(self._parts / name).name, None):
                 written[self._parts / name] = entry
             known |= report
         return known | bundles.join(list(written), list(written.values()), self._temporary / "state")
@@ -397,7 +390,7 @@ class Writing:
             for file in (self._parts / _RENAMED).iterdir():
                 check_owned(self.final)
                 file.rename(self._temporary / file.name)
-        if self._count > 1:
+        if self.count > 1:
             leftovers.remove(self._parts)
         bundles.complete(self._temporary, self.description, sums)
         if self._is_local:

@@ -39,7 +39,7 @@ _BY_MACRO = set(MACROS) - {"best_metric", "patience", "cache_parts"}
 
 
 def record(config: SwitchConfig, run: Run, settings: StepSettings, dtype: str, optimizer: Any, objective: Any,
-           training_data: dict, held_out_data: dict, vocabulary: list, pieces: list) -> dict[str, Any]:
+           training_data: dict, held_out_data: dict, vocabulary: list, pieces: list) -> dict:
     """Returns the record of a configuration for a checkpoint: name -> JSON value.
 
     Args:
@@ -65,7 +65,7 @@ def _json_values(entries):
     return json.loads(json.dumps(entries, default=lambda value: type(value).__name__))
 
 
-def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
+def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict:
     """Returns the record of parts of the configuration."""
     return _json_values({
         field.name.upper() if field.name in _BY_MACRO else f"{type(part).__name__}.{field.name}":
@@ -73,16 +73,16 @@ def record_of(*parts: SwitchConfig | Run | StepSettings) -> dict[str, Any]:
         if field.name not in _WITHOUT_EFFECT[type(part).__name__]})
 
 
-def model_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
+def model_difference(first: dict, second: dict) -> str:
     """Returns the first difference between the models of two records, or ""."""
-    names = [name for name in _differences(first, second) if name in _MODEL | {"vocabulary"}]
-    return _describe(names[:1], first, second)
+    return _describe([name for name in _differences(first, second) if name in {"vocabulary"} | _MODEL][:1],
+                     first, second)
 
 
-def model_fields(saved: dict) -> dict[str, Any]:
+def model_fields(saved: dict) -> dict:
     """Returns the fields of SwitchConfig in a checkpoint's record."""
-    parts = (name.partition(".") for name in saved)
-    fields = {field: saved[f"{kind}.{field}"] for kind, _, field in parts if kind == "SwitchConfig"}
+    fields = {name.removeprefix("SwitchConfig."): value for name, value in saved.items()
+              if name.startswith("SwitchConfig.")}
     if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(SwitchConfig)}):
         raise Refusal(f"The checkpoint is of a model with {unknown[0]!r}, which this SwitchConfig does not have; "
                       "use the version of switch_tf that wrote it.")
@@ -95,9 +95,9 @@ def check_weights(saved: dict, new: dict, checkpoint: folders.Folder,
     compared = {"all": {"vocabulary"} | _MODEL, "matching": {"vocabulary"},
                 "with_optimizer": _FIXED - {"objective"}}[initial_variables]
     if different := [name for name in _differences(saved, new) if name in compared]:
-        difference = _describe(different, saved, new, vocabularies)
-        raise Refusal(f"The weights of {checkpoint} are of another model: {difference}. Use the model file and the "
-                      "VOCABULARY that it was trained with, or another INITIAL_CHECKPOINT.")
+        raise Refusal(f"The weights of {checkpoint} are of another model: "
+                      f"{_describe(different, saved, new, vocabularies)}. Use the model file and the VOCABULARY that "
+                      "it was trained with, or another INITIAL_CHECKPOINT.")
 
 
 def check(saved: dict, new: dict, checkpoint: folders.Folder, restart_changed_data: bool = False,
@@ -176,5 +176,5 @@ def check_early(described: Experiment) -> None:
     newest = described.config and next(folders.described(checkpoints), None)
     if newest:  # the trainer compares all values
         path, description = newest
-        new = record_of(described.config, run, described.settings)
-        check(description["configuration"], new, path, run.restart_changed_data)
+        check(description["configuration"], record_of(described.config, run, described.settings), path,
+              run.restart_changed_data)

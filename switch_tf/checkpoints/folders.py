@@ -16,6 +16,7 @@ import hashlib
 import math
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ FORMAT_VERSION = 4
 _READABLE = (3, 4)
 DESCRIPTION = "checkpoint.json"
 OWN_SUM = "sha256"
-_STEP = re.compile(r"step_([0-9]{8,})")
+_STEP = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})")
 _BEST = "best.json"
 # bytes; a thousand times the largest model's description
 _LARGEST = 2**30
@@ -45,20 +46,18 @@ class BrokenCheckpoint(Refusal):
     """A checkpoint folder that is damaged or disagrees with its checkpoint.json."""
 
 
-def checkpoints_of(run_folder: Folder) -> pathlib.Path:
+def checkpoints_of(run_folder: Folder) -> Any:
     """Returns the folder of a run folder's checkpoints."""
     return places.at(run_folder) / "checkpoints"
 
 
-def steps(folder: pathlib.Path) -> list[int]:
+def steps(folder: Any) -> list[int]:
     """Returns the steps of the checkpoints in a folder, oldest first."""
     if not places.is_local(folder):
-        found = (re.fullmatch(rf".*/({_STEP.pattern})/{DESCRIPTION}", url) for url in places.urls_of(folder))
+        names = [url.split("/")[-2] for url in places.urls_of(folder) if url.endswith(f"/{DESCRIPTION}")]
     else:
-        entries = folder.iterdir() if folder.is_dir() else ()
-        found = (re.fullmatch(f"({_STEP.pattern})", entry.name) for entry in entries if entry.is_dir())
-    # Skips names with more zeros than a run writes.
-    return sorted(int(match[2]) for match in found if match and match[1] == path_of(folder, int(match[2])).name)
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
 
 
 def is_complete(checkpoint: Any) -> bool:
@@ -71,19 +70,19 @@ def is_complete(checkpoint: Any) -> bool:
     return places.read_object(checkpoint / DESCRIPTION)[0] is not None  # TensorFlow caches removed files for seconds
 
 
-def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
+def path_of(folder: Any, step: int) -> Any:
     """Returns the checkpoint folder of a step."""
     return folder / f"step_{step:08d}"
 
 
-def newest_first(folder: pathlib.Path) -> list[pathlib.Path]:
+def newest_first(folder: Any) -> list[Any]:
     """Returns the checkpoints in a folder, newest first."""
     return [path_of(folder, step) for step in reversed(steps(folder))]
 
 
-def described(folder: pathlib.Path,
-              on_broken: Callable[[pathlib.Path, BrokenCheckpoint], None] = lambda path, error: None,
-              ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
+def described(folder: Any,
+              on_broken: Callable[[Any, BrokenCheckpoint], None] = lambda path, error: None,
+              ) -> Iterator[tuple[Any, dict]]:
     """Yields the undamaged checkpoints in a folder with their descriptions, newest first.
 
     Args:
@@ -91,31 +90,27 @@ def described(folder: pathlib.Path,
     """
     for path in newest_first(folder):
         try:
-            description = describe(path)
+            yield path, describe(path)
         except BrokenCheckpoint as error:
             on_broken(path, error)
-        else:
-            yield path, description
 
 
-def resolve(source: Folder) -> pathlib.Path:
+def resolve(source: Folder) -> Any:
     """Returns the newest checkpoint of a run folder, or a checkpoint folder itself."""
-    found = checkpoints_in(source)
-    if not found:
-        raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
-                      "runs/x/checkpoints/step_00000100, a Hugging Face folder with config.json, or a checkpoint of "
-                      f"T5X or Mesh TensorFlow; {str(source)!r} is none of these.")
-    return found[-1]
+    if checkpoints := checkpoints_in(source):
+        return checkpoints[-1]
+    raise Refusal("INITIAL_CHECKPOINT must name a run folder with checkpoints, one checkpoint folder such as "
+                  "runs/x/checkpoints/step_00000100, a Hugging Face folder with config.json, or a checkpoint of "
+                  f"T5X or Mesh TensorFlow; {str(source)!r} is none of these.")
 
 
-def run_folder_of(source: Folder) -> pathlib.Path:
+def run_folder_of(source: Folder) -> Any:
     """Returns the run folder of a checkpoint, and any other folder unchanged."""
     source = places.at(source)
-    is_checkpoint = (source / DESCRIPTION).is_file() and source.parent.name == "checkpoints"
-    return source.parent.parent if is_checkpoint else source
+    return source.parent.parent if (source / DESCRIPTION).is_file() and source.parent.name == "checkpoints" else source
 
 
-def best(folder: pathlib.Path) -> dict[str, Any] | None:
+def best(folder: Any) -> dict | None:
     """Returns `{"step", "metric", "value"}` of the best checkpoint, or None."""
     try:
         entry = json_lines.load(folder / _BEST)
@@ -130,10 +125,7 @@ def best(folder: pathlib.Path) -> dict[str, Any] | None:
 
 def is_finite(value: Any) -> bool:
     """Whether a value from a file is a finite number."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def set_best(folder: Any, **best: Any) -> None:
@@ -148,7 +140,7 @@ def set_best(folder: Any, **best: Any) -> None:
         leftovers.remove(folder / _BEST)
 
 
-def outdated(folder: pathlib.Path, keep: int, keep_every: int = 0) -> list[pathlib.Path]:
+def outdated(folder: Any, keep: int, keep_every: int = 0) -> list[Any]:
     """Returns the checkpoints to remove: all but the newest, the best, and multiples of `keep_every`.
 
     Args:
@@ -160,7 +152,7 @@ def outdated(folder: pathlib.Path, keep: int, keep_every: int = 0) -> list[pathl
             if not (keep_every and step % keep_every == 0) and not (kept and step == kept["step"])]
 
 
-def describe(checkpoint: Any) -> dict[str, Any]:
+def describe(checkpoint: Any) -> dict:
     """Reads `checkpoint.json` and checks the size of every file.
 
     The result's "files" has the "size" and "sha256" (None in format 3) of each file.
@@ -171,15 +163,13 @@ def describe(checkpoint: Any) -> dict[str, Any]:
     """
     try:
         description = json_lines.load(checkpoint / DESCRIPTION, _LARGEST)
-        if not isinstance(description, dict):
+        version = description.get("format_version") if isinstance(description, dict) else None
+        if not json_lines.is_step(version) or version == 0:
             raise ValueError("it is no description of a checkpoint")
         recorded = description.pop(OWN_SUM, None)
         is_same = recorded is None or recorded == own_sum(description)
         if not is_same:
             raise ValueError("its SHA-256 is not the recorded one")
-        version = description.get("format_version")
-        if not json_lines.is_step(version) or version == 0:
-            raise ValueError("it is no description of a checkpoint")
         if version not in _READABLE:
             raise Refusal(f"{checkpoint} has format {version}; this version of switch_tf reads formats "
                           f"{' and '.join(map(str, _READABLE))}, so use the version that wrote it.")
@@ -196,25 +186,26 @@ def describe(checkpoint: Any) -> dict[str, Any]:
     files = {name: entry if isinstance(entry, dict) else {"size": entry, "sha256": None}
              for name, entry in description["files"].items()}
     for name, entry in files.items():
-        file = checkpoint / name
+        file, actual_size = checkpoint / name, "nothing"
         try:
-            actual_size = places.size(file) if file.is_file() else "nothing"
+            if file.is_file():
+                actual_size = places.size(file)
         except places.BucketError:
             raise
         except (OSError, ValueError):  # an impossible file name
-            actual_size = "nothing"
+            pass
         if actual_size != entry["size"]:
             raise BrokenCheckpoint(f"{file} should have {entry['size']} bytes but has {actual_size}; {_WAY_OUT}.")
     return {"configuration": {}, "pending_metrics": None,
             **{name: value for name, value in description.items() if value is not None}, "files": files}
 
 
-def own_sum(description: dict[str, Any]) -> str:
+def own_sum(description: dict) -> str:
     """Returns the SHA-256 of a description read from JSON, without this sum."""
     return hashlib.sha256(json_lines.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
-def identity(description: dict[str, Any]) -> str:
+def identity(description: dict) -> str:
     """Returns a text that identifies a checkpoint, also after a move."""
     return f"step {description['step']}, {own_sum({'files': description['files']})[:16]}"
 
@@ -258,13 +249,11 @@ def _is_variable(value):
     if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
         return False
     shape, unfolded = value.get("shape"), value.get("unfolded", [])
-    return (is_shape(shape) and isinstance(value.get("logical_axes", []), list) and isinstance(unfolded, list)
-            and all(_are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded))
+    return is_shape(shape) and isinstance(unfolded, list) and all(
+        _are_sizes(pair) and len(pair) == 2 and pair[0] < len(shape) and pair[1] for pair in unfolded)
 
 
-def _is_file(value):
-    return json_lines.is_step(value) or isinstance(value, dict) and (
-        json_lines.is_step(value.get("size")) and isinstance(value.get("sha256"), str))
+
 
 
 # Entry of a description that other modules read -> its check.
@@ -272,7 +261,9 @@ _PARTS = {
     "step": json_lines.is_step,
     "variables": lambda value: isinstance(value, dict) and all(
         path.startswith(_OWNERS) and _is_variable(variable) for path, variable in value.items()),
-    "files": lambda value: isinstance(value, dict) and all(map(_is_file, value.values())),
+    "files": lambda value: isinstance(value, dict) and all(
+        json_lines.is_step(entry) or isinstance(entry, dict) and json_lines.is_step(entry.get("size"))
+        and isinstance(entry.get("sha256"), str) for entry in value.values()),
     # None, or a record of `continuation`.
     "configuration": lambda value: value is None or isinstance(value, dict) and all(
         isinstance(value.get(name, {}), dict) for name in ("training data", "held-out data")),
@@ -285,7 +276,7 @@ def hash_of_weights(checkpoint: Any) -> str:
     return hashlib.sha256(places.content(checkpoint / "state.index", _LARGEST)).hexdigest()
 
 
-def set_aside(checkpoint: pathlib.Path) -> pathlib.Path:
+def set_aside(checkpoint: Any) -> Any:
     """Renames a broken checkpoint, to save its step again; replaces an earlier one."""
     before = checkpoint.with_name(f"broken.{checkpoint.name}")
     if before.is_dir() and not before.is_symlink():
@@ -301,7 +292,7 @@ class Finding(NamedTuple):
         has_sums: Whether the description has sums, unlike format 3.
     """
 
-    checkpoint: pathlib.Path
+    checkpoint: Any
     damage: str | None
     num_bytes: int = 0
     has_sums: bool = True
@@ -314,7 +305,7 @@ class Finding(NamedTuple):
         return f"{self.checkpoint} is whole."
 
 
-def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
+def checkpoints_in(folder: Folder) -> list[Any]:
     """Returns the checkpoints of a run folder, oldest first, a checkpoint folder itself, or []."""
     folder = places.at(folder)
     if (folder / DESCRIPTION).exists():
@@ -323,7 +314,7 @@ def checkpoints_in(folder: Folder) -> list[pathlib.Path]:
         [folder] if _STEP.fullmatch(folder.name) and is_complete(folder) else [])
 
 
-def num_bytes_of(checkpoint: pathlib.Path) -> int:
+def num_bytes_of(checkpoint: Any) -> int:
     """Returns the bytes of all files, or 0 without a readable description."""
     try:
         return _size_of(describe(checkpoint)["files"])
@@ -331,7 +322,7 @@ def num_bytes_of(checkpoint: pathlib.Path) -> int:
         return 0
 
 
-def verify(checkpoint: pathlib.Path, on_read: Callable[[int], object] = lambda num_bytes: None) -> Finding:
+def verify(checkpoint: Any, on_read: Callable[[int], object]) -> Finding:
     """Reads the files of a checkpoint up to the first damaged one.
 
     Args:
@@ -351,7 +342,7 @@ def _size_of(files):
     return sum(entry["size"] for entry in files.values())
 
 
-def check_positions(checkpoint: pathlib.Path, description: dict[str, Any]) -> None:
+def check_positions(checkpoint: Any, description: dict) -> None:
     """Compares files that TensorFlow does not check, such as the data position, with their recorded sums.
 
     TensorFlow checks tensors against the index, so the index is compared too.

@@ -4,8 +4,7 @@ A run folder may be a stranger's, so the contents are checked. Needs no TensorFl
 """
 
 import dataclasses
-import json
-import pathlib
+from typing import Any
 
 from switch_tf import __version__, checks
 from switch_tf.checkpoints import folders
@@ -48,26 +47,24 @@ class RunConfig:
     policies: dict = dataclasses.field(default_factory=dict)
 
 
-def write(folder: pathlib.Path, config: RunConfig) -> None:
+def write(folder: Any, config: RunConfig) -> None:
     """Writes `config.json` into a run folder, atomically."""
-    contents = {"format_version": FORMAT_VERSION, "package_version": __version__} | {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    contents["model"] = dataclasses.asdict(config.model)
-    write_whole(folder / FILE, json.dumps(contents, indent=1) + "\n")
+    contents = {"format_version": FORMAT_VERSION, "package_version": __version__, **dataclasses.asdict(config)}
+    write_whole(folder / FILE, json_lines.dumps(contents, indent=1) + "\n")
 
 
-def is_in(folder: pathlib.Path) -> bool:
+def is_in(folder: Any) -> bool:
     """Whether a folder has the `config.json` of a run, damaged or not."""
     return (folder / FILE).is_file() and (folder / "checkpoints").is_dir() and not is_foreign(folder)
 
 
-def is_hugging_face(folder: pathlib.Path) -> bool:
+def is_hugging_face(folder: Any) -> bool:
     """Whether a folder has a `config.json` and is neither a run nor a checkpoint."""
     return (folder / FILE).is_file() and not (
         (folder / "checkpoint.json").is_file() or folders.steps(folder / "checkpoints") or is_in(folder))
 
 
-def is_foreign(folder: pathlib.Path) -> bool:
+def is_foreign(folder: Any) -> bool:
     """Whether a folder has another kind of `config.json`, such as a Hugging Face model's."""
     path = folder / FILE
     if not path.is_file():
@@ -79,21 +76,19 @@ def is_foreign(folder: pathlib.Path) -> bool:
     return not isinstance(contents, dict) or "format_version" not in contents
 
 
-def read(folder: pathlib.Path) -> RunConfig:
+def read(folder: Any) -> RunConfig:
     """Reads `config.json` of a run folder without executing code."""
     path = folder / FILE
-    names = {field.name for field in dataclasses.fields(RunConfig)}
     try:
         contents = json_lines.load(path, is_strict=True)
     except (ValueError, OSError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise Refusal(f"{path} cannot be read: {reason}.") from error
+        raise Refusal(f"{path} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}.") from error
     if not isinstance(contents, dict) or "format_version" not in contents:
         raise Refusal(f"{path} is no configuration of a run: it has no format_version.")
     if contents["format_version"] != FORMAT_VERSION:
         raise Refusal(f"{path} has format {checks.shown(contents['format_version'])} and this version of switch_tf "
                       f"reads format {FORMAT_VERSION}; use the version that wrote it.")
-    keys = names | {"format_version", "package_version"}
+    keys = {field.name for field in dataclasses.fields(RunConfig)} | {"format_version", "package_version"}
     if different := sorted(keys ^ contents.keys()):
         raise Refusal(f"{path} must have the keys {', '.join(sorted(keys))}; {checks.shown(different[0])} is "
                       f"{'missing' if different[0] in keys else 'none of them'}.")
@@ -124,8 +119,8 @@ def read(folder: pathlib.Path) -> RunConfig:
         config = SwitchConfig(**fields)
         if config.expert_capacity is not None and config.expert_capacity > _LONGEST:
             raise Refusal(f"expert_capacity must be at most {_LONGEST}, not {config.expert_capacity}.")
-        values = {name: contents[name] for name in names}
-        return RunConfig(**{**values, "model": config, "task_feature_lengths": lengths})
+        del contents["format_version"], contents["package_version"]
+        return RunConfig(**{**contents, "model": config, "task_feature_lengths": lengths})
     except RecursionError:
         raise Refusal(f"{path} cannot be read: its brackets are nested too deeply.") from None
     except (ValueError, TypeError) as error:

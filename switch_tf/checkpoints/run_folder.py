@@ -1,8 +1,8 @@
 """The run folder: locked by one process at a time, with files that a crash can only shorten."""
 
-import pathlib
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from switch_tf import checks
 from switch_tf.checkpoints import folders
@@ -33,7 +33,7 @@ class RunFolder:
         self.path = checks.path("MODEL_DIR", path)
         self.checkpoints, self.metrics = folders.checkpoints_of(self.path), self.path / "metrics.jsonl"
         self.is_owner = is_owner
-        self._lock: lock.Lock | None = None
+        self._lock = None
         self._is_new = places.is_local(self.path) and not self.path.exists()
         if not is_owner:
             return
@@ -49,9 +49,8 @@ class RunFolder:
                 leftovers.make_room(self.path / name)
             leftovers.make_room(self.path / "events", is_folder=True)
         except OSError as error:
-            reason = error.strerror or first_line(error)
-            raise Refusal(f"MODEL_DIR {str(path)!r} cannot be written ({reason}); choose a folder that can: "
-                          "--gin.MODEL_DIR=\"'runs/x'\".") from error
+            raise Refusal(f"MODEL_DIR {str(path)!r} cannot be written ({error.strerror or first_line(error)}); choose "
+                          "a folder that can: --gin.MODEL_DIR=\"'runs/x'\".") from error
 
     def close(self) -> None:
         """Releases the folder for another process."""
@@ -114,7 +113,7 @@ class RunFolder:
         leftovers.remove(self.path / _END)
 
 
-def end_of(path: pathlib.Path) -> str | None:
+def end_of(path: Any) -> str | None:
     """Returns why the run of a folder ended, or None if it is training or was killed."""
     try:
         end = json_lines.load(path / _END)
@@ -124,12 +123,12 @@ def end_of(path: pathlib.Path) -> str | None:
     return checks.printable(reason) if isinstance(reason, str) else None
 
 
-def is_running(path: pathlib.Path) -> bool:
+def is_running(path: Any) -> bool:
     """Whether a process trains in a run folder. True if unknown."""
     return lock.is_held(path / _LOCK)
 
 
-def records_of(path: pathlib.Path) -> Iterator[tuple[bytes, dict]]:
+def records_of(path: Any) -> Iterator[tuple[bytes, dict]]:
     """Yields each line of a `metrics.jsonl` with its record, see `json_lines.read`."""
     return json_lines.read(path, _is_record)
 
@@ -147,7 +146,7 @@ def _is_value(value):
     return value is None or folders.is_finite(value) and abs(value) <= _LARGEST_VALUE
 
 
-def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathlib.Path]:
+def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[Any]:
     """Returns checkpoint folders of a run, oldest first.
 
     Args:
@@ -176,14 +175,14 @@ def select(run_folder: folders.Folder, step: str, hint: str = "") -> list[pathli
     return [folders.path_of(checkpoints, step) for step in selected]
 
 
-def select_one(run_folder: folders.Folder, step: str) -> pathlib.Path:
+def select_one(run_folder: folders.Folder, step: str) -> Any:
     """Returns one checkpoint folder, see `select`."""
     if step == "all":
         raise Refusal("--step must be best, last or a step: one checkpoint answers, not 'all'.")
     return select(run_folder, step)[0]
 
 
-def follow(folder: pathlib.Path, last_step: int, done: Iterable[int] = ()) -> Iterator[pathlib.Path]:
+def follow(folder: Any, last_step: int, done: Iterable[int] = ()) -> Iterator[Any]:
     """Yields each new checkpoint of a run until the run ends, oldest first.
 
     A killed run records no end and may be restarted, so this waits some minutes. A run restarted with a larger

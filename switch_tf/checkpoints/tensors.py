@@ -1,7 +1,6 @@
 """Names variables, and restores checkpoints under any layout and number of processes."""
 
 import contextlib
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +18,9 @@ from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
 _PORTION = 2**28  # bytes of whole variables to read at a time
-# Errors of TensorFlow (AssertionError for a missing variable), and of a checkpoint that its run has removed.
-_DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError)
+# Errors of TensorFlow (AssertionError for a missing variable, ValueError for another shape), and of a checkpoint that
+# its run has removed.
+_DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError, ValueError)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -42,7 +42,7 @@ def _is_learning_rate(path):
     return path.endswith("/learning_rate")
 
 
-def restore(checkpoint: Any, variables: Variables, batches: Batches | None = None) -> dict[str, Any]:
+def restore(checkpoint: Any, variables: Variables, batches: Batches | None = None) -> dict:
     """Restores variables and, if given, the data position from a checkpoint.
 
     Args:
@@ -66,7 +66,7 @@ def restore(checkpoint: Any, variables: Variables, batches: Batches | None = Non
     return description
 
 
-def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
+def check_readable(checkpoint: Any, variables: Mapping[str, Any]) -> dict:
     """Returns the description of a checkpoint if it has these variables. Uses only their shapes.
 
     Raises:
@@ -137,10 +137,10 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
 
 
 @contextlib.contextmanager
-def _reading(checkpoint, damages=_DAMAGES):
+def _reading(checkpoint):
     try:
         yield
-    except damages as error:
+    except _DAMAGES as error:
         places.raise_failure(error, checkpoint)
         if not folders.is_complete(checkpoint):
             raise Refusal(f"{checkpoint} was removed by its run before it was read; keep more checkpoints with "
@@ -152,8 +152,8 @@ def _reading(checkpoint, damages=_DAMAGES):
 
 def _stored_as(saved, dtype):
     """Converts only float dtypes, because a description may come from a stranger."""
-    unfolding = Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ()))))
-    return unfolding, saved["dtype"] if saved["dtype"] in _FLOATS else dtype
+    return (Unfolding(tuple(saved["shape"]), tuple(map(tuple, saved.get("unfolded", ())))),
+            saved["dtype"] if saved["dtype"] in _FLOATS else dtype)
 
 
 def _read(checkpoint, saved, variables):
@@ -177,8 +177,7 @@ def _read(checkpoint, saved, variables):
                 held[path] = target
         _load(prefix, waiting)
         literal = places.Literal(prefix)
-        with _reading(checkpoint, (ValueError,)):  # a variable of another shape
-            status = tf.train.Checkpoint(state=held).read(str(literal))
+        status = tf.train.Checkpoint(state=held).read(str(literal))
         status.assert_existing_objects_matched()
         status.expect_partial()  # no warning about unread optimizer slots
 
@@ -215,9 +214,9 @@ class StoredWeights:
         Refusal: The run has removed the checkpoint.
     """
 
-    def __init__(self, checkpoint: pathlib.Path):
+    def __init__(self, checkpoint: Any):
         self._checkpoint = checkpoint
-        with _reading(checkpoint, (*_DAMAGES, ValueError)):
+        with _reading(checkpoint):
             self._variables = folders.describe(checkpoint)["variables"]
             bundles.check(checkpoint / "state.index")
             self._literal = places.Literal(checkpoint / "state")  # kept as long as the reader
@@ -232,12 +231,11 @@ class StoredWeights:
         if saved is None:
             raise BrokenCheckpoint(f"{self._checkpoint} has no {path}, which a model of its configuration has.")
         unfolding, dtype = _stored_as(saved, "float32")
-        is_whole = unfolding.first or not unfolding.shape
-        text = "" if is_whole else slice_text(unfolding.shape, (rows, *(slice(None) for _ in unfolding.shape[1:])))
-        is_whole = is_whole or rows.indices(unfolding.shape[0]) == (0, unfolding.shape[0], 1)
-        with _reading(self._checkpoint, (*_DAMAGES, ValueError)):
+        index = [rows, *[slice(None)] * len(unfolding.shape)][:len(unfolding.shape)]
+        text = "" if unfolding.first else slice_text(unfolding.shape, index)
+        with _reading(self._checkpoint):
             # Opening files in a bucket takes six requests.
-            values = self._reader.get_tensor(bundles.key_of(path)) if is_whole else None
+            values = None if text else self._reader.get_tensor(bundles.key_of(path))
             if values is None or values.dtype.name != dtype:
                 (values,) = bundles.read(self._checkpoint / "state", [(path, dtype, text)])
             return unfolding.fold(values, np)[rows] if unfolding.first else values

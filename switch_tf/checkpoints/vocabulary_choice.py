@@ -24,15 +24,12 @@ def choose(run: Run) -> str | None:
         return None
     # A resumed run has its own copy, and its source may be gone.
     folder = folders.run_folder_of(run.model_dir if is_resumed else run.initial_checkpoint)
-    return _choice_of(folder, run.mixture_or_task_name) if run_config.is_in(folder) else None
-
-
-def _choice_of(folder, task):
-    """None if the task already has the vocabulary or takes no other."""
-    task_vocabularies = vocabularies.text_vocabularies_of(task)
+    if not run_config.is_in(folder):
+        return None
+    task_vocabularies = vocabularies.text_vocabularies_of(run.mixture_or_task_name)
     try:
         copies = set(map(vocabularies.Stored.from_data, run_config.read(folder).vocabularies.values()))
-        if len(copies) != 1 or not task_vocabularies:
+        if len(copies) != 1 or not task_vocabularies:  # or the task takes no other
             return None
         (stored,) = copies
         if all(vocabularies.name_of(vocabulary) == stored.name for vocabulary in task_vocabularies):
