@@ -3,6 +3,8 @@
 The only package that imports seqio, and only when a function needs it.
 """
 
+# ruff: noqa: F401  the names are for other packages
+
 from switch_tf.configs.names import declare_vocabulary as register_vocabulary
 from switch_tf.data.batches import AddedFeatures, Batches, get_batches
 from switch_tf.data.cache_writing import Shard, finish_cache, is_complete, plan_cache, write_shard
@@ -36,7 +38,7 @@ from switch_tf.data.reading import (
     spellings,
     typed_sentinels,
 )
-from switch_tf.data.task_catalog import describe, names, pieces_fingerprint, vocabulary_fingerprint
+from switch_tf.data.task_catalog import describe, pieces_fingerprint, vocabulary_fingerprint
 from switch_tf.data.vocabularies import (
     NUM_SENTINELS,
     check_task,
@@ -47,12 +49,4 @@ from switch_tf.data.vocabularies import (
     target_vocabulary,
     vocabulary_size,
 )
-
-__all__ = ["AddedFeatures", "average", "bad_row", "BadData", "Batches", "check_examples", "check_task",
-           "check_vocabulary", "DatasetDescription", "declares_directions", "describe", "description_of_data",
-           "Evaluator", "examples", "examples_of_lines", "find_files", "fingerprint", "finish_cache", "get_batches",
-           "get_dataset", "get_vocabulary", "has_metrics", "is_complete", "keep_jax_on_cpu", "kind_of", "names",
-           "names_of_tasks", "NUM_SENTINELS", "passes", "pieces", "pieces_fingerprint", "plan_cache", "read_text",
-           "Reading", "reading_of", "refusing_bad_rows", "register_vocabulary", "Shard", "spell",
-           "SpellingOps", "spellings", "target_vocabulary", "TaskScores", "TextFile", "typed_sentinels",
-           "vocabulary_fingerprint", "vocabulary_size", "write_records", "write_shard"]
+from switch_tf.data.vocabularies import all_names as names

@@ -11,12 +11,10 @@ import functools
 import hashlib
 import inspect
 import itertools
-import json
 import os
 import pathlib
 import re
 import shutil
-import sys
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -27,7 +25,7 @@ from switch_tf import environment
 from switch_tf.data.example_files import BadData, UnreachableData
 from switch_tf.data.task_catalog import describe, fingerprint_of_vocabulary, source_fingerprint
 from switch_tf.refusals import Refusal, first_line
-from switch_tf.storage import json_lines, places
+from switch_tf.storage import json_lines, outputs, places
 from switch_tf.storage.whole_file import reading, remove, write_whole, writing, written
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _fetching = threading.Lock()
 
 
-def write_records(path: Any, records: Iterable[bytes]) -> dict[str, Any]:
+def write_records(path: Any, records: Iterable[bytes]) -> dict:
     """Writes independently readable records; returns "bytes" and "sha256". The iterable's errors pass on."""
 
     def write(step, *arguments):
@@ -124,7 +122,7 @@ def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: boo
         try:
             found = difference(json_lines.load(folder / name), request)
         except FileNotFoundError:
-            write_whole(folder / name, json.dumps({**request, **others}, indent=1))
+            write_whole(folder / name, json_lines.dumps({**request, **others}, indent=1))
             return
         except (ValueError, AttributeError):
             found = f"{name} is damaged"
@@ -133,7 +131,7 @@ def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: boo
                       "--output.")
 
 
-def folder_of(cache_dir: str | None, task_name: str, split: str) -> pathlib.Path:
+def folder_of(cache_dir: str | None, task_name: str, split: str) -> Any:
     """Returns the folder of a split. Without `cache_dir`, all runs of the user share it."""
     return places.at(cache_dir or environment.cache_folder() / "tasks") / task_name.replace(":", "_") / split
 
@@ -178,16 +176,15 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
         raise Refusal(f"USE_CACHED_TASKS: {folder}/manifest.json cannot be read ({error}); make it anew by "
                       f"{again} and --overwrite.") from error
     saved = manifest["request"]
-    is_here = not describe(task.name)["missing"]
-    if changed := difference(saved, request(task, split, None if is_here else saved["source"])):
+    if changed := difference(saved, request(
+            task, split, saved["source"] if describe(task.name)["missing"] else None)):
         raise Refusal(f"USE_CACHED_TASKS: the cache of {task.name!r}, split {split!r}, in {str(folder)!r} is stale: "
                       f"{changed}. Make it anew by {again} and --overwrite, or set CACHE_DIR to another one.")
     # In a bucket each size costs a request, and `fetched_shard` compares checksums.
     is_local, names = places.is_local(folder), {entry.name for entry in folder.iterdir()}
     for shard in manifest["shards"]:
-        file, size = folder / shard["file"], None
-        if file.is_file() if is_local else file.name in names:
-            size = places.size(file) if is_local else shard["bytes"]
+        file = folder / shard["file"]
+        size = None if file.name not in names else places.size(file) if is_local else shard["bytes"]
         if size != shard["bytes"]:
             fault = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
             raise Refusal(f"USE_CACHED_TASKS: {file} {fault}; make it good by {again}.")
@@ -207,7 +204,7 @@ def difference(saved: dict, new: dict) -> str | None:
     return None
 
 
-def checksum(file: pathlib.Path) -> str:
+def checksum(file: Any) -> str:
     """Returns the SHA-256 of a file."""
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -245,8 +242,8 @@ class CorruptRecords:
     def __init__(self, limit: int = 0):
         self.has_failed = False
         self._limit = limit
-        self._found: set[tuple[str, int]] = set()  # task/split/file, number of a record
-        self._named: set[tuple[str, int]] = set()
+        self._found = set()  # task/split/file, number of a record
+        self._named = set()
         self._lock = threading.Lock()  # a position is saved while a thread of tf.data reads ahead
 
     def add(self, file: str, number: int, error: Exception) -> None:
@@ -269,13 +266,13 @@ class CorruptRecords:
             self._found.add(record)
         if record not in self._named:
             self._named.add(record)
-            print(f"Left out: {file}, record {number} ({first_line(error)}).", file=sys.stderr, flush=True)
+            outputs.say(f"Left out: {file}, record {number} ({first_line(error)}).")
 
     def text(self) -> str:
         """Returns the records as JSON, or ""."""
         with self._lock:
             found = sorted(self._found)
-        return json.dumps({place: [number for _, number in records] for place, records in itertools.groupby(
+        return json_lines.dumps({place: [number for _, number in records] for place, records in itertools.groupby(
             found, lambda record: record[0])}) if found else ""
 
     def take_up(self, records: dict) -> None:
@@ -284,6 +281,5 @@ class CorruptRecords:
         Raises:
             ValueError, AttributeError, TypeError: The value has another form.
         """
-        found = {(place, int(number)) for place, numbers in records.items() for number in numbers}
         with self._lock:
-            self._found |= found
+            self._found |= {(place, int(number)) for place, numbers in records.items() for number in numbers}

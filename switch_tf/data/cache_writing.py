@@ -6,14 +6,13 @@ A shard appears complete or not at all, so a killed command resumes with the mis
 import contextlib
 import dataclasses
 import itertools
-import json
 import logging
 import os
-import pathlib
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -56,24 +55,24 @@ class Shard:
     count: int
 
     @property
-    def file(self) -> pathlib.Path:
+    def file(self) -> Any:
         """Path of the examples."""
         return places.at(self.folder) / f"{self.index:05d}-of-{self.count:05d}.array_record"
 
     @property
-    def description(self) -> pathlib.Path:
+    def description(self) -> Any:
         """Path of counts and checksum. Exists once the shard is complete."""
         return self.file.with_suffix(".json")
 
     @property
-    def failure(self) -> pathlib.Path:
+    def failure(self) -> Any:
         """Path of a note why the shard could not be written."""
         return places.at(self.folder) / f".{self.file.name}.failure"
 
 
 def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, cache_dir: str | None,
                num_shards: int | None, overwrite: bool,
-               lock: Callable[[pathlib.Path], object] = lambda folder: None) -> list[Shard]:
+               lock: Callable[[Any], object] = lambda folder: None) -> list[Shard]:
     """Creates the folders of a split's cache and returns all its shards.
 
     Args:
@@ -118,7 +117,7 @@ def write_shard(shard: Shard) -> None:
                 name: _feature(np.asarray(value)) for name, value in example.items()})).SerializeToString()
             num_examples += 1
             for name in counts:
-                counts[name] += int(np.size(example[name])) if name in example else 0
+                counts[name] += int(np.size(example.get(name, ())))
 
     try:
         # Some source files, or every n-th record.
@@ -131,7 +130,7 @@ def write_shard(shard: Shard) -> None:
         dataset = set_options(dataset.prefetch(tf.data.AUTOTUNE))
         features = _features(task, dataset)
         sums = write_records(shard.file, records())
-        write_whole(shard.description, json.dumps({
+        write_whole(shard.description, json_lines.dumps({
             "file": shard.file.name, "examples": num_examples, "tokens": counts, "features": features,
             **sums}, indent=1))
     except Refusal:
@@ -150,12 +149,12 @@ def finish_cache(shards: list[Shard]) -> list[dict]:
         request.pop("num_shards")
         features = [shard.pop("features") for shard in written]
         sizes = {"examples": sum(shard["examples"] for shard in written),
-                 "tokens": {feature: sum(shard["tokens"].get(feature, 0) for shard in written)
+                 "tokens": {feature: sum(shard["tokens"][feature] for shard in written)
                             for feature in written[0]["tokens"]},
                  "bytes": sum(shard["bytes"] for shard in written)}
         # TensorFlow may be installed as tensorflow-tpu.
         versions = {package: environment.installed_version(package) or "not installed" for package in _DISTRIBUTIONS}
-        write_whole(folder / "manifest.json", json.dumps(
+        write_whole(folder / "manifest.json", json_lines.dumps(
             {"request": request, "versions": versions, "features": features[0], **sizes, "shards": written}, indent=1))
         leftovers.remove_unfinished(folder)
         summaries.append({"task": members[0].task, "split": members[0].split, "folder": name,
@@ -191,8 +190,7 @@ def _features(task, dataset):
         if not (spec.dtype in (tf.string, tf.float32) or spec.dtype.is_integer or spec.dtype.is_bool):
             raise Refusal(f"Task {task.name!r} cannot be cached: its feature {name!r} is {spec.dtype.name}, and a "
                           "tf.train.Example holds texts, whole numbers and float32.")
-        shape = [None, *spec.shape[1:]] if spec.shape.rank else []
-        features[name] = {"shape": shape, "dtype": spec.dtype.name}
+        features[name] = {"shape": [None, *spec.shape[1:]] if spec.shape.rank else [], "dtype": spec.dtype.name}
     return features
 
 
@@ -247,8 +245,8 @@ def run(shards: Sequence[Shard], num_shards: int, prepare: Callable[[], None], f
 
     num_workers, defaults = min(num_processes, len(shards)), []
     if not any(flag.startswith("--runner") for flag in flags):
-        mode = "multi_processing" if num_workers > 1 else "in_memory"
-        defaults = ["--runner=DirectRunner", f"--direct_running_mode={mode}", f"--direct_num_workers={num_workers}",
+        defaults = ["--runner=DirectRunner", f"--direct_num_workers={num_workers}",
+                    f"--direct_running_mode={'multi_processing' if num_workers > 1 else 'in_memory'}",
                     "--default_sdk_harness_log_level=ERROR"]
     done = threading.Event()
     watcher = threading.Thread(target=_show_progress, args=(shards, num_shards, done), daemon=True)
@@ -294,7 +292,7 @@ def write_or_note(fields: dict) -> None:
         write_shard(shard)
     except Refusal as error:
         with contextlib.suppress(OSError):  # then the shard's description is missing
-            shard.failure.write_text(json.dumps({"sentence": first_line(error)}))
+            shard.failure.write_text(json_lines.dumps({"sentence": first_line(error)}))
 
 
 def _show_progress(shards, num_shards, done):

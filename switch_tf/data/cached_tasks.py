@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ class CachedSource(seqio.DataSource):
 
     supports_arbitrary_sharding = True  # `get_dataset` takes any number of shards
 
-    def __init__(self, split: str, manifest: dict, folder: pathlib.Path, seed: int, corrupt: CorruptRecords):
+    def __init__(self, split: str, manifest: dict, folder: Any, seed: int, corrupt: CorruptRecords):
         self._count = manifest["examples"]
         super().__init__(splits=(split,), num_input_examples={split: self._count}, caching_permitted=True)
         self._manifest, self._folder, self._seed, self._corrupt = manifest, folder, seed, corrupt
@@ -98,6 +97,5 @@ class CachedSource(seqio.DataSource):
             dtype = dtype if dtype in (tf.string, tf.float32) else tf.int64
             stored[name] = (tf.io.FixedLenSequenceFeature(shape[1:], dtype, allow_missing=True) if shape
                             else tf.io.FixedLenFeature([], dtype))
-        parsed = tf.io.parse_single_example(record, stored)
-        return {name: value if value.dtype == tf.string else tf.cast(value, features[name]["dtype"])
-                for name, value in parsed.items()}
+        return {name: tf.cast(value, features[name]["dtype"])
+                for name, value in tf.io.parse_single_example(record, stored).items()}

@@ -2,7 +2,7 @@
 
 from switch_tf import checks
 
-_owners: dict[str, str] = {}
+_owners = {}  # evaluation set -> task
 
 
 def register_evaluation_sets(task: str, sets: list[str]) -> None:

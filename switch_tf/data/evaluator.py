@@ -6,11 +6,10 @@ A decoded prediction has no trailing blank or newline, and only the vocabulary's
 import collections
 import functools
 import logging
-import pathlib
 import re
 import string
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,8 +63,8 @@ def has_metrics(mixture_or_task_name: str, split: str) -> bool:
 
 def declares_directions(mixture_or_task_name: str, split: str) -> bool:
     """Whether any metric of the tasks has `lower_is_better`."""
-    tasks = tasks_of(get_provider(mixture_or_task_name), split)
-    return any(_declares(metric) for task in tasks for metric in task.metric_fns)
+    return any(_declares(metric) for task in tasks_of(get_provider(mixture_or_task_name), split)
+               for metric in task.metric_fns)
 
 
 def _declares(metric):
@@ -122,11 +121,21 @@ class Evaluator:
     def _prepare_task(self, task):
         """Spells targets as predictions where a source asks for it. Benchmarks keep their published references."""
         declared, changes = self._declared.setdefault(task.name, {}), {}
+
+        def spell_target(text, example=None, is_target=False, **unused):
+            if not is_target:
+                return text
+            vocabulary = task.output_features["targets"].vocabulary
+            ids = _ids(example, vocabulary)
+            if not _lacks_pieces(ids, vocabulary) and _is_cut(text, ids, vocabulary, self._targets_length):
+                ids = vocabulary.encode(text)
+            return text if _lacks_pieces(ids, vocabulary) else vocabulary.decode(ids)
+
         if any(map(_declares, task.metric_fns)):
             changes["metric_fns"] = [_watched(metric, declared) if _declares(metric) else metric
                                      for metric in task.metric_fns]
         if getattr(task.source, "compares_by_spelling", False) and task.postprocessor is None:
-            changes["postprocess_fn"] = _spell_targets(task, self._targets_length)
+            changes["postprocess_fn"] = spell_target
         return task.replace(**changes) if changes else task
 
     def _warning(self, task):
@@ -190,7 +199,7 @@ class Evaluator:
             raise Refusal(f"{first_line(error).rstrip('.')}.") from error
         return {task.name: TaskScores(_numbers(metrics[task.name]),
                                       self._records(task, outputs[task.name]) if has_records else [],
-                                      dict(self._declared[task.name]) or None)
+                                      dict(self._declared[task.name]))
                 for task in self._evaluator.eval_tasks}
 
     def _records(self, task, outputs):
@@ -209,18 +218,7 @@ class Evaluator:
         return records
 
 
-def _spell_targets(task, length):
-    vocabulary = task.output_features["targets"].vocabulary
 
-    def postprocess(text, example=None, is_target=False, **unused):
-        if not is_target:
-            return text
-        ids = _ids(example, vocabulary)
-        if not _lacks_pieces(ids, vocabulary) and _is_cut(text, ids, vocabulary, length):
-            ids = vocabulary.encode(text)
-        return text if _lacks_pieces(ids, vocabulary) else vocabulary.decode(ids)
-
-    return postprocess
 
 
 def _ids(example, vocabulary):
@@ -279,13 +277,13 @@ def average(scores: dict[str, TaskScores]) -> float | None:
     groups = {}
     for name, task in scores.items():
         groups.setdefault(evaluation_owner(name), []).append(np.mean(list(task.metrics.values())))
-    found = {is_lower for task in scores.values() for is_lower in task.lower_is_better.values()}
-    if len(found) > 1 or None in found:
+    kinds = {is_lower for task in scores.values() for is_lower in task.lower_is_better.values()}
+    if len(kinds) > 1 or None in kinds:
         return None
     return float(np.mean([np.mean(group) for group in groups.values()]))
 
 
-def write_records(path: pathlib.Path, records: list[dict]) -> None:
+def write_records(path: Any, records: list[dict]) -> None:
     """Writes one JSON object a line, complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json_lines.dumps(record, ensure_ascii=False) + "\n" for record in records))

@@ -131,9 +131,8 @@ def _open(name):
             raise Fault(f"there is no such file{dangling}") from None
         raise
     if not stat.S_ISREG(mode):
-        kind = _NO_FILES.get(stat.S_IFMT(mode), "no ordinary file")
-        raise Fault(f"it is {kind}, and files are read more than once and from any place: copy what comes out of "
-                    "it to a file, and name that")
+        raise Fault(f"it is {_NO_FILES.get(stat.S_IFMT(mode), 'no ordinary file')}, and files are read more than once "
+                    "and from any place: copy what comes out of it to a file, and name that")
     return open(name, "rb")
 
 
@@ -169,8 +168,7 @@ class TextFile:
                               "-t UTF-8 FILE > NEW_FILE.")
             self._start = len(_MARK) * head.startswith(_MARK)  # of the first example, in bytes
             if self._kind == "json":
-                text = head[self._start:].lstrip()
-                if text.startswith(b"["):
+                if head[self._start:].lstrip().startswith(b"["):
                     self._kind, self._start = "array", head.index(b"[") + 1
                 else:
                     stream.seek(self._start)
@@ -209,8 +207,7 @@ class TextFile:
                 self._size = self._size or size
                 yield gzip.GzipFile(fileobj=stream) if self._is_compressed else stream
         except (OSError, EOFError, zlib.error, tf.errors.OpError, Fault) as error:
-            is_content = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error, Fault))
-            kind = BadData if is_content else UnreachableData
+            kind = BadData if isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error, Fault)) else UnreachableData
             raise kind(f"{self.name} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}."
                        ) from error
 

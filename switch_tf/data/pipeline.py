@@ -147,14 +147,12 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
         parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
         return parts.map(lambda *rows: {name: tf.concat([part[name] for part in rows], axis=0) for name in rows[0]})
     provider, batch_size = provider_of(description), description.batch_size
-    converter = feature_converter(provider, description)
 
     def fill(batch):
         return {name: tf.ensure_shape(tf.pad(tokens, [[0, batch_size - tf.shape(tokens)[0]], [0, 0]]),
                                       [batch_size, tokens.shape[1]]) for name, tokens in batch.items()}
 
-    examples = read_once(provider, description)
-    batches = converter(examples, dict(description.task_feature_lengths)).batch(batch_size)
+    batches = _feature_converter(provider, description)(_read_once(provider, description)).batch(batch_size)
     return set_options(batches.map(fill, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
 
 
@@ -170,14 +168,13 @@ def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRe
     Returns: Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
     provider, count, part = provider_of(description, corrupt), 1, None
-    converter, provider = feature_converter(provider, description), replace_tasks(provider, count_passes)
+    converter, provider = _feature_converter(provider, description), replace_tasks(provider, count_passes)
     if description.use_cached_tasks:
         count, part = description.cache_parts, import_seqio().ShardInfo(index, description.cache_parts)
     with context.within(endless_passes=True):
         examples = provider.get_dataset(**_arguments(description), shuffle=True, num_epochs=None, shard_info=part,
                                         seed=description.seed + index * _SEEDS_PER_PART)
-    batches = converter(examples, dict(description.task_feature_lengths)).batch(
-        description.batch_size // count, drop_remainder=True)
+    batches = converter(examples).batch(description.batch_size // count, drop_remainder=True)
     return set_options(batches.prefetch(tf.data.AUTOTUNE))
 
 
@@ -239,28 +236,29 @@ def failure(task: "seqio.Task", split: str, error: Exception) -> str:
     return f"Task {task.name!r}, split {split!r}, cannot be read ({kind} {message}{place})."
 
 
-def feature_converter(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> Any:
-    """Returns seqio's converter to the model's features."""
+def _feature_converter(provider, description):
+    """Returns seqio's converter to the model's features, a function of examples."""
     seqio = import_seqio()
     ranks = {name: feature.rank for name, feature in provider.output_features.items()}
     if not {"inputs", "targets"} <= ranks.keys():
         raise Refusal(f"The model reads inputs and targets, but {provider.name!r} has only {', '.join(ranks)}.")
     if description.pack and set(ranks.values()) != {1}:
         raise Refusal(f"Packing needs features that are sequences of tokens (rank 1), received ranks {ranks}.")
+    converter = seqio.EncDecFeatureConverter(pack=description.pack)
     if description.encoder_only:
         mask_id = provider.output_features["inputs"].vocabulary.vocab_size - 1
-        return seqio.EncoderFeatureConverter(mask_id=mask_id, pack=description.pack)
-    return seqio.EncDecFeatureConverter(pack=description.pack)
+        converter = seqio.EncoderFeatureConverter(mask_id=mask_id, pack=description.pack)
+    return lambda examples: converter(examples, dict(description.task_feature_lengths))
 
 
-def read_once(provider: "seqio.Task | seqio.Mixture", description: DatasetDescription) -> tf.data.Dataset:
+def _read_once(provider, description):
     """Returns all examples once, in order. seqio's mixture would end with its shortest task."""
     arguments = {**_arguments(description), "shuffle": False, "seed": description.seed, "num_epochs": 1}
     if isinstance(provider, import_seqio().Task):
         return set_options(provider.get_dataset(**arguments))
-    tasks, features = tasks_of(provider, description.split), set(provider.output_features)
+    tasks = tasks_of(provider, description.split)
     return set_options(tf.data.Dataset.sample_from_datasets(
-        [provider.get_task_dataset(task, features, **arguments) for task in tasks],
+        [provider.get_task_dataset(task, set(provider.output_features), **arguments) for task in tasks],
         [provider.get_rate(task) for task in tasks], description.seed, stop_on_empty_dataset=False))
 
 
@@ -269,8 +267,8 @@ def fingerprint(description: DatasetDescription) -> dict[str, str]:
     check_description(description)
     if not description.use_cached_tasks:
         return source_fingerprint(description.mixture_or_task_name, description.split)
-    tasks = tasks_of(provider_of(description), description.split)
-    return {f"{task.name}: cache": task.source.fingerprint(description.split) for task in tasks}
+    return {f"{task.name}: cache": task.source.fingerprint(description.split)
+            for task in tasks_of(provider_of(description), description.split)}
 
 
 def bad_row(description: DatasetDescription, error: BaseException) -> str | None:
@@ -307,12 +305,12 @@ def check_examples(description: DatasetDescription) -> None:
     check_description(description)
     provider, split = provider_of(description), description.split
     tasks, counts = tasks_of(provider, split), {}
-    converter, lengths = feature_converter(provider, description), dict(description.task_feature_lengths)
+    converter = _feature_converter(provider, description)
     # Repeating a line until a batch is full takes minutes. In a mixture, other tasks fill it.
     needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
     for task in tasks:
         try:
-            counts[task.name] = sum(1 for _ in converter(read_once(task, description), lengths).take(needed))
+            counts[task.name] = sum(1 for _ in converter(_read_once(task, description)).take(needed))
         except Exception as error:  # any kind, from the user's preprocessors
             row = bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
             raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
@@ -321,19 +319,20 @@ def check_examples(description: DatasetDescription) -> None:
         yields = f"{counts[short[0]]} of the {needed} sequences of a batch" if counts[short[0]] else "no example"
         raise Refusal(
             f"Split {split!r} of {' and '.join(map(repr, short))} yields {yields}, read once: it has too little text "
-            f"for {lengths}, or a preprocessor drops what there is. Give it more"
+            f"for {dict(description.task_feature_lengths)}, or a preprocessor drops what there is. Give it more"
             + (", or use a smaller BATCH_SIZE." if needed > 1 else ".")
         )
 
 
 def _bad_row_of(task, description, deadline):
-    seqio, rows = import_seqio(), []
+    rows = []
     raw = task.source.get_dataset(split=description.split, shuffle=False)
 
     def read(split, shuffle_files=False, seed=None):
         return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=raw.element_spec)
 
-    examples = read_once(task.replace(source=seqio.FunctionDataSource(read, splits=[description.split])), description)
+    source = import_seqio().FunctionDataSource(read, splits=[description.split])
+    examples = _read_once(task.replace(source=source), description)
 
     def error_of(some):
         rows[:] = some
@@ -374,7 +373,7 @@ def examples(description: DatasetDescription, count: int) -> list[dict[str, dict
         return [
             {name: {"text": spell(feature.vocabulary, example[name].tolist()), "ids": example[name].tolist()}
              for name, feature in provider.output_features.items() if name in example}
-            for example in read_once(provider, description).take(count).as_numpy_iterator()
+            for example in _read_once(provider, description).take(count).as_numpy_iterator()
         ]
     except Exception as error:  # any kind, from the user's preprocessors
         raise Refusal(failure(provider, description.split, error)) from error

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import re
-import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,7 @@ from switch_tf import checks
 from switch_tf.configs.choices import check_choice
 from switch_tf.data.vocabularies import get_provider, num_sentinels
 from switch_tf.refusals import Refusal
+from switch_tf.storage import outputs
 
 if TYPE_CHECKING:
     import seqio
@@ -76,15 +76,14 @@ class Reading:
 
     def as_data(self) -> dict:
         """Returns the fields without the vocabularies, JSON-able."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]}
-        return {**values, "fields": list(self.fields)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]}
 
     @classmethod
     def from_data(cls, data: Mapping, inputs_vocabulary: "seqio.Vocabulary",
                   targets_vocabulary: "seqio.Vocabulary") -> "Reading":
         """Returns the Reading of a result of `as_data`."""
         names = [field.name for field in dataclasses.fields(cls)[2:]]
-        if not isinstance(data, Mapping) or sorted(data) != sorted(names):
+        if sorted(data) != sorted(names):
             raise Refusal(f"A reading must have the keys {', '.join(names)}, received {checks.shown(data)}.")
         fields = data["fields"]
         return cls(inputs_vocabulary, targets_vocabulary,
@@ -108,9 +107,7 @@ class Reading:
             return [], 0
         end = [vocabulary.eos_id] * has_end
         num_cut = max(0, len(ids) + len(end) - length)
-        if self.keeps_end:
-            return [*ids[:length - len(end)], *end], num_cut
-        return [*ids, *end][:length], num_cut
+        return [*(ids[:length - len(end)] if self.keeps_end else ids), *end][:length], num_cut
 
 
 def typed_sentinels(meaning: str) -> Callable:
@@ -148,9 +145,8 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
     differ = [words for name, words in (("prefix", "prefixes"), ("sentinels", "readings of <extra_id_0>"))
               if name not in agreed]
     if differ:
-        print(f"The tasks of {mixture_or_task_name!r} have different {' and '.join(differ)}. Texts are read with "
-              "what all tasks agree on; otherwise without a prefix, and with <extra_id_0> as a gap.",
-              file=sys.stderr, flush=True)
+        outputs.say(f"The tasks of {mixture_or_task_name!r} have different {' and '.join(differ)}. Texts are read with "
+                    "what all tasks agree on; otherwise without a prefix, and with <extra_id_0> as a gap.")
     inputs, targets = features["inputs"], features["targets"]
     return Reading(inputs.vocabulary, targets.vocabulary, inputs.add_eos and has_end, targets.add_eos and has_end,
                    **agreed)
@@ -289,11 +285,9 @@ def spell(vocabulary: "seqio.Vocabulary", ids: Sequence[int]) -> str:
     first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
     gaps, text = gaps_of(vocabulary), ""
     for is_plain, run in itertools.groupby(ids, lambda id_: id_ < first_sentinel and id_ != vocabulary.eos_id):
-        if is_plain and gaps:
-            text += vocabulary.decode([gaps.plain_id, *run])[len(gaps.plain_text):]
-            continue
         if is_plain:
-            text += vocabulary.decode(list(run))
+            before, skipped = ([gaps.plain_id], gaps.plain_text) if gaps else ([], "")
+            text += vocabulary.decode([*before, *run])[len(skipped):]
             continue
         for id_ in run:
             # Between text and name is a separator, or the blank of a gap if the vocabulary keeps blanks.
@@ -377,10 +371,10 @@ class SpellingOps(tf.Module):
 
     def _encode_gaps(self, texts):
         """<string>[batch] -> <int32>[batch, (id)]."""
-        sentinel = _sentinel(self._num_sentinels)
         # Cut at a byte that UTF-8 lacks, because tensorflow-text's regex_split ends a text at a NUL.
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
-        pieces = tf.strings.split(tf.strings.regex_replace(texts, sentinel, b"\xff\\0\xff"), b"\xff")
+        pieces = tf.strings.split(tf.strings.regex_replace(
+            texts, _sentinel(self._num_sentinels), b"\xff\\0\xff"), b"\xff")
         # Sentinels are at odd places, plain text or empty pieces at even places.
         words, place = pieces.flat_values, tf.ragged.range(pieces.row_lengths()).flat_values
         is_sentinel = place % 2 > 0
@@ -455,16 +449,16 @@ class SpellingOps(tf.Module):
         if self._tokenizer is not None:
             return self._tokenizer.tokenize(texts)
         letters = tf.strings.bytes_split(texts)
-        codes = tf.reshape(tf.io.decode_raw(letters.values, tf.uint8), [-1])
-        return letters.with_values(tf.cast(codes, tf.int32) + _NUM_SPECIAL)
+        return letters.with_values(
+            tf.cast(tf.reshape(tf.io.decode_raw(letters.values, tf.uint8), [-1]), tf.int32) + _NUM_SPECIAL)
 
     def _decode(self, ids):
         """<int32>[text, (id)] -> <string>[text], with the blank before the first word."""
         if self._tokenizer is not None:
             # Otherwise SentencePiece drops leading blanks, in a number that depends on its version.
-            plain = tf.fill([ids.nrows(), 1], self._gaps.plain_id)
-            texts = self._tokenizer.detokenize(tf.concat([plain, ids], axis=1))
+            texts = self._tokenizer.detokenize(
+                tf.concat([tf.fill([ids.nrows(), 1], self._gaps.plain_id), ids], axis=1))
             return tf.strings.substr(texts, len(self._gaps.plain_text.encode()), 2**31 - 1)
         letters = tf.constant([b""] * _NUM_SPECIAL + [bytes([code]) for code in range(256)])
-        joined = tf.strings.reduce_join(tf.gather(letters, ids), axis=1)
-        return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="ignore")
+        return tf.strings.unicode_transcode(
+            tf.strings.reduce_join(tf.gather(letters, ids), axis=1), "UTF-8", "UTF-8", errors="ignore")

@@ -22,6 +22,7 @@ BLOCK = 2**16  # bytes to read at a time
 # An incomplete element fails at the end of the text, unless a string is unterminated.
 _LONGEST_WORD = 16  # characters, such as of "-Infinity" or "\\ud83d\\ude00"
 _BLANKS = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
 _MARK = "\ufeff"  # byte order mark, also within concatenated files
 _LONE_RETURN = ("it has a carriage return that ends no line, as in files with the line ends of classic Mac OS; lines "
                 "must end with \\n or \\r\\n; convert it with: tr '\\r' '\\n' < FILE > NEW_FILE")
@@ -127,7 +128,7 @@ class Rows:
             allowed = "names of its header, or numbers of columns from 0" if is_table else "names"
             raise Fault(f"its fields must be {allowed}, not {', '.join(map(checks.shown, self._fields))}")
         self.has_header = is_table and are_names
-        self._columns: Sequence[str | int] = self._fields
+        self._columns = self._fields
         self._num_columns = 0 if are_names else max(map(int, self._fields)) + 1
 
     def take_header(self, stream: BinaryIO) -> int:
@@ -144,7 +145,7 @@ class Rows:
             if field not in header:
                 raise Fault(f"the header has no column {field!r}, only {_some(header)}; a table without a header has "
                             f"numbers of columns from 0.{nearest(field, header)}".removesuffix("."))
-        self._columns, self._num_columns = [header.index(field) for field in self._fields], len(header)
+        self._columns, self._num_columns = tuple(map(header.index, self._fields)), len(header)
         return lines.bytes
 
     def read(self, stream: BinaryIO, size: int = ALL) -> Iterator[Example]:
@@ -230,13 +231,13 @@ class Rows:
 
     def _elements(self, stream):
         """The stream begins after the opening bracket, or after an element and its comma."""
-        text, decoder = _Text(stream), json.JSONDecoder()
+        text = _Text(stream)
         character = text.next_character()
         while character != "]":
             if not character:
                 raise BrokenArray(text.line, "the array has no closing bracket")
             line = text.line
-            value, written = text.next_value(decoder)
+            value, written = text.next_value()
             character = text.next_character()
             if character not in (",", "]", ""):
                 raise BrokenArray(text.line, "a comma or a closing bracket is missing after an element of the array")
@@ -285,11 +286,11 @@ class _Text:
             if self.place < len(self.text) or not self.more():
                 return self.text[self.place:self.place + 1]
 
-    def next_value(self, decoder):
+    def next_value(self):
         """Moves behind the value here; returns it and its text."""
         while True:
             try:
-                value, end = decoder.raw_decode(self.text, self.place)
+                value, end = _DECODER.raw_decode(self.text, self.place)
                 if end < len(self.text) or self.text[end - 1] in '}]"':
                     return value, self.take(end)
                 if not self.more():  # or the number may go on

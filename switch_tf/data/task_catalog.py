@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from etils import epy
 
-from switch_tf.data.vocabularies import get_provider, import_seqio, tasks_of, vocabularies_of
+from switch_tf.data.vocabularies import get_provider, tasks_of, vocabularies_of
 from switch_tf.refusals import Refusal
 from switch_tf.storage import places
 
@@ -73,10 +73,7 @@ def _hash(content):
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def names() -> list[str]:
-    """Returns the sorted names of all tasks and mixtures."""
-    seqio = import_seqio()
-    return sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+
 
 
 def describe(name: str) -> dict:
@@ -93,7 +90,11 @@ def describe(name: str) -> dict:
     for task in tasks:
         source, loader = task.source, getattr(task.source, "tfds_dataset", None)
         data_set = set() if loader is None else {loader.name} - {None}
-        is_prepared = data_set and _is_prepared(loader)
+        # Looks in TFDS's folders, because a builder would use the network. A URL counts as prepared.
+        is_prepared = data_set and any(
+            "://" in str(place) or os.path.exists(
+                os.path.join(place, loader.name.replace(":", os.sep), "dataset_info.json"))
+            for place in file_utils.list_data_dirs(given_data_dir=loader.data_dir))
         data_sets |= data_set
         missing |= set() if is_prepared else data_set
         for patterns in getattr(source, "_split_to_filepattern", {}).values():  # of seqio's sources of files
@@ -117,11 +118,7 @@ def describe(name: str) -> dict:
     }
 
 
-def _is_prepared(loader):
-    """Looks in TFDS's folders, because a builder would use the network. True for a URL."""
-    folder = loader.name.replace(":", os.sep)
-    return any("://" in str(place) or os.path.exists(os.path.join(place, folder, "dataset_info.json"))
-               for place in file_utils.list_data_dirs(given_data_dir=loader.data_dir))
+
 
 
 def _metric_name(function):

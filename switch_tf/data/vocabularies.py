@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import pathlib
 import re
 import sys
 from collections.abc import Callable
@@ -90,8 +89,8 @@ def _open_vocabulary(path):
         raise Refusal(f"VOCABULARY {path!r} is no registered vocabulary "
                          f"({', '.join(sorted(registered)) or 'none is registered'}), and no SentencePiece model that "
                          f"can be read: {reason}.{nearest(path, registered)}") from error
-    pieces = _pieces(path, content)
-    return import_seqio().SentencePieceVocabulary(path, 0 if _holds_sentinels(path, pieces) else NUM_SENTINELS)
+    num_extra = 0 if _holds_sentinels(path, _pieces(path, content)) else NUM_SENTINELS
+    return import_seqio().SentencePieceVocabulary(path, num_extra)
 
 
 def _read(path):
@@ -153,7 +152,7 @@ class Stored(NamedTuple):
     sha256: str | None = None
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "Stored":
+    def from_data(cls, data: dict) -> "Stored":
         """Returns the description in parsed JSON."""
         if not isinstance(data, dict) or not {"kind", "name", "size"} <= data.keys() <= set(cls._fields):
             raise Refusal(f"a vocabulary needs the keys {', '.join(cls._fields)}, not {checks.shown(data)}")
@@ -171,7 +170,7 @@ class Stored(NamedTuple):
         return stored
 
 
-def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, name: str | None = None) -> Stored:
+def store(vocabulary: "seqio.Vocabulary", folder: Any, feature: str, name: str | None = None) -> Stored:
     """Copies a vocabulary into a run folder.
 
     Args:
@@ -202,7 +201,7 @@ def store(vocabulary: "seqio.Vocabulary", folder: pathlib.Path, feature: str, na
                   f"{_FOLDER}/{feature}.model", hashlib.sha256(content).hexdigest())
 
 
-def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
+def load(stored: Stored, folder: Any) -> "seqio.Vocabulary":
     """Returns the vocabulary of a run folder, the same object for the same file."""
     if stored.kind == BYTES:
         vocabulary = import_seqio().ByteVocabulary(stored.extra_ids)
@@ -215,11 +214,10 @@ def load(stored: Stored, folder: pathlib.Path) -> "seqio.Vocabulary":
     return _open_copy(path_of(stored, folder), stored.extra_ids, stored.size)
 
 
-def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
+def path_of(stored: Stored, folder: Any) -> Any:
     """Returns the verified SentencePiece file in a run folder."""
     path = folder / stored.file
-    if not _FILE.fullmatch(stored.file) or places.is_local(path) and os.path.realpath(path) != os.path.join(
-            os.path.realpath(folder), stored.file):
+    if not _FILE.fullmatch(stored.file) or path.is_symlink() or path.parent.is_symlink():
         raise Refusal(f"config.json in {folder} must name a file in the folder {_FOLDER!r} beside it that is no "
                       f"link, not {checks.shown(stored.file)}.")
     try:
@@ -234,7 +232,7 @@ def path_of(stored: Stored, folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def choice_of(stored: Stored, folder: pathlib.Path) -> str | None:
+def choice_of(stored: Stored, folder: Any) -> str | None:
     """Returns the VOCABULARY that selects a run folder's vocabulary, or None."""
     if stored.kind == OTHER:
         return None
@@ -312,15 +310,20 @@ def check_vocabulary(mixture_or_task_name: str, vocab_size: int, vocabulary: str
         )
 
 
+def all_names() -> list[str]:
+    """Returns the sorted names of all tasks and mixtures."""
+    seqio = import_seqio()
+    return sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+
+
 def check_task(name: str) -> None:
     """Registers a declared task. Refuses an unknown name or a missing package."""
     names.check_task(name)
     names.register_task(name)
-    seqio = import_seqio()
-    known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+    known = all_names()
     if name not in known:
         mixture = name.partition(".")[0]
-        members = [other for other in sorted(known) if other.startswith(f"{mixture}.")]
+        members = [member for member in known if member.startswith(f"{mixture}.")]
         raise Refusal(f"No task or mixture is called {name!r}.{nearest(name, [mixture, *members])}")
 
 
@@ -339,8 +342,7 @@ def get_provider(name: str, vocabulary: str | None = None) -> "seqio.Task | seqi
             unchanged. A source of ids takes no other vocabulary.
     """
     check_task(name)
-    seqio = import_seqio()
-    provider = seqio.get_mixture_or_task(name)
+    provider = import_seqio().get_mixture_or_task(name)
     if vocabulary is None:
         return provider
     new = get_vocabulary(vocabulary)
@@ -404,14 +406,14 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
         return keys.batch(2, drop_remainder=True).take(1).flat_map(one_pass)
 
     def numbered(number):
-        seeds = tf.stack([tf.constant(seed, tf.int64), number])
-        return one_pass(tf.random.stateless_uniform([2], seeds, 0, tf.int64.max, tf.int64))
+        return one_pass(tf.random.stateless_uniform(
+            [2], tf.stack([tf.constant(seed, tf.int64), number]), 0, tf.int64.max, tf.int64))
 
     return tf.data.Dataset.counter().flat_map(tf.autograph.experimental.do_not_convert(numbered))
 
 
 def count_passes(task: Any) -> Any:
-    """Returns a seqio task that reads its files in a new order in each pass, if seqio itself reads them.
+    """Returns a seqio task that reads all of its files in a new order in each pass, if seqio itself reads them.
 
     Other sources use `passes`, have a fixed order, or shuffle in a way that no position can hold (a function, or TFDS).
     """
@@ -419,11 +421,8 @@ def count_passes(task: Any) -> Any:
     if not isinstance(source, import_seqio().FileDataSource):
         return task
 
-    def get_dataset(split, shuffle=True, seed=None, shard_info=None, **unused):
-        if not shuffle:
-            return source.get_dataset(split=split, shuffle=False, seed=seed, shard_info=shard_info)
+    def get_dataset(split, seed=None, **unused):
         files = sorted(source.list_shards(split))
-        files = files[shard_info.index::shard_info.num_shards] if shard_info else files
 
         def one_pass(key):
             order = tf.random.experimental.stateless_shuffle(tf.constant(files), seed=key)

@@ -27,8 +27,8 @@ class LossWeights(NamedTuple):
     """
 
     targets: Any
-    load_balancing_loss: dict[str, Any]
-    router_z_loss: dict[str, Any]
+    load_balancing_loss: dict
+    router_z_loss: dict
     tokens: Any
 
     def apply_to(self, measured: Measurements) -> Measurements:
@@ -53,7 +53,7 @@ class Objective:
 
     coefficients: Mapping[str, float] = {}
 
-    def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
+    def check(self, config: SwitchConfig, configuration: dict) -> None:
         """Refuses an unsuitable run before anything is built.
 
         Args:
@@ -75,7 +75,7 @@ class Objective:
         """Returns features that join each training batch for `measure`, here None."""
         return None
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict:
         """Returns the arguments, JSON-able, for checkpoints."""
         return {}
 
@@ -83,7 +83,7 @@ class Objective:
         """Returns itself, or an objective without additional variables."""
         return self
 
-    def weights(self, config: SwitchConfig, features: dict[str, Any], dtype: str = "float32") -> LossWeights:
+    def weights(self, config: SwitchConfig, features: dict, dtype: str = "float32") -> LossWeights:
         """Counts the tokens of a batch, dict of <int32>[batch, length], in a float dtype."""
         is_real = {"encoder": masks.encoder_is_real(features)}
         if not config.is_encoder_only:
@@ -97,7 +97,7 @@ class Objective:
             router_z_loss=num_all if config.rules.routes_padding else num_real,
             tokens=tf.add_n(list(num_real.values())))
 
-    def measure(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
+    def measure(self, config: SwitchConfig, features: dict, logits: Any,
                 router_stats: tuple[RouterStats, ...], settings: StepSettings) -> Measurements:
         """Measures a batch, or a part of it, after its forward pass.
 

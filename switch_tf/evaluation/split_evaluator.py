@@ -3,12 +3,10 @@
 import contextlib
 import dataclasses
 import math
-import pathlib
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -27,7 +25,7 @@ from switch_tf.metrics import Measurements
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import progress, summaries
-from switch_tf.storage import json_lines, leftovers, lock
+from switch_tf.storage import json_lines, leftovers, lock, outputs
 from switch_tf.storage.whole_file import writing
 
 
@@ -199,7 +197,7 @@ class CheckpointEvaluator:
         num_examples: See `SplitEvaluator`.
     """
 
-    def __init__(self, described: Experiment, split: str, num_examples: int | None, output: pathlib.Path):
+    def __init__(self, described: Experiment, split: str, num_examples: int | None, output: Any):
         run, config, partitioner = described.run, described.config, described.partitioner
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         num_pieces = partitioner.layout.num_pieces("batch")
@@ -220,7 +218,7 @@ class CheckpointEvaluator:
                 objective, num_examples=num_examples)
             if self._is_chief:
                 for warning in self._evaluator.warnings:
-                    print(warning, file=sys.stderr, flush=True)
+                    outputs.say(warning)
                 with writing(output / split):
                     (output / split).mkdir(parents=True, exist_ok=True)
                 self._events = tf.summary.create_file_writer(str(output / split))
@@ -231,7 +229,7 @@ class CheckpointEvaluator:
         """Closes the TensorBoard file and unlocks the folder."""
         self._closing.close()
 
-    def evaluate(self, checkpoint: pathlib.Path) -> dict:
+    def evaluate(self, checkpoint: Any) -> dict:
         """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for a checkpoint folder."""
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
         # The number of examples of a loss is unknown.
@@ -279,13 +277,11 @@ _MOST_WORDS = 60  # in inputs without gaps
 
 def predict_examples(model: keras.Model, run: Run, partitioner: Partitioner) -> list[tuple[str, str, str]]:
     """Returns (inputs, target, prediction) of the first `run.shown_examples` validation examples, at most a batch."""
-    description = data.description_of_data(run, model.config, "validation", 0)
-    examples = data.examples(description, min(run.shown_examples, run.batch_size))
+    examples = data.examples(data.description_of_data(run, model.config, "validation", 0),
+                             min(run.shown_examples, run.batch_size))
     vocabulary = data.target_vocabulary(run.mixture_or_task_name, run.vocabulary)
-    tokens = np.zeros((run.batch_size, run.task_feature_lengths["inputs"]), "int32")
-    for row, example in zip(tokens, examples, strict=False):
-        ids = example["inputs"]["ids"][:tokens.shape[1]]
-        row[:len(ids)] = ids
+    inputs = [example["inputs"]["ids"] for example in examples] + [[]] * (run.batch_size - len(examples))
+    tokens = keras.utils.pad_sequences(inputs, run.task_feature_lengths["inputs"], padding="post", truncating="post")
     program = compile_prediction(model, run.task_feature_lengths["targets"], partitioner, vocabulary.eos_id)
     predictions = program({"encoder_input_tokens": tokens})
     return [(example["inputs"]["text"], example["targets"]["text"],
@@ -305,11 +301,11 @@ def describe_examples(shown: list[tuple[str, str, str]]) -> str:
                                for answer in (prediction, target))  # the first of equal sentinels wins
             for gap, following in gaps[:_MOST_GAPS]:
                 text += f"[{guesses.get(gap, '')} | {truths.get(gap, '')}]{following}"
-            text += "..." if len(gaps) > _MOST_GAPS else ""
+            text += "..." * (len(gaps) > _MOST_GAPS)
         else:
             words = inputs.split()
-            text = " ".join(words[:_MOST_WORDS]) + ("..." if len(words) > _MOST_WORDS else "")
-            text += f"\nmodel: {prediction}\ntruth: {target}"
+            text = (" ".join(words[:_MOST_WORDS]) + "..." * (len(words) > _MOST_WORDS)
+                    + f"\nmodel: {prediction}\ntruth: {target}")
         lines = [line for part in text.splitlines() for line in textwrap.wrap(part, 110)]
         paragraphs.append(f"{number}. " + "\n   ".join(lines))
     return "\n".join(paragraphs)
