@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 
 import keras
@@ -15,13 +16,24 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Refusal
 
 
-def _state(config, seed=1):
+@functools.cache
+def _made(config, seed):
+    """Variables of a model and its optimizer, and their values."""
     keras.utils.set_random_seed(seed)
     model = SwitchTransformer(config)
     model.build()
     optimizer = Adafactor()
     optimizer.build(model.trainable_variables)
-    return tensors.state_variables(model, optimizer)
+    variables = tensors.state_variables(model, optimizer)
+    return variables, _values(variables)
+
+
+def _state(config, seed=1):
+    """The variables of a configuration and a seed, which tests share, with their first values."""
+    variables, values = _made(config, seed)
+    for name, variable in variables.items():
+        variable.assign(values[name])
+    return dict(variables)
 
 
 def _batches(position=0):
