@@ -34,7 +34,7 @@ def data_dir(tmp_path_factory):
     english = {"train": [f"a{i} " * 100 for i in range(30)], "validation": [f"b{i} " * 5 for i in range(5)]}
     prepare("c4/en:3.1.0", english, folder)
     multilingual = {}
-    for language in mc4.c4.MC4_LANGUAGES:
+    for language in ("en", "sw", "zh-Latn"):
         pages = 32 if language == "en" else 1
         multilingual[language] = [f"{language} " * 20] * pages
         multilingual[f"{language}-validation"] = [f"{language} " * 20]
@@ -121,7 +121,7 @@ def test_mc4_has_a_task_for_every_language():
 def test_mc4_draws_small_languages_more_than_their_share(read_from):
     mixture = seqio.get_mixture_or_task("mc4_span_corruption")
     read_from(mixture.tasks)
-    rates = {task.name: mixture.get_rate(task) for task in mixture.tasks}
+    rates = {task.name: mixture.get_rate(task) for task in mixture.tasks if task.name.endswith((".en", ".sw"))}
     # English has 32 documents, the others 1: 32 ** 0.3 = 2 ** 1.5
     assert rates["mc4_span_corruption.en"] == pytest.approx(2**1.5)
     assert rates["mc4_span_corruption.sw"] == pytest.approx(1.0)
