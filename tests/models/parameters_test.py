@@ -79,8 +79,10 @@ def test_switch_tiny_by_hand():
     {"num_experts": 4, "extra_mlp": True, "activation": "geglu", "encoder_sparse_step": 3, "decoder_sparse_step": 1},
     {"num_experts": 4, "extra_mlp": True, "activation": "geglu", "expert_sublayers": "feed_forward_and_attention",
      "decoder_routing_policy": "hash", "logits_via_embedding": False, "decoder_sparse_step": 1},
-    *({"num_experts": 4, "expert_sublayers": expert_sublayers, **changes}
-      for expert_sublayers in ("feed_forward", "attention", "feed_forward_and_attention")
+    {"num_experts": 4}, {"num_experts": 4, "expert_sublayers": "attention"},
+    {"num_experts": 4, "expert_sublayers": "attention", "routing_policy": "top2", "decoder_routing_policy": "hash",
+     "num_decoder_layers": 2},
+    *({"num_experts": 4, "expert_sublayers": "feed_forward_and_attention", **changes}  # sums over both kinds
       for changes in ({}, {"activation": "geglu", "decoder_sparse_step": 1}, {"routing_policy": "hash"},
                       {"routing_policy": "top2", "decoder_routing_policy": "hash", "num_decoder_layers": 2})),
 ], ids=str)
