@@ -92,8 +92,9 @@ def test_xla_decides_ties_the_same_way(name):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["switch", "top2, random", "hash"])
-@pytest.mark.parametrize("dispatch", ["einsum", "index", "ragged"])
+# Each policy and each dispatch, which know nothing of each other.
+@pytest.mark.parametrize("name, dispatch", [
+    ("switch", "index"), ("top2, random", "einsum"), ("top2, random", "ragged"), ("hash", "index")])
 def test_parts_of_a_batch_give_outputs_and_statistics_of_the_whole_with_dropout_and_jitter(name, dispatch):
     layer, rng = make_layer(name, dispatch, num_groups_multiple=4), np.random.RandomState(0)
     inputs, is_real = rng.randn(4, 8, D_MODEL).astype("float32"), rng.rand(4, 8) < 0.8
