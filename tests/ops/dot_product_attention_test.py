@@ -60,13 +60,19 @@ def errors(found, expected):
                   / np.abs(tf.cast(other, "float64")).max()) for one, other in zip(found, expected, strict=True)]
 
 
-@pytest.mark.parametrize("divides_outputs", [False, True])
-@pytest.mark.parametrize("at_a_time, splits_heads", [(None, False), (4, False), (4, True)])
-@pytest.mark.parametrize("bias_form", ["whole", "cut", "none"])
-@pytest.mark.parametrize("dtype, tolerance, mask", [
-    pytest.param(dtype, tolerance, mask, marks=pytest.mark.exhaustive if dtype == "float32" and mask != "pairs" else ())
+MASKS, BIAS_FORMS = ("none", "keys", "pairs", "a query sees nothing"), ("whole", "cut", "none")
+BLOCKS = ((None, False), (4, False), (4, True))
+# Float64 has all combinations; the others have every two of a mask, a form of the bias and blocks, not every three.
+COMBINATIONS = [
+    pytest.param(dtype, tolerance, bias_form, mask, *blocks,
+                 marks=pytest.mark.exhaustive if dtype == "float32" and mask != "pairs" else ())
     for dtype, tolerance in (("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 2**-6))
-    for mask in ("none", "keys", "pairs", "a query sees nothing")])
+    for i, mask in enumerate(MASKS) for j, bias_form in enumerate(BIAS_FORMS) for k, blocks in enumerate(BLOCKS)
+    if dtype == "float64" or (i + j + k) % 3 == 0]
+
+
+@pytest.mark.parametrize("divides_outputs", [False, True])
+@pytest.mark.parametrize("dtype, tolerance, bias_form, mask, at_a_time, splits_heads", COMBINATIONS)
 def test_values_and_gradients_are_those_of_the_formula(dtype, tolerance, bias_form, mask, at_a_time, splits_heads,
                                                        divides_outputs, monkeypatch):
     monkeypatch.setattr(forms, "queries_at_a_time", lambda: at_a_time)
