@@ -114,9 +114,10 @@ def in_a_loop(equation, x, weight, dtype=None):
     return tf.function(lambda x: forms.fused(step, (x,), True), autograph=False)
 
 
-@pytest.mark.parametrize("rows", [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("equation, rows", [
+    (equation, rows) for equation in EQUATIONS for rows in ((1, 1), (3, 1), (2, 3))
+    if equation != "erm,emf->erf" or rows == (1, 1)])  # experts have a size of their own
 @pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("equation", EQUATIONS)
 def test_a_product_in_a_loop_of_xlas_is_its_einsum_with_the_weight_as_it_is(
         fusing, monkeypatch, equation, is_large, rows):
     monkeypatch.setattr(products, "_LARGE", 1 if is_large else 2**19)
