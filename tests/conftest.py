@@ -3,7 +3,7 @@
 Every test process has eight virtual CPU devices, which nothing but the tests of layouts uses, and TensorFlow's graph
 optimiser is off, because it takes longer than what it saves; one test of training/train_step_test.py has it on, and so
 have the processes that tests start. For the same reason few sequences are decoded without XLA, but for tests that ask
-for `fusing`.
+for `fusing`, and operations of graphs do not record where in Python they were made.
 """
 
 import collections
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import typing
 import urllib.parse
 import urllib.request
 import zlib
@@ -64,6 +65,11 @@ def pytest_configure(config):
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    from tensorflow.python.framework import ops
+
+    ops._create_c_op = functools.partial(ops._create_c_op, extract_traceback=False)  # a tenth of the time of tracing
+    if sys.version_info < (3, 12):  # later ones keep a protocol's methods, which TensorFlow asks for with each tensor
+        typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
 
 
 def pytest_collection_modifyitems(items):
