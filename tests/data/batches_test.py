@@ -62,14 +62,15 @@ def test_processes_read_their_own_rows_of_the_batches_of_one(cache, name):
     description = describe(cache, name)
     whole = take(data.get_batches(description, 2), 4)
     assert same(whole, list(data.get_dataset(description).batch(2).take(4).as_numpy_iterator()))
-    for ranges, parts in (([(8, 16)], (2, 3)), ([(5, 6)], (1,)), ([(0, 2), (2, 4), (12, 16)], (0, 3))):
+    for ranges, parts in (([(5, 6)], (1,)), ([(0, 2), (2, 4), (8, 16)], (0, 2, 3))):
         own = take(data.get_batches(description, 2, ranges), 4)
         of_others = [row for row in range(16) if row // 4 not in parts]
         assert all(same(own, whole, slice(*rows)) for rows in ranges)
         assert not any(value[:, of_others].any() for value in own[0].values())
 
 
-def test_a_process_builds_only_the_parts_that_it_has_rows_in(cache):
+def test_a_process_builds_only_the_parts_that_it_has_rows_in(cache, monkeypatch):
+    monkeypatch.setattr("switch_tf.data.batches.get_part", lambda description, index, corrupt: tf.data.Dataset.range(1))
     assert list(data.get_batches(describe(cache), 1, [(5, 9)])._parts) == [1, 2]
     assert list(data.get_batches(describe(cache), 1, [(13, 14), (0, 2)])._parts) == [0, 3]
     assert list(data.get_batches(describe(cache), 1)._parts) == list(range(4))
