@@ -49,14 +49,14 @@ def test_changing_later_tokens_of_a_sequence_never_changes_its_earlier_outputs_i
 def test_decisions_on_a_prefix_do_not_depend_on_what_follows_at_inference(policy):
     router = built(Router(3, policy=policy), 3, *[np.eye(3)] * (policy != "hash"))
 
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=10, deadline=None, derandomize=True)
     @given(st.integers(2, 8), st.integers(1, 4), st.integers(0, 2**31 - 1))
     def check(tokens, capacity, seed):
         random = np.random.RandomState(seed)
         prefix = random.randint(1, tokens)
-        inputs = random.randint(-1, 2, (2, 4, tokens, 3)).astype("float32")
-        token_ids = random.randint(0, 9, (2, 4, tokens)).astype("int32")
-        is_real = random.rand(2, 4, tokens) < 0.8
+        inputs = random.randint(-1, 2, (2, 12, tokens, 3)).astype("float32")
+        token_ids = random.randint(0, 9, (2, 12, tokens)).astype("int32")
+        is_real = random.rand(2, 12, tokens) < 0.8
         for array in (inputs, token_ids, is_real):
             array[1, :, :prefix] = array[0, :, :prefix]
         first, second = (router(inputs[i], padding_mask=is_real[i], expert_capacity=capacity, token_ids=token_ids[i])[0]
