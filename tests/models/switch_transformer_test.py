@@ -24,7 +24,7 @@ def gradients_of(model, features, is_compiled=False, seed=0):
             # Inside the scope, as the training step does.
             return loss, tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
-    return (tf.function(run) if is_compiled else run)()
+    return (tf.function(run, autograph=False) if is_compiled else run)()
 
 
 def check_gradients(model, mine, theirs, rtol=1e-5):
@@ -150,7 +150,8 @@ NOISY = {"dropout_rate": 0.2, "jitter_noise": 0.2, "expert_dropout_rate": 0.3, "
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_rematerialisation_changes_nothing(make_model, features, is_compiled):
-    kept, recomputed = (make_model(remat=remat, **NOISY, **(SHALLOW if is_compiled else {})) for remat in (False, True))
+    depth = SHALLOW if is_compiled else {"num_encoder_layers": 1}
+    kept, recomputed = (make_model(remat=remat, **NOISY, **depth) for remat in (False, True))
     check_gradients(kept, gradients_of(recomputed, features, is_compiled), gradients_of(kept, features))
     np.testing.assert_array_equal(recomputed(features), kept(features))
 
@@ -173,7 +174,8 @@ def test_an_unknown_batch_gives_the_same_logits(make_model, features, is_known, 
     features = dict(list(features.items())[:num_features])
     signature = {name: tf.TensorSpec([None, value.shape[1] if is_known else None], tf.int32)
                  for name, value in features.items()}
-    dynamic = tf.function(lambda features: model(features), input_signature=[signature])
+    # Once as users trace it, with autograph, which takes as long again.
+    dynamic = tf.function(lambda features: model(features), input_signature=[signature], autograph=not is_known)
     for size in (3, 1):
         rows = {name: value[:size] for name, value in features.items()}
         np.testing.assert_allclose(dynamic(rows), model(rows), rtol=1e-4, atol=1e-5)
