@@ -18,9 +18,8 @@ from switch_tf.storage import places
 
 Variables = dict[str, keras.Variable]
 _PORTION = 2**28  # bytes of whole variables to read at a time
-# Errors of TensorFlow (AssertionError for a missing variable, ValueError for another shape), and of a checkpoint that
-# its run has removed.
-_DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError, ValueError)
+# Errors of TensorFlow (AssertionError for a missing variable), and of a checkpoint that its run has removed.
+_DAMAGES = (tf.errors.OpError, AssertionError, FileNotFoundError)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -137,10 +136,10 @@ def start(initial: Any, variables: Variables, is_matching: bool = False) -> list
 
 
 @contextlib.contextmanager
-def _reading(checkpoint):
+def _reading(checkpoint, damages=_DAMAGES):
     try:
         yield
-    except _DAMAGES as error:
+    except damages as error:
         places.raise_failure(error, checkpoint)
         if not folders.is_complete(checkpoint):
             raise Refusal(f"{checkpoint} was removed by its run before it was read; keep more checkpoints with "
@@ -177,7 +176,8 @@ def _read(checkpoint, saved, variables):
                 held[path] = target
         _load(prefix, waiting)
         literal = places.Literal(prefix)
-        status = tf.train.Checkpoint(state=held).read(str(literal))
+        with _reading(checkpoint, (ValueError,)):  # a variable of another shape
+            status = tf.train.Checkpoint(state=held).read(str(literal))
         status.assert_existing_objects_matched()
         status.expect_partial()  # no warning about unread optimizer slots
 
@@ -216,7 +216,7 @@ class StoredWeights:
 
     def __init__(self, checkpoint: Any):
         self._checkpoint = checkpoint
-        with _reading(checkpoint):
+        with _reading(checkpoint, (*_DAMAGES, ValueError)):
             self._variables = folders.describe(checkpoint)["variables"]
             bundles.check(checkpoint / "state.index")
             self._literal = places.Literal(checkpoint / "state")  # kept as long as the reader
@@ -233,7 +233,7 @@ class StoredWeights:
         unfolding, dtype = _stored_as(saved, "float32")
         index = [rows, *[slice(None)] * len(unfolding.shape)][:len(unfolding.shape)]
         text = "" if unfolding.first else slice_text(unfolding.shape, index)
-        with _reading(self._checkpoint):
+        with _reading(self._checkpoint, (*_DAMAGES, ValueError)):
             # Opening files in a bucket takes six requests.
             values = None if text else self._reader.get_tensor(bundles.key_of(path))
             if values is None or values.dtype.name != dtype:
