@@ -1,5 +1,6 @@
 """Reports a run: metrics.jsonl, TensorBoard, and progress on the terminal."""
 
+import collections
 import contextlib
 import datetime
 import math
@@ -12,6 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tqdm import tqdm
 
 import switch_tf
@@ -113,18 +116,23 @@ class Writer:
             self._lines.write(json_lines.dumps({"step": step, **rounded, **(
                 {"lower_is_better": declared} if declared else {})}) + "\n")
             self._lines.flush()
+            # One message a step: an operation for each of a hundred values takes as long as a step.
+            messages = collections.defaultdict(bytes)  # joined, they are one message
             for name, value in values.items():
                 kind = "eval" if name.startswith("eval/") else "train"
                 tag = name.removeprefix(f"{kind}/").removeprefix(f"{mixture}/" if kind == "eval" else "")
+                if isinstance(value, list):
+                    array = np.asarray(value, np.float32)
+                    messages[kind] += histogram_pb(tag, array[np.isfinite(array)], _BUCKETS).SerializeToString()
+                    continue
+                messages[kind] += scalar_pb(tag, value).SerializeToString()
+                if kind == "eval" and tag.split("/")[-1] == "loss":
+                    # The held-out loss is only cross-entropy.
+                    messages[kind] += scalar_pb(
+                        tag.removesuffix("loss") + "cross_entropy", value).SerializeToString()
+            for kind, message in messages.items():
                 with self._writer(kind, step).as_default(step=step):
-                    if isinstance(value, list):
-                        array = np.asarray(value, np.float32)
-                        tf.summary.histogram(tag, array[np.isfinite(array)], buckets=_BUCKETS)
-                        continue
-                    tf.summary.scalar(tag, value)
-                    if kind == "eval" and tag.split("/")[-1] == "loss":
-                        # The held-out loss is only cross-entropy.
-                        tf.summary.scalar(tag.removesuffix("loss") + "cross_entropy", value)
+                    tf.summary.experimental.write_raw_pb(message)
 
     def _writer(self, kind, step):
         if kind not in self._writers:
