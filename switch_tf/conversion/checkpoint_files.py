@@ -78,18 +78,19 @@ def _open_shards(index, open_file):
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise Refusal(f"{index} has no \"weight_map\" that says which file holds which tensor; download it again.")
-    shards = {}
-    for shard in sorted(set(weight_map.values())):
-        if not is_plain_name(shard) or not (index.parent / shard).is_file():
-            raise Refusal(f"{index.name} names the file {checks.shown(shard)}, which is not in {index.parent}; "
-                          "download it too.")
-        check_regular(index.parent / shard)
-        shards[shard] = open_file(index.parent / shard)
+    shards, tensors = {}, {}
     for name, shard in weight_map.items():
+        if shard not in shards:
+            if not is_plain_name(shard) or not (index.parent / shard).is_file():
+                raise Refusal(f"{index.name} names the file {checks.shown(shard)}, which is not in {index.parent}; "
+                              "download it too.")
+            check_regular(index.parent / shard)
+            shards[shard] = open_file(index.parent / shard)
         if name not in shards[shard]:
             raise Refusal(f"{index.name} says that {shard} holds {checks.shown(name)}, but it does not; download "
                           "both again.")
-    return {name: shards[shard][name] for name, shard in weight_map.items()}
+        tensors[name] = shards[shard][name]
+    return tensors
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
@@ -168,22 +169,21 @@ class Shards:
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
                  num_bytes: int = 0):
         self._folder, self._dtype, self.num_bytes = folder, dtype, num_bytes
-        self._unsynced = set()
-        shards, sizes = [{}], [0]
+        shards, self._starts, end = [], [], 0
         for name, shape in shapes.items():
             size = math.prod(shape) * DTYPES[dtype].itemsize
-            if shards[-1] and sizes[-1] + size > MAX_SHARD_BYTES:
+            if not shards or end + size - self._starts[-1] > MAX_SHARD_BYTES:
                 shards.append({})
-                sizes.append(0)
+                self._starts.append(end)
             shards[-1][name] = shape
-            sizes[-1] += size
+            end += size
+        self._starts.append(end)
         names = ["model.safetensors"] if len(shards) == 1 else [
             f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
         self._shards = list(zip(names, shards, strict=True))
-        self._starts = [0, *itertools.accumulate(sizes)]
-        for (name, shard), size, start in zip(self._shards, sizes, self._starts, strict=False):
+        for (name, shard), (start, end) in zip(self._shards, itertools.pairwise(self._starts), strict=True):
             if num_bytes > start:
-                os.truncate(folder / name, len(header_of(shard, dtype)) + min(size, num_bytes - start))
+                os.truncate(folder / name, len(header_of(shard, dtype)) + min(end, num_bytes) - start)
             else:
                 (folder / name).unlink(missing_ok=True)
 
@@ -197,14 +197,12 @@ class Shards:
                 file.write(header_of(shard, self._dtype))
             file.write(values.data)
         self.num_bytes += values.nbytes
-        self._unsynced.add(self._folder / name)
 
     def sync(self) -> None:
         """Waits until all values are on disk."""
-        for path in self._unsynced:
+        for path in self._folder.glob("*.safetensors"):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        self._unsynced.clear()
 
     def finish(self) -> None:
         """Writes the index if there are several files."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from switch_tf import checks
-from switch_tf.configs.choices import GATED_ACTIVATIONS
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.conversion import checkpoint_files
 from switch_tf.conversion.untrusted_files import Tensor, read_object
@@ -46,20 +45,14 @@ _OTHER_FAMILIES = {
     "longt5": "LongT5 has local and transient-global attention, which switch_tf does not have",
     "pix2struct": "Pix2Struct reads images, which switch_tf does not"}
 
-# Defaults of transformers.
-_COMMON_DEFAULTS = {
-    "vocab_size": 32128, "d_kv": 64, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6,
-    "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
-_MT5_DEFAULTS = {
-    **_COMMON_DEFAULTS, "vocab_size": 250112, "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-    "feed_forward_proj": "gated-gelu"}
+# Defaults of transformers. For a T5 they are T5 Small, as in SwitchConfig.
+_SMALL = {theirs: getattr(SwitchConfig, ours) for ours, theirs in _COMMON.items() if ours != "num_decoder_layers"}
+_MT5_DEFAULTS = {**_SMALL, "vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+                 "feed_forward_proj": "gated-gelu"}
 _DEFAULTS = {
-    T5: {**_COMMON_DEFAULTS, "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
-         "feed_forward_proj": "relu"},
-    MT5: _MT5_DEFAULTS,
-    UMT5: _MT5_DEFAULTS,
+    T5: {**_SMALL, "feed_forward_proj": "relu"}, MT5: _MT5_DEFAULTS, UMT5: _MT5_DEFAULTS,
     SWITCH: {
-        **_COMMON_DEFAULTS, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12, "num_experts": 8,
+        **_SMALL, "d_model": 768, "num_layers": 12, "num_heads": 12, "num_experts": 8,
         "num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 3, "dense_act_fn": "relu",
         "router_jitter_noise": 0.01, "router_dtype": "float32", "expert_capacity": 64,
         "router_aux_loss_coef": 0.001, "router_z_loss_coef": 0.001}}
@@ -75,10 +68,10 @@ _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.\d+\.(?:mlp|Dense
 def read_folder(folder: pathlib.Path) -> tuple[SwitchConfig, dict[str, Tensor]]:
     """Returns a model's configuration and tensors by name. Copies of the embedding are merged."""
     values = _values(folder)
-    kind = _family(values)
+    stated = _fill_defaults(values)
     tensors = checkpoint_files.open_folder(folder)
     # transformers 5 ties every T5, and a Switch Transformer unless tie_word_embeddings is false.
-    _unify_embeddings(tensors, kind != SWITCH or values.get("tie_word_embeddings") is not False)
+    _unify_embeddings(tensors, stated["model_type"] != SWITCH or stated.get("tie_word_embeddings") is not False)
     config = _config(folder, values, read_structure(tensors))
     if T5X_LOGITS in tensors and LOGITS not in tensors:
         tensors[LOGITS] = tensors.pop(T5X_LOGITS)
@@ -200,7 +193,8 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
 
     Refuses what switch_tf cannot represent, and values that contradict the tensors.
     """
-    kind = _family(values)
+    values = _fill_defaults(values)
+    kind = values["model_type"]
     if values.get("tokenizer_class") == "ByT5Tokenizer":
         _warn("This is a ByT5, whose gaps are the ids 258, 257, 256, ...: the last bytes. The vocabulary 'bytes' has "
               "the same bytes, but reads <extra_id_0> as 358, which ByT5 was not trained on: fine-tune it to other "
@@ -208,7 +202,6 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     if kind == UMT5:
         _warn("UMT5 was trained with 300 gaps after its pieces, and a VOCABULARY here adds 100, so <extra_id_0> has "
               "another id: fine-tune it to tasks without gaps, or give the ids of its gaps yourself.")
-    values = _fill_defaults(values)
     if _says_encoder(values) and not structure.num_layers["decoder"]:
         values["num_decoder_layers"] = 0
     for stack, key in _NUM_LAYERS.items():
@@ -248,18 +241,14 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     return SwitchConfig(**fields)
 
 
-def _family(values):
+def _fill_defaults(values):
     model_type = values.get("model_type")
     if model_type not in [*_DEFAULTS]:
         reason = _OTHER_FAMILIES.get(model_type, "other architectures have weights that switch_tf does not have") if (
             isinstance(model_type, str)) else "a name is expected"
         raise Refusal(f"model_type in config.json must be one of {', '.join(map(repr, _DEFAULTS))}, not "
                       f"{checks.shown(model_type)}: {reason}.")
-    return model_type
-
-
-def _fill_defaults(values):
-    values = _DEFAULTS[_family(values)] | {key: value for key, value in values.items() if value is not None}
+    values = _DEFAULTS[model_type] | {key: value for key, value in values.items() if value is not None}
     values.setdefault("num_decoder_layers", values["num_layers"])
     return values
 
@@ -326,7 +315,8 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
     The end of a sequence may be any id, several, or null for none, from generation_config.json if it exists, else from
     config.json. Padding and the decoder's first token must be 0 in both, as in T5: models here mask token 0.
     """
-    for file, content in (("config.json", values), ("generation_config.json", generation or {})):
+    files = {"config.json": values} | ({} if generation is None else {"generation_config.json": generation})
+    for file, content in files.items():
         for key in (_PAD, _START):
             # null in generation_config.json, or a missing key, leaves it to generate's caller.
             if key in content and (content[key] is not None or (file, key) == ("config.json", _PAD)):
@@ -335,7 +325,6 @@ def end_id(values: dict, generation: dict | None) -> int | tuple[int, ...]:
             if content.get(key) is not None:
                 raise Refusal(f"{key} in {file} is {checks.shown(content[key])}, and switch_tf forces no token while "
                               "it decodes; remove the key to read the model without it.")
-    file, content = ("config.json", values) if generation is None else ("generation_config.json", generation)
     if content.get(_START) is None and content.get(_BEGIN) is not None:
         _check_zero(file, _BEGIN, content[_BEGIN])
     if generation is not None and _END not in generation:
@@ -379,8 +368,8 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
     if config.relative_attention_per_layer and not config.scales_logits and not config.is_encoder_only:
         raise Refusal("Hugging Face's UMT5, in transformers 5, always scales the last hidden state by d_model^-0.5, "
                       "but this model does not (scale_decoder_outputs); it cannot be written in its format.")
-    is_gated = config.activation in GATED_ACTIVATIONS
     function = next(theirs for theirs, ours in _FUNCTIONS.items() if config.activation in ours)
+    is_gated = config.activation == _FUNCTIONS[function][1]
     values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()} | {
         "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
         "initializer_factor": 1.0, "dense_act_fn": function, _PAD: 0, _START: 0,
