@@ -321,8 +321,8 @@ def _interpret(program, path):
     """
     stack, marks, memo, refused = [], [], {}, None
 
-    def pop(count):
-        start = len(stack) - count
+    def pop(count=None):  # or all above the last mark
+        start = marks.pop() if count is None else len(stack) - count
         if start < 0:
             raise IndexError("The stack holds too little.")
         popped = stack[start:]
@@ -346,14 +346,12 @@ def _interpret(program, path):
                     stack.append(memo[argument])
                 case "MARK":
                     marks.append(len(stack))
-                case "TUPLE":
-                    stack.append(_Tuple(pop(len(stack) - marks.pop())))
-                case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
-                    stack.append(_Tuple(pop(_TUPLES[name])))
+                case "TUPLE" | "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                    stack.append(_Tuple(pop(_TUPLES.get(name))))
                 case "EMPTY_DICT":
                     stack.append({})
                 case "SETITEM" | "SETITEMS" as name:
-                    items = pop(2 if name == "SETITEM" else len(stack) - marks.pop())
+                    items = pop(2 if name == "SETITEM" else None)
                     # AttributeError without a dictionary.
                     stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
                 case "GLOBAL":

@@ -21,8 +21,8 @@ _T5X = {"vocab_size": "vocab_size", "emb_dim": "d_model", "num_heads": "num_head
         "mlp_dim": "d_ff", "num_encoder_layers": "num_encoder_layers", "num_decoder_layers": "num_decoder_layers",
         "dropout_rate": "dropout_rate", "logits_via_embedding": "logits_via_embedding", "mlp_activations": "activation",
         "scan_layers": "relative_attention_per_layer"}
-_T5X_DEFAULTS = {"d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048, "num_encoder_layers": 6,
-                 "num_decoder_layers": 6, "dropout_rate": 0.1, "logits_via_embedding": False, "activation": ("relu",)}
+# T5X's other defaults are T5 Small's, as in SwitchConfig.
+_T5X_DEFAULTS = {"logits_via_embedding": False, "activation": ("relu",)}
 _T5X_WITHOUT_EFFECT = {"dtype", "float32_attention_logits", "remat_policy", "scan_unroll", "param_scan_axis"}
 
 _ARCHITECTURE = "t5_architecture.EncoderDecoder"
@@ -45,9 +45,11 @@ _COPIED = {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
 # These parameters repeat values of attention and vocabulary.
 _REPEATED = {f"{_BIAS}.num_heads", "dense.DenseGeneral.features", f"{_ATTENTION}.dropout_rate"}
 # Parameters of any class that functions here read, or for which models of this package have one value.
-_READ = {"encoder_factory", "decoder_factory", "num_layers", "num_sparse_layers", "sparse_layout", "router",
-         "num_selected_experts", "batch_prioritized_routing", "jitter_noise", "output_logits_factory", "extra_mlp",
-         "min_expert_capacity", "shared_relative_position_bias_factory"}
+_READ = set("""
+    encoder_factory decoder_factory num_layers num_sparse_layers sparse_layout router num_selected_experts
+    batch_prioritized_routing jitter_noise output_logits_factory extra_mlp min_expert_capacity
+    shared_relative_position_bias_factory
+""".split())
 _FIXED = {
     "use_bias": (False,), "ignore_padding_tokens": (False,), "position_embedder_factory": (None,),
     "strict_group_size": (False,), "fuse_kernels": (False,), "final_dropout_rate": (0,),
@@ -57,12 +59,13 @@ _FIXED = {
     "attention": (_ATTENTION,), "self_attention": (_ATTENTION,), "encoder_decoder_attention": (_ATTENTION,),
     "mlp": (_MLP, _MOE), "expert": (_MLP,), "router_weights": ("routing.RouterWeights",),
     "relative_position_bias_factory": (_BIAS, None)}
-_WITHOUT_EFFECT = {
-    "dtype", "kernel_init", "bias_init", "embedding_init", "dropout_factory", "input_dropout_factory",
-    "output_dropout_factory", "activation_partitioning_dims", "broadcast_dropout", "cast_input_dtype", "attend_dtype",
-    "one_hot", "name", "input_axis_name", "intermediate_axis_name", "output_axis_name", "data_sharding_constraints",
-    "kernel_axis_names", "num_model_partitions", "num_expert_partitions", "layer_remat", "sow_intermediates",
-    "capture_gradients", "split_params", "precision", "scanned", "scan_layers", "scan_axis"}
+_WITHOUT_EFFECT = set("""
+    dtype kernel_init bias_init embedding_init dropout_factory input_dropout_factory output_dropout_factory
+    activation_partitioning_dims broadcast_dropout cast_input_dtype attend_dtype one_hot name input_axis_name
+    intermediate_axis_name output_axis_name data_sharding_constraints kernel_axis_names num_model_partitions
+    num_expert_partitions layer_remat sow_intermediates capture_gradients split_params precision scanned scan_layers
+    scan_axis
+""".split())
 _MODULES = {"t5_architecture", "moe_architecture", "moe_layers", "routing", "dense_attention", "dense", "embedding",
             "layer_norm", "relative_position_biases"}
 
@@ -151,9 +154,8 @@ def _fields_of_flaxformer(values):
     logits = values.get(f"{stacks['decoder']}.output_logits_factory")
     if _class(logits) not in (None, "dense.DenseGeneral"):
         raise _unknown(f"{stacks['decoder']}.output_logits_factory", logits)
-    fields["logits_via_embedding"] = logits is None
-    fields["relative_attention_per_layer"] = not _has(
-        values, stacks.values(), "shared_relative_position_bias_factory", _BIAS)
+    fields |= {"logits_via_embedding": logits is None, "relative_attention_per_layer": not _has(
+        values, stacks.values(), "shared_relative_position_bias_factory", _BIAS)}
     if not steps:
         return fields
     num_sparse = 0

@@ -26,7 +26,7 @@ from switch_tf.conversion.untrusted_files import Tensor, keeping_last
 from switch_tf.hardware import host
 from switch_tf.models.switch_transformer import SwitchTransformer
 from switch_tf.optim.adafactor import Adafactor
-from switch_tf.optim.factoring import factor_dimensions, slot_dimensions
+from switch_tf.optim.factoring import factor_dimensions
 from switch_tf.partitioning import axes_of
 from switch_tf.partitioning.variables import PjrtVariable, assign, stored, unfolding_of
 from switch_tf.refusals import Refusal
@@ -58,20 +58,11 @@ class Rule(NamedTuple):
 
     def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of each of their tensors."""
-        shape = tuple(shape[1:] if self.stack else shape)
+        shape = shape[1:] if self.stack else shape
         if self.merge is not None:
             end = self.merge + 2
-            shape = (*shape[:self.merge], shape[self.merge] * shape[end - 1], *shape[end:])
+            shape = (*shape[:self.merge], math.prod(shape[self.merge:end]), *shape[end:])
         return shape[::-1] if self.transpose else shape
-
-    def their_index(self, shape: tuple[int, ...], rows: slice) -> tuple:
-        """Returns the index of our `rows` in their unstacked tensor, () for all."""
-        start, stop, _ = rows.indices(shape[0])
-        if stop - start == shape[0]:
-            return ()
-        width = shape[1] if self.merge == 0 else 1
-        part = slice(start * width, stop * width)
-        return (..., part) if self.transpose else (part,)
 
 
 class Link(NamedTuple):
@@ -95,7 +86,10 @@ class Link(NamedTuple):
         start, stop, _ = rows.indices(self.shape[0])
         shape = (stop - start, *self.shape[1:])
         if not self.rule.stack:
-            return read_one(self.theirs[0], self.rule.their_index(self.shape, rows), shape)
+            width = self.shape[1] if self.rule.merge == 0 else 1
+            part = slice(start * width, stop * width)
+            index = () if shape == self.shape else (..., part) if self.rule.transpose else (part,)
+            return read_one(self.theirs[0], index, shape)
         weight = None
         for index, name in enumerate(self.theirs[start:stop]):
             tensor = read_one(name, (), shape[1:])
@@ -299,16 +293,17 @@ def _reading_pieces(source, name, array):
     portions: list[tuple[int, int]] = []
     for first, last in sorted({index[0].indices(num_rows)[:2] for index in
                                array.sharding.addressable_devices_indices_map(array.shape).values()}):
-        if portions and first <= portions[-1][1] and (last - portions[-1][0]) * row_size <= LARGEST:
-            portions[-1] = portions[-1][0], max(portions[-1][1], last)
+        begin, end = portions[-1] if portions else (0, -1)
+        if first <= end and (last - begin) * row_size <= LARGEST:
+            portions[-1] = begin, max(end, last)
         else:
             portions.append((first, last))
     read = keeping_last(lambda portion: source.read(name, slice(*portion)))
 
     def piece(index):
         first, last, _ = index[0].indices(num_rows)
-        begin, end = next((begin, end) for begin, end in portions if begin <= first and last <= end)
-        return read((begin, end))[(slice(first - begin, last - begin), *index[1:])]
+        portion = next(portion for portion in portions if portion[0] <= first and last <= portion[1])
+        return read(portion)[(slice(first - portion[0], last - portion[0]), *index[1:])]
 
     return piece
 
@@ -324,18 +319,18 @@ def groups_of(source: WeightSource, undivided: Collection[str] = ()) -> list[lis
     Args:
         undivided: Weights to keep whole. A whole weight, or a single row, may exceed LARGEST.
     """
-    groups, num_bytes = [[]], 0
+    groups, room = [], 0
     for name, weight in source.weights.items():
         num_rows, row_size = weight.shape[0], 4 * math.prod(weight.shape[1:])
-        step = max(1, LARGEST // max(1, row_size)) if name not in undivided else num_rows
+        step = max(1, LARGEST // row_size) if name not in undivided else num_rows
         for start in range(0, num_rows, step):
             rows = slice(start, min(start + step, num_rows))
             size = (rows.stop - start) * row_size
-            if groups[-1] and num_bytes + size > LARGEST:
+            if not groups or size > room:
                 groups.append([])
-                num_bytes = 0
+                room = LARGEST
             groups[-1].append((name, rows, size))
-            num_bytes += size
+            room -= size
     return groups
 
 
@@ -427,20 +422,17 @@ def _keep_dims(shape, dims):
 
 def _convert_slots(link, axes, slots):
     factors = factor_dimensions(link.shape, axes)
+    averaged = None if factors is None else {"v_row": factors.columns, "v_col": factors.rows}
     if "v" in slots:
         if slots["v"].shape in (link.shape, link.their_shape):
             whole = slots["v"].read().reshape(link.shape)
-            return {"v": whole} if factors is None else {
-                "v_row": whole.mean(factors.columns), "v_col": whole.mean(factors.rows)}
-    elif factors is not None:
-        kept = slot_dimensions(link.shape, factors)
-        shapes = [_keep_dims(link.shape, dims) for dims in (factors.columns, factors.rows)]
-        for first, second in (("v_row", "v_col"), ("v_col", "v_row")):
-            pair = {"v_row": slots[first], "v_col": slots[second]}
-            if all(slot.shape in (shape, link.rule.their_shape(shape))
-                   for slot, shape in zip(pair.values(), shapes, strict=True)):
-                return {name: slot.read().reshape([link.shape[dim] for dim in kept[name]])
-                        for name, slot in pair.items()}
+            return {"v": whole} if averaged is None else {name: whole.mean(dims) for name, dims in averaged.items()}
+    elif averaged is not None:
+        shapes = {name: _keep_dims(link.shape, dims) for name, dims in averaged.items()}
+        for names in (("v_row", "v_col"), ("v_col", "v_row")):
+            pair = {ours: slots[theirs] for ours, theirs in zip(shapes, names, strict=True)}
+            if all(slot.shape in (shapes[name], link.rule.their_shape(shapes[name])) for name, slot in pair.items()):
+                return {name: slot.read().reshape(shapes[name]).squeeze(averaged[name]) for name, slot in pair.items()}
     raise Refusal(f"The checkpoint's Adafactor keeps {_listed(slots)} of {link.theirs[0]!r} (size 1 where it "
                   f"averages), and that of this package factors its {link.ours!r} of shape {link.shape} over other "
                   "dimensions; convert the weights alone, without --with_optimizer.")

@@ -17,8 +17,8 @@ from switch_tf.configs import policies
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.run import StepSettings
 from switch_tf.configs.switch_config import SwitchConfig
-from switch_tf.conversion import formats, source_vocabulary
-from switch_tf.conversion.formats import SWITCH_TF, Format, Opened
+from switch_tf.conversion import formats, source_vocabulary, weight_source
+from switch_tf.conversion.formats import SWITCH_TF, Format
 from switch_tf.data.batches import AddedFeatures
 from switch_tf.data.task_catalog import fingerprint_of_pieces
 from switch_tf.evaluation.objectives import Objective, target_features
@@ -216,11 +216,11 @@ class LiveTeacher(Objective):
 
     def restore(self) -> None:
         """Loads the weights, under any layout."""
-        (path, found), variables = self._source, tensors.state_variables(self._model)
+        path, found = self._source
         if found is SWITCH_TF:
-            tensors.restore(path, variables)
-            return
-        tensors.start(Opened(found.module.open_weights(path, self._config), path), variables)
+            tensors.restore(path, tensors.state_variables(self._model))
+        else:
+            weight_source.fill(found.module.open_weights(path, self._config), weight_source.variables_of(self._model))
 
     @property
     def variables(self) -> list:
@@ -278,12 +278,9 @@ class StoredTeacher(Objective):
 
     def check(self, config: SwitchConfig, configuration: dict[str, Any]) -> None:
         """Refuses predictions of other targets than the student's."""
-        stored = self._store.manifest
-        for name, there, here in (
-                ("TEMPERATURE", stored["temperature"], self._temperature),
-                ("vocabulary", stored["vocabulary"], configuration["vocabulary"]),
-                ("TASK_FEATURE_LENGTHS", stored["task_feature_lengths"], configuration["TASK_FEATURE_LENGTHS"]),
-                ("Run.pack", stored["pack"], configuration["Run.pack"])):
+        stored, wanted = self._store.manifest, configuration | {"TEMPERATURE": self._temperature}
+        for name in ("TEMPERATURE", "vocabulary", "TASK_FEATURE_LENGTHS", "Run.pack"):
+            there, here = stored[name.removeprefix("Run.").lower()], wanted[name]
             if there != here:
                 raise Refusal(f"The predictions in {self._folder} are for {name} {there!r}, and this run has {here!r}; "
                               "use that, cache again into another folder, or leave TEACHER_PREDICTIONS out to run the "

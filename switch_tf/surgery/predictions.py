@@ -196,16 +196,14 @@ class PredictionWriter:
     def __init__(self, folder: pathlib.Path, request: dict, overwrite: bool = False):
         with reading(folder):
             there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
-        # Without a manifest, the origin of shards is unknown.
-        if others := [name for name in there
-                      if not name.startswith(".") and not (MANIFEST in there and _OWN.fullmatch(name))]:
-            raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {others[0]}; "
-                          "name another one.")
+        for name in there:
+            # Without a manifest, the origin of shards is unknown.
+            if not name.startswith(".") and not (MANIFEST in there and _OWN.fullmatch(name)):
+                raise Refusal(f"--output must be a new folder, or one of stored predictions, and {folder} has {name}; "
+                              "name another one.")
         cache_files.begin(folder, MANIFEST, {"format_version": _FORMAT_VERSION, **request}, _OWN, overwrite, reads=[])
         self.manifest = read_manifest(folder)
-        self._folder, self._waiting = folder, {}
-        self._num_bytes, self._since = 0, time.monotonic()
-        found = {}
+        self._folder, found = folder, {}
         for number in shard_numbers(folder):
             try:
                 keys, checksum = read_keys(folder, number)
@@ -222,6 +220,7 @@ class PredictionWriter:
         # The empty first key gives each search an index.
         self._keys = np.sort(np.concatenate([np.zeros(1, _KEY), *found.values()]))
         self._next = max(found, default=-1) + 1
+        self._waiting, self._num_bytes, self._since = {}, 0, time.monotonic()
 
     def __len__(self):
         return len(self._keys) - 1 + len(self._waiting)

@@ -76,17 +76,15 @@ def shrink(model: SwitchTransformer, groups: dict[str, Groups], use: dict[str, n
     old, routers = variables_of(model), _router_places(model)
     with progress.bar(4 * smaller.config.num_parameters, "shrinking") as bar:
         for name, variable in variables_of(smaller).items():
-            weight = old[name].numpy()
-            for router, place in routers.items():
-                axes = axes_of(old[name])
-                axis = next((dim for dim, one in enumerate(axes) if one in ("expert", "router_expert")), None)
-                if axis is not None and name.startswith((f"{place}experts/", f"{place}router/")):
-                    parts = []
-                    for group in groups[router]:
-                        shares = use[router][group]
-                        parts.append(np.average(np.take(weight, group, axis).astype(np.float64), axis=axis,
-                                                weights=shares if shares.sum() > 0 else np.ones(len(group))))
-                    weight = np.stack(parts, axis).astype(weight.dtype)
+            weight, axes = old[name].numpy(), axes_of(old[name])
+            axis = next((dim for dim, one in enumerate(axes) if one in ("expert", "router_expert")), None)
+            if axis is not None:
+                parts, router = [], next(router for router, place in routers.items() if name.startswith(place))
+                for group in groups[router]:
+                    shares = use[router][group]
+                    parts.append(np.average(np.take(weight, group, axis).astype(np.float64), axis=axis,
+                                            weights=shares if shares.sum() > 0 else np.ones(len(group))))
+                weight = np.stack(parts, axis).astype(weight.dtype)
             variable.assign(weight)
             bar.update(4 * math.prod(variable.shape))
     return smaller

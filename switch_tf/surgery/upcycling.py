@@ -187,37 +187,33 @@ def upcycle_checkpoint(source: pathlib.Path, source_format: Format, output: path
     text = (f"{dense.config.num_parameters:,} parameters of {source} ({source_format.name}) became "
             f"{config.num_parameters:,} in {output}: {len(layers)} sparse layers of {config.num_experts} experts, each "
             f"{made_of}.{state}")
-    advice = _advice_on_slices(config, slices) or _advice_on_scale(
-        changes.gate_scale, means, scales, is_even=all(np.ptp(values) < 1e-4 for values in sums.values()))
     return {"from": str(source), "format": source_format.name, "output": str(output),
             "num_parameters": config.num_parameters, "num_dense_parameters": dense.config.num_parameters,
             "sparse_layers": list(layers), "num_experts": config.num_experts, "expert_width": config.expert_width,
             "slices": slices, "step": step, "vocabulary": name, "gate_sums": means, "gate_scales": scales
-            }, "\n".join([text, advice, *lines])
+            }, "\n".join([text, _advice(config, slices, changes.gate_scale, sums, scales), *lines])
 
 
-def _advice_on_slices(config, num_slices):
+def _advice(config, num_slices, scale, sums, scales):
     for is_decoder, layers in enumerate((config.encoder_sparse_layers, config.decoder_sparse_layers)):
         policy, count = policies.get(config.routing(bool(is_decoder))[0]), config.num_choices(bool(is_decoder))
         if layers and not policy.experts_choose and count < num_slices:
             return (f"A token of the {('encoder', 'decoder')[is_decoder]} gets {count} of the {num_slices} slices; "
                     f"routing_policy='top_n' with num_selected_experts={num_slices} gives it all of them.")
-    return None
 
-
-def _advice_on_scale(scale, sums, scales, is_even):
     def shown(values):
         low, high = f"{min(values):.4g}", f"{max(values):.4g}"
         return low if low == high else f"{low} to {high}"
 
     wanted, layers = shown(scales.values()), "layer" if len(scales) == 1 else "layers"
+    is_even = all(np.ptp(values) < 1e-4 for values in sums.values())
     kept = "keeps the function of the dense model" if is_even else "keeps the mean size of the layers' outputs"
     if scale == "auto":
         return f"--gate_scale=auto was {wanted} and {kept}, as long as no token is dropped."
     if all(abs(scale / one - 1) < 0.01 for one in scales.values()):
         return f"--gate_scale={scale:.4g} {kept}, as long as no token is dropped."
-    return (f"The gates of a token add up to {shown(sums.values())} in the sparse {layers}, so these start with "
-            f"{shown([scale / one for one in scales.values()])} of the dense layers' outputs; --gate_scale=auto "
+    return (f"The gates of a token add up to {shown([one.mean() for one in sums.values()])} in the sparse {layers}, so "
+            f"these start with {shown([scale / one for one in scales.values()])} of the dense layers' outputs; --gate_scale=auto "
             f"({wanted}) {kept}.")
 
 
