@@ -82,8 +82,9 @@ def _open(path):
 def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
     """Returns the Adafactor of a checkpoint. `model` was read from it."""
     prefix, weights = _open(folder)
-    slots = {}
-    for name, tensor in mesh_tensorflow_file.open_variables(prefix, lambda name: bool(_SLOT.fullmatch(name))).items():
+    state = mesh_tensorflow_file.open_variables(prefix, lambda name: name not in weights)
+    step, slots = state.pop(STEP, None), {}
+    for name, tensor in state.items():
         weight, _, slot = name.rpartition("_slot_")
         slots.setdefault(weight, {})[slot] = tensor
     for name, group in slots.items():
@@ -92,7 +93,6 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
             largest = np.argsort([-size for size in shape], kind="stable").tolist()
             slots[name] = used_slots(name, shape, group, {"v_row": ("vr", largest[:1]), "v_col": ("vc", largest[1:2])},
                                      "Mesh TensorFlow")
-    step = mesh_tensorflow_file.open_variables(prefix, lambda name: name == STEP).get(STEP)
     return read_adafactor(model, _rules_of(model.config, weights), slots, STEP, step, prefix)
 
 

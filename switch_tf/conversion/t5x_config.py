@@ -45,11 +45,9 @@ _COPIED = {*_REQUIRED, *_OPTIONAL, *_EXPERTS}
 # These parameters repeat values of attention and vocabulary.
 _REPEATED = {f"{_BIAS}.num_heads", "dense.DenseGeneral.features", f"{_ATTENTION}.dropout_rate"}
 # Parameters of any class that functions here read, or for which models of this package have one value.
-_READ = set("""
-    encoder_factory decoder_factory num_layers num_sparse_layers sparse_layout router num_selected_experts
-    batch_prioritized_routing jitter_noise output_logits_factory extra_mlp min_expert_capacity
-    shared_relative_position_bias_factory
-""".split())
+_READ = {"encoder_factory", "decoder_factory", "num_layers", "num_sparse_layers", "sparse_layout", "router",
+         "num_selected_experts", "batch_prioritized_routing", "jitter_noise", "output_logits_factory", "extra_mlp",
+         "min_expert_capacity", "shared_relative_position_bias_factory"}
 _FIXED = {
     "use_bias": (False,), "ignore_padding_tokens": (False,), "position_embedder_factory": (None,),
     "strict_group_size": (False,), "fuse_kernels": (False,), "final_dropout_rate": (0,),
@@ -59,31 +57,30 @@ _FIXED = {
     "attention": (_ATTENTION,), "self_attention": (_ATTENTION,), "encoder_decoder_attention": (_ATTENTION,),
     "mlp": (_MLP, _MOE), "expert": (_MLP,), "router_weights": ("routing.RouterWeights",),
     "relative_position_bias_factory": (_BIAS, None)}
-_WITHOUT_EFFECT = set("""
-    dtype kernel_init bias_init embedding_init dropout_factory input_dropout_factory output_dropout_factory
-    activation_partitioning_dims broadcast_dropout cast_input_dtype attend_dtype one_hot name input_axis_name
-    intermediate_axis_name output_axis_name data_sharding_constraints kernel_axis_names num_model_partitions
-    num_expert_partitions layer_remat sow_intermediates capture_gradients split_params precision scanned scan_layers
-    scan_axis
-""".split())
+_WITHOUT_EFFECT = {
+    "dtype", "kernel_init", "bias_init", "embedding_init", "dropout_factory", "input_dropout_factory",
+    "output_dropout_factory", "activation_partitioning_dims", "broadcast_dropout", "cast_input_dtype", "attend_dtype",
+    "one_hot", "name", "input_axis_name", "intermediate_axis_name", "output_axis_name", "data_sharding_constraints",
+    "kernel_axis_names", "num_model_partitions", "num_expert_partitions", "layer_remat", "sow_intermediates",
+    "capture_gradients", "split_params", "precision", "scanned", "scan_layers", "scan_axis"}
 _MODULES = {"t5_architecture", "moe_architecture", "moe_layers", "routing", "dense_attention", "dense", "embedding",
             "layer_norm", "relative_position_biases"}
 
 
-def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
+def find(folder: Any) -> tuple[SwitchConfig | None, Any]:
     """Finds a checkpoint's configuration in one of FILES, in its folder or above.
 
     Args:
         folder: The checkpoint, or `state` within it.
 
     Returns:
-        `(configuration, path of its file)`, or None.
+        `(configuration, path of its file)`, or `(None, None)`.
     """
     for place in (folder, folder.parent, *([folder.parent.parent] if folder.name == "state" else [])):
         for path in (place / name for name in FILES):
             if path.is_file() and (config := read(path)) is not None:
                 return config, path
-    return None
+    return None, None
 
 
 def read(path: Any) -> SwitchConfig | None:

@@ -213,8 +213,8 @@ def _advice(config, num_slices, scale, sums, scales):
     if all(abs(scale / one - 1) < 0.01 for one in scales.values()):
         return f"--gate_scale={scale:.4g} {kept}, as long as no token is dropped."
     return (f"The gates of a token add up to {shown([one.mean() for one in sums.values()])} in the sparse {layers}, so "
-            f"these start with {shown([scale / one for one in scales.values()])} of the dense layers' outputs; --gate_scale=auto "
-            f"({wanted}) {kept}.")
+            f"these start with {shown([scale / one for one in scales.values()])} of the dense layers' outputs; "
+            f"--gate_scale=auto ({wanted}) {kept}.")
 
 
 def open_mean(checkpoints: list[pathlib.Path]) -> WeightSource:
