@@ -119,15 +119,15 @@ def open_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
             is_valid = False
         if not is_valid:
             raise damaged(f"its header does not describe {checks.shown(name)} as the format asks")
-        shape = tuple(shape)
+        shape, kind = tuple(shape), _CODES.get(dtype, dtype)
         if end > num_bytes:
             raise damaged(f"{checks.shown(name)} ends at byte {end} of the {num_bytes} that follow the header")
-        known = DTYPES.get(_CODES.get(dtype))
+        known = DTYPES.get(kind)
         if known is not None and math.prod(shape) * known.itemsize != end - begin:
             raise damaged(f"{checks.shown(name)} of shape {shape} in {dtype} has {end - begin} bytes")
         ranges.append((begin, end, name))
         load = functools.partial(values_at, path, known, start + begin, shape)
-        tensors[name] = Tensor(shape, load, dtype=_CODES.get(dtype, dtype))
+        tensors[name] = Tensor(shape, load, dtype=kind)
     last = 0
     for begin, end, name in sorted(ranges):
         if begin != last:

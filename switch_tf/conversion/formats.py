@@ -135,8 +135,7 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
         to.module.write_weights(weight_source.model_weights(model), output, vocabulary.content, optimizer=optimizer)
     else:
         options = {"expert_capacity": expert_capacity, "dtype": dtype} if to is HUGGING_FACE else {}
-        identity = identity_of(source, source_format, to, output, opened.config, vocabulary.content,
-                               expert_capacity, dtype)
+        identity = identity_of(source, source_format, to, output, opened.config, vocabulary.content) | options
         to.module.write_weights(opened, output, vocabulary.content, identity, **options)
     num_parameters = opened.config.num_parameters
     result = {"input": str(source), "from": source_format.name, "to": to.name, "output": str(output),
@@ -193,9 +192,8 @@ def start_from(output: pathlib.Path, vocabulary: source_vocabulary.Vocabulary,
 
 
 def identity_of(source: pathlib.Path, source_format: Format, to: Format, output: pathlib.Path, config: SwitchConfig,
-                vocabulary: bytes | None, expert_capacity: int | None = None, dtype: str = "float32"
-                ) -> dict[str, Any]:
-    """Returns all that determines the files of a conversion, to recognise a killed one.
+                vocabulary: bytes | None) -> dict[str, Any]:
+    """Returns what determines the files of a conversion besides its options, to recognise a killed one.
 
     Args:
         output: Its hidden neighbours are no part of the source.
@@ -203,9 +201,8 @@ def identity_of(source: pathlib.Path, source_format: Format, to: Format, output:
     place, output = places.at(source_format.resolve(source)).resolve(), output.resolve()
     files = [file for file in state(place) if not file[0].startswith(str(output.parent / f".{output.name}."))]
     return {"source": str(place), "state of the source": _sum(files), "format": to.name,
-            "configuration": _sum(list(dataclasses.asdict(config).items())), "expert_capacity": expert_capacity,
-            "dtype": dtype, "vocabulary": _sum([vocabulary]), "version of switch_tf": switch_tf.__version__,
-            "size of a part": weight_source.LARGEST}
+            "configuration": _sum(list(dataclasses.asdict(config).items())), "vocabulary": _sum([vocabulary]),
+            "version of switch_tf": switch_tf.__version__, "size of a part": weight_source.LARGEST}
 
 
 def _sum(values):

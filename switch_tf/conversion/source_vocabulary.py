@@ -65,8 +65,8 @@ def find(source: str | pathlib.Path) -> Vocabulary:
                    for name in ("tokenizer_config.json", "config.json") if (folder / name).exists())
         if next(filter(None, classes), None) == "ByT5Tokenizer":
             return Vocabulary(name="bytes")
-        if (folder / "tokenizer.json").exists():
-            return Vocabulary(content=sentencepiece_model(folder / "tokenizer.json"))
+        if (path := folder / "tokenizer.json").exists():
+            return Vocabulary(content=sentencepiece_model(path))
         return Vocabulary(reason=f"{folder} has neither {FILE} nor tokenizer.json; download one of them with the "
                                  "weights, or name the VOCABULARY that the model was trained with.")
     except Refusal as error:
@@ -77,8 +77,8 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Returns the serialised SentencePiece model of a Unigram tokenizer.json, without the 100 sentinels at its end."""
     content = untrusted_files.read_object(path)
     model = content.get("model")
-    if not isinstance(model, dict) or model.get("type") != "Unigram":
-        kind = model.get("type") if isinstance(model, dict) else None
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind != "Unigram":
         raise Refusal(f"{path} holds a tokenizer of type {checks.shown(kind)}, and only 'Unigram', T5's, becomes a "
                       "vocabulary; train one with `switch-tf vocabulary`, or use the model's spiece.model.")
     proto = sentencepiece_model_pb2.ModelProto()
@@ -113,16 +113,17 @@ def _pieces(model, path):
     if not is_valid or len({piece for piece, _ in vocab}) < len(vocab):
         raise Refusal(f"{path} must list distinct pieces with their scores under \"model\", \"vocab\", and does "
                       "not; download it again.")
+    names = [piece for piece, _ in vocab]
     try:
-        "".join(piece for piece, _ in vocab).encode()
+        "".join(names).encode()
     except UnicodeEncodeError:
         raise Refusal(f"{path} has a piece with half of a surrogate pair, which is no character; download it again."
                       ) from None
-    held = [piece for piece, _ in vocab if _SENTINEL.fullmatch(piece)]
+    held = [piece for piece in names if _SENTINEL.fullmatch(piece)]
     if not held:
         return vocab
     expected = [f"<extra_id_{number}>" for number in reversed(range(_NUM_SENTINELS))]
-    if held != expected or [piece for piece, _ in vocab[-_NUM_SENTINELS:]] != expected:
+    if held != expected or names[-_NUM_SENTINELS:] != expected:
         raise Refusal(f"{path} must hold its sentinels as the last {_NUM_SENTINELS} pieces, <extra_id_0> the very "
                       f"last, as T5 does; it has {len(held)}, the first being {held[0]}.")
     return vocab[:-_NUM_SENTINELS]

@@ -279,27 +279,23 @@ def _read_node(path, unpacker, data, depth, skipped):
 
 def _leaf(path, data, start, end):
     place = start + _EXTENSIONS.get(data[start], 0)
-    if place > start and data[place] in _ARRAYS:
-        return _inline_array(path, data, place + 1, end)
-    if end - start > _MAX_VALUE:
-        return f"a value of {end - start} bytes"
-    value = msgpack.unpackb(data[start:end])
-    is_placeholder = isinstance(value, str) and value.startswith(_PLACEHOLDER)
-    return _reference_to(value[len(_PLACEHOLDER):]) if is_placeholder else value
-
-
-def _inline_array(path, data, start, end):
-    header = msgpack.Unpacker(max_buffer_size=_MAX_HEADER)
-    header.feed(data[start:min(end, start + _MAX_HEADER)])
+    if place == start or data[place] not in _ARRAYS:
+        if end - start > _MAX_VALUE:
+            return f"a value of {end - start} bytes"
+        value = msgpack.unpackb(data[start:end])
+        is_placeholder = isinstance(value, str) and value.startswith(_PLACEHOLDER)
+        return _reference_to(value[len(_PLACEHOLDER):]) if is_placeholder else value
+    header, malformed = msgpack.Unpacker(), Refusal("an array does not consist of shape, dtype and bytes")
+    header.feed(data[place + 1:min(end, place + 1 + _MAX_HEADER)])
     if header.read_array_header() != 3:
-        raise Refusal("an array does not consist of shape, dtype and bytes")
+        raise malformed
     shape, dtype = header.unpack(), header.unpack()
-    place = start + header.tell()
+    place += 1 + header.tell()
     values = place + _BYTES.get(data[place], 0)
     is_valid = isinstance(dtype, str) and isinstance(shape, list) and all(
         type(size) is int and size >= 0 for size in shape) and values > place
     if not is_valid or int.from_bytes(data[place + 1:values], "big") != end - values:
-        raise Refusal("an array does not consist of shape, dtype and bytes")
+        raise malformed
     known = (DTYPES | _INTEGERS).get(dtype)
     if known is not None and math.prod(shape) * known.itemsize != end - values:
         raise Refusal(f"an array of shape {tuple(shape)} in {dtype} has {end - values} bytes")

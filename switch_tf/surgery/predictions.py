@@ -212,10 +212,9 @@ class PredictionWriter:
             if cache_files.is_unchanged(_files(folder, number)[0], checksum):
                 found[number] = keys
         leftovers.remove_unfinished(folder)
-        kept = {MANIFEST, *(file.name for number in found for file in _files(folder, number))}
         with writing(folder):
             for file in sorted(folder.iterdir()):
-                if _OWN.fullmatch(file.name) and file.name not in kept:
+                if _OWN.fullmatch(file.name) and file.name != MANIFEST and int(file.stem) not in found:
                     remove(file)
         # The empty first key gives each search an index.
         self._keys = np.sort(np.concatenate([np.zeros(1, _KEY), *found.values()]))

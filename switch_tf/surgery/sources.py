@@ -72,10 +72,9 @@ def check_compatible(dense: SwitchConfig, sparse: SwitchConfig) -> int:
             shown = "scale_decoder_outputs" if name == "scales_logits" else name
             raise Refusal(f"{shown} must be the same in both models, and it is {values[0]!r} in "
                           f"--from and {values[1]!r} in the model file; only experts and routers may differ.")
-    if sparse.expert_sublayers != "feed_forward" or sparse.extra_mlp:
-        field = "extra_mlp" if sparse.extra_mlp else "expert_sublayers"
-        raise Refusal(f"{field} must be {False if sparse.extra_mlp else 'feed_forward'!r}, not "
-                      f"{getattr(sparse, field)!r}: a dense model has no weights for these layers.")
+    for field, wanted in (("extra_mlp", False), ("expert_sublayers", "feed_forward")):
+        if (value := getattr(sparse, field)) != wanted:
+            raise Refusal(f"{field} must be {wanted!r}, not {value!r}: a dense model has no weights for these layers.")
     width = sparse.expert_width
     if dense.d_ff % width or sparse.num_experts % (dense.d_ff // width):
         raise Refusal(f"expert_d_ff must be d_ff / k, for a k that divides d_ff ({dense.d_ff}) and num_experts "
