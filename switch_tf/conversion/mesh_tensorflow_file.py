@@ -29,7 +29,6 @@ _INDEX, _VALUES = ".index", ".data-"
 _NEWEST = re.compile(rb'model_checkpoint_path:\s*"([^"\n]*)"')
 _STATE_BYTES = 4096  # the newest is in the first line
 _INDICES = re.compile(r"(.*\.ckpt-\d+)\.index")
-_SHARD = re.compile(r"(\d{5})-of-(\d{5})")
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of TensorFlow 2
 
 
@@ -114,10 +113,11 @@ def _prefixes(folder):
 
 def _check_shards(prefix):
     start = f"{prefix.name}{_VALUES}"
-    shards = [match for entry in prefix.parent.iterdir() if entry.name.startswith(start)
-              and (match := _SHARD.fullmatch(entry.name.removeprefix(start))) and entry.is_file()]  # no pipe
+    pattern = re.compile(rf"{re.escape(start)}(\d{{5}})-of-(\d{{5}})")
+    shards = [match for entry in prefix.parent.iterdir() if (match := pattern.fullmatch(entry.name))
+              and entry.is_file()]  # no pipe
     for match in shards:
-        check_regular(prefix.parent / f"{start}{match[0]}")
+        check_regular(prefix.parent / match[0])
     totals = sorted({int(match[2]) for match in shards})
     if len(totals) > 1:
         raise Refusal(f"{prefix.parent} holds shards of {prefix.name} of {totals[0]} and of {totals[-1]} files; remove "

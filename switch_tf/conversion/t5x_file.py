@@ -190,13 +190,12 @@ def _read_orbax(path, part):
                 continue  # of an untrained weight
         try:
             keys = [key["key"] for key in entry["key_metadata"]]
-            if not keys or not all(isinstance(key, str) for key in keys):
-                raise TypeError("A key must be text.")
+            name = ".".join(keys)  # TypeError unless all are text
             if keys[0] == part:
-                leaves["/".join(keys)] = _reference_to(".".join(keys))
+                leaves["/".join(keys)] = _reference_to(name)
         except Refusal as error:
             raise Refusal(f"{path} is damaged: {error}; download it again.") from None
-        except (KeyError, TypeError):
+        except (IndexError, KeyError, TypeError):
             raise Refusal(f"{path} is damaged: an array has no keys, but {checks.shown(entry)}; download it again."
                           ) from None
     if not leaves:
