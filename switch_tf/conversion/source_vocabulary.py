@@ -28,7 +28,7 @@ FILE = "spiece.model"  # in the folders of T5 and mT5
 _SENTINEL, _BYTE = re.compile(r"<extra_id_(\d{1,3})>"), re.compile(r"<0x[0-9A-F]{2}>")
 _NUM_SENTINELS = 100  # added to a loaded SentencePiece model; <extra_id_0> is the last
 _MAX_SCORE = 1e9  # absolute, of a log probability
-_CONTROL = ("<pad>", "</s>")
+_PAD, _END = "<pad>", "</s>"
 
 
 class Vocabulary(NamedTuple):
@@ -81,19 +81,15 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
     if kind != "Unigram":
         raise Refusal(f"{path} holds a tokenizer of type {checks.shown(kind)}, and only 'Unigram', T5's, becomes a "
                       "vocabulary; train one with `switch-tf vocabulary`, or use the model's spiece.model.")
-    proto = sentencepiece_model_pb2.ModelProto()
     pieces = _pieces(model, path)
     kinds = _kinds(content, model, pieces, path)
-    for piece, score in pieces:
-        proto.pieces.add(piece=piece, score=score, type=kinds.get(piece, proto.SentencePiece.NORMAL))
     ids = {piece: id_ for id_, (piece, _) in enumerate(pieces)}
-    trainer = proto.trainer_spec
-    trainer.model_type = trainer.UNIGRAM
-    trainer.vocab_size, trainer.byte_fallback = len(pieces), bool(model.get("byte_fallback"))
-    trainer.unk_id, trainer.unk_piece = model["unk_id"], pieces[model["unk_id"]][0]
-    trainer.pad_id, trainer.eos_id = (ids.get(piece, -1) for piece in _CONTROL)
-    trainer.pad_piece, trainer.eos_piece = _CONTROL
-    trainer.bos_id = -1
+    proto = sentencepiece_model_pb2.ModelProto(
+        pieces=[{"piece": piece, "score": score, "type": kinds.get(piece, "NORMAL")} for piece, score in pieces],
+        trainer_spec={
+            "model_type": "UNIGRAM", "vocab_size": len(pieces), "byte_fallback": bool(model.get("byte_fallback")),
+            "unk_id": model["unk_id"], "unk_piece": pieces[model["unk_id"]][0], "bos_id": -1,
+            "pad_id": ids.get(_PAD, -1), "pad_piece": _PAD, "eos_id": ids.get(_END, -1), "eos_piece": _END})
     _set_normalizer(proto.normalizer_spec, content, path)
     serialized = proto.SerializeToString(deterministic=True)
     try:
@@ -130,7 +126,6 @@ def _pieces(model, path):
 
 
 def _kinds(content, model, pieces, path):
-    kind = sentencepiece_model_pb2.ModelProto.SentencePiece
     unk_id, added = model.get("unk_id"), content.get("added_tokens") or []
     if type(unk_id) is not int or not 0 <= unk_id < len(pieces):
         raise Refusal(f"{path} must say with \"unk_id\" which piece stands for unknown text, one of {len(pieces)}, "
@@ -138,9 +133,9 @@ def _kinds(content, model, pieces, path):
     if not isinstance(added, list) or not all(
             isinstance(token, dict) and isinstance(token.get("content"), str) for token in added):
         raise Refusal(f"{path} must list tokens under \"added_tokens\", and does not; download it again.")
-    kinds = {piece: kind.BYTE for piece, _ in pieces if model.get("byte_fallback") and _BYTE.fullmatch(piece)}
-    kinds |= {token["content"]: kind.CONTROL if token.get("special") else kind.USER_DEFINED for token in added}
-    return {**kinds, **dict.fromkeys(_CONTROL, kind.CONTROL), pieces[unk_id][0]: kind.UNKNOWN}
+    kinds = {piece: "BYTE" for piece, _ in pieces if model.get("byte_fallback") and _BYTE.fullmatch(piece)}
+    kinds |= {token["content"]: "CONTROL" if token.get("special") else "USER_DEFINED" for token in added}
+    return {**kinds, _PAD: "CONTROL", _END: "CONTROL", pieces[unk_id][0]: "UNKNOWN"}
 
 
 def _set_normalizer(spec, content, path):
