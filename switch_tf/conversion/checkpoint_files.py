@@ -168,7 +168,7 @@ class Shards:
 
     def __init__(self, folder: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32",
                  num_bytes: int = 0):
-        self._folder, self._dtype, self.num_bytes = folder, dtype, num_bytes
+        self._folder, self._dtype, self.num_bytes, self._unsynced = folder, dtype, num_bytes, set()
         shards, self._starts, end = [], [], 0
         for name, shape in shapes.items():
             size = math.prod(shape) * DTYPES[dtype].itemsize
@@ -197,11 +197,12 @@ class Shards:
                 file.write(header_of(shard, self._dtype))
             file.write(values.data)
         self.num_bytes += values.nbytes
+        self._unsynced.add(self._folder / name)
 
     def sync(self) -> None:
         """Waits until all values are on disk."""
-        for path in self._folder.glob("*.safetensors"):
-            with path.open("rb") as file:
+        while self._unsynced:
+            with self._unsynced.pop().open("rb") as file:
                 os.fsync(file.fileno())
 
     def finish(self) -> None:
