@@ -63,7 +63,7 @@ HUGGING_FACE = Format(
     config_of=huggingface_config.read_config)
 T5X = Format(
     "t5x", "T5X's, a checkpoint with the msgpack file checkpoint or Orbax' _METADATA", t5x_file.is_t5x, t5x,
-    config_of=lambda folder: t5x_config.find(folder)[0], describes_model=False)
+    config_of=lambda folder: (t5x_config.find(folder) or (None,))[0], describes_model=False)
 MESH_TENSORFLOW = Format(
     "mesh_tensorflow", "Mesh TensorFlow's, which holds model.ckpt-N.index", mesh_tensorflow_file.is_tensorflow,
     mesh_tensorflow, describes_model=False)
@@ -123,8 +123,8 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
-    if config is None and source_format is T5X:
-        config, config_file = t5x_config.find(source)
+    if config is None and source_format is T5X and (found := t5x_config.find(source)):
+        config, config_file = found
     if with_optimizer:
         check_optimizer(source, source_format, to)
     opened, vocabulary = source_format.module.open_weights(source, config), source_vocabulary.find(source)

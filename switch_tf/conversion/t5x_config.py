@@ -67,20 +67,20 @@ _MODULES = {"t5_architecture", "moe_architecture", "moe_layers", "routing", "den
             "layer_norm", "relative_position_biases"}
 
 
-def find(folder: Any) -> tuple[SwitchConfig | None, Any]:
+def find(folder: Any) -> tuple[SwitchConfig, Any] | None:
     """Finds a checkpoint's configuration in one of FILES, in its folder or above.
 
     Args:
         folder: The checkpoint, or `state` within it.
 
     Returns:
-        `(configuration, path of its file)`, or `(None, None)`.
+        `(configuration, path of its file)`, or None.
     """
     for place in (folder, folder.parent, *([folder.parent.parent] if folder.name == "state" else [])):
         for path in (place / name for name in FILES):
             if path.is_file() and (config := read(path)) is not None:
                 return config, path
-    return None, None
+    return None
 
 
 def read(path: Any) -> SwitchConfig | None:
