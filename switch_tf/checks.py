@@ -46,10 +46,10 @@ def integer(name: str, value: Any, at_least: int) -> int:
 def ids(name: str, value: Any, count: int | None = None) -> int | tuple[int, ...]:
     """Checks an id in [0, count), or a list or tuple of ids (returned as a tuple)."""
     is_one = not isinstance(value, list | tuple)
-    found = [integer(name if is_one else f"Each id of {name}", id_, 0) for id_ in ([value] if is_one else value)]
-    if count is not None and found and max(found) >= count:
-        raise Refusal(f"{name} must be below {count}, the size of the vocabulary, not {max(found)}.")
-    return found[0] if is_one else tuple(found)
+    integers = [integer(name if is_one else f"Each id of {name}", id_, 0) for id_ in ([value] if is_one else value)]
+    if count is not None and integers and max(integers) >= count:
+        raise Refusal(f"{name} must be below {count}, the size of the vocabulary, not {max(integers)}.")
+    return integers[0] if is_one else tuple(integers)
 
 
 def number(name: str, value: Any, rule: str) -> int | float:

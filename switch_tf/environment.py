@@ -66,18 +66,18 @@ def changed_by_variables() -> dict[str, str]:
 
     Keras' settings have the name of their file, `~/.keras/keras.json`.
     """
-    found = {name: value for name, value in _OF_USER.items()
-             if name.startswith(_PREFIXES) and not name.startswith(("TF_CPP_", "KERAS_HOME")) and value
-             and (name, value) != ("KERAS_BACKEND", "tensorflow")}
+    variables = {name: value for name, value in _OF_USER.items()
+                 if name.startswith(_PREFIXES) and not name.startswith(("TF_CPP_", "KERAS_HOME")) and value
+                 and (name, value) != ("KERAS_BACKEND", "tensorflow")}
     file = pathlib.Path(_OF_USER.get("KERAS_HOME") or pathlib.Path.home() / ".keras") / "keras.json"
     try:
         chosen = json.loads(file.read_text())
     except (OSError, ValueError):  # Keras rewrites it
         chosen = None
     chosen = chosen if isinstance(chosen, dict) else {}
-    others = {name: chosen[name] for name, usual in (("backend", "tensorflow"), ("floatx", "float32"))
-              if chosen.get(name, usual) != usual}
-    return found | ({str(file): json.dumps(others)} if others else {})
+    settings = {name: chosen[name] for name, usual in (("backend", "tensorflow"), ("floatx", "float32"))
+                if chosen.get(name, usual) != usual}
+    return variables | ({str(file): json.dumps(settings)} if settings else {})
 
 
 def check_single_distributions() -> None:

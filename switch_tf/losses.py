@@ -132,9 +132,9 @@ def _divide_logits(name, logits, temperature):
 
 def _split_log_probs(logits, token_ids):
     """Returns log probabilities of some tokens, and of the rest together."""
-    chosen, others = indexing.split_off(logits, token_ids)
+    chosen, rest = indexing.split_off(logits, token_ids)
     # 1 - sum(probs) would lose all digits of a small rest, and its gradient.
-    log_rest = ops.logsumexp(others, axis=-1)
+    log_rest = ops.logsumexp(rest, axis=-1)
     log_normalizer = ops.logaddexp(ops.logsumexp(chosen, axis=-1), log_rest)
     return chosen - ops.expand_dims(log_normalizer, -1), log_rest - log_normalizer
 

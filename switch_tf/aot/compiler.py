@@ -38,8 +38,8 @@ class DoesNotFit(Refusal):
     @property
     def temporaries(self) -> int:
         """Bytes of activations and temporaries, or 0 if the message has none."""
-        found = re.search(r"(?:temporaries \(|Used )([\d.]+)([GM])(?:\)| of)", str(self))
-        return round(float(found[1]) * 2**(30 if found[2] == "G" else 20)) if found else 0
+        match = re.search(r"(?:temporaries \(|Used )([\d.]+)([GM])(?:\)| of)", str(self))
+        return round(float(match[1]) * 2**(30 if match[2] == "G" else 20)) if match else 0
 
 
 def devices_of(topology: str) -> list[jax.Device]:

@@ -69,13 +69,13 @@ class Estimate(NamedTuple):
 def answer(experiment: Experiment, topology: str, is_full: bool, save: str | None,
            plot: str | None) -> tuple[dict, dict[pathlib.Path, str | bytes]]:
     """Returns the JSON object of an estimate, and the requested files: programs in `save`, a picture at `plot`."""
-    found = make(experiment, topology, is_full)
-    result = as_json(experiment, topology, chips.find_chip(topology), found)
+    estimate = make(experiment, topology, is_full)
+    result = as_json(experiment, topology, chips.find_chip(topology), estimate)
     files: dict[pathlib.Path, str | bytes] = {}
     if save is not None:
-        files |= {places.at(save) / name: text for name, text in found.files.items()}
-    if plot is not None and found.schedule is not None:
-        files[places.at(plot)] = found.schedule.draw(found.parts, found.compiled[-1], result["layers"])
+        files |= {places.at(save) / name: text for name, text in estimate.files.items()}
+    if plot is not None and estimate.schedule is not None:
+        files[places.at(plot)] = estimate.schedule.draw(estimate.parts, estimate.compiled[-1], result["layers"])
     return result, files
 
 
@@ -268,15 +268,15 @@ def _gib(size):
 def warnings(experiment: Experiment, program: Program) -> list[str]:
     """Returns a sentence for each fault: gathered experts, repeated work, or a loop of unknown length."""
     config, layout, run = experiment.config, experiment.layout, experiment.run
-    found = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
-             "collectives are too low" for loop in program.unread_loops]
+    faults = [f"the loop {loop} does not say how often it runs and is counted once, so that FLOPs, traffic and "
+              "collectives are too low" for loop in program.unread_loops]
     if not config.num_experts:
-        return found
+        return faults
     experts = [weight for weight in config.weights() if "expert" in weight.axes]
     stacked = {",".join(map(str, weight.shape)) for weight in experts}
-    found += [f"{one.kind} of {one.shape} in {one.where}: the weights of all experts are brought together on each chip"
-              for one in program.collectives
-              if one.kind == "all-gather" and one.shape.partition("[")[2].rstrip("]") in stacked]
+    faults += [f"{one.kind} of {one.shape} in {one.where}: the weights of all experts are brought together on each chip"
+               for one in program.collectives
+               if one.kind == "all-gather" and one.shape.partition("[")[2].rstrip("]") in stacked]
     # A product of the experts should not exceed a chip's share of their buffers.
     slots = 0
     for feature, layers in (("inputs", config.encoder_sparse_layers), ("targets", config.decoder_sparse_layers)):
@@ -290,6 +290,6 @@ def warnings(experiment: Experiment, program: Program) -> list[str]:
     share = slots // layout.num_pieces("batch") * width
     largest = max((size for size in program.expert_products if size not in gradients), default=0)
     if largest > TOLERANCE * share:
-        found.append(f"a product of the experts makes {largest:,} numbers on each chip, where its share is {share:,}: "
-                     "tokens are computed on several chips at once; the layout should split group, as it does batch")
-    return found
+        faults.append(f"a product of the experts makes {largest:,} numbers on each chip, where its share is {share:,}: "
+                      "tokens are computed on several chips at once; the layout should split group, as it does batch")
+    return faults

@@ -247,9 +247,9 @@ def attribute(module: Module) -> dict[str, tuple[str, str]]:
     origins = {name: origin for name, instruction in module.instructions.items()
                if (origin := _origin(instruction.operation, module.layer(instruction), sparse))}
 
-    def adopt(instruction, found, only_layers=False):
-        found = (origin for origin in found if origin and not (only_layers and origin[0] == _LOSS))
-        if instruction.name not in origins and (origin := next(found, None)):
+    def adopt(instruction, candidates, only_layers=False):
+        candidates = (origin for origin in candidates if origin and not (only_layers and origin[0] == _LOSS))
+        if instruction.name not in origins and (origin := next(candidates, None)):
             origins[instruction.name] = origin
 
     for instructions in module.computations.values():

@@ -169,25 +169,25 @@ def _identity(instruction):
 
 def _first_group(line, num_devices):
     """Returns the devices of a collective's first group. XLA has three notations."""
-    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
-        return _integers(found[1])
-    if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        return _iota(found[2], found[3]).reshape(_integers(found[1]))[0].ravel()
-    if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? *\{(.*?)\}", line):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
-        if order := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", found[2] or f"[{math.prod(sizes.values())}]"):
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return _integers(match[1])
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        return _iota(match[2], match[3]).reshape(_integers(match[1]))[0].ravel()
+    if match := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? *\{(.*?)\}", line):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
+        if order := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", match[2] or f"[{math.prod(sizes.values())}]"):
             devices = _iota(order[1], order[2])
         else:
-            devices = np.array(_integers(found[2]))
+            devices = np.array(_integers(match[2]))
         index = dict.fromkeys(sizes, [0])
-        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]):
+        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", match[3]):
             # A whole axis, or a part with `before` pieces to the left.
             count = int(size or sizes[name])
             step = sizes[name] // (int(before or 1) * count)
             index[name] = range(0, step * count, step)
         return devices.reshape(*sizes.values())[np.ix_(*index.values())].ravel()
-    if found := re.search(r"replica_groups=(?!\{\})\S+", line):
-        raise ValueError(f"The groups of a collective are in an unknown notation of XLA: {found[0]}")
+    if match := re.search(r"replica_groups=(?!\{\})\S+", line):
+        raise ValueError(f"The groups of a collective are in an unknown notation of XLA: {match[0]}")
     return range(num_devices)
 
 

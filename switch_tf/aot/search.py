@@ -58,14 +58,14 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
     own = Choice(mesh_shape(layout.mesh), config.group_size, config.num_groups_multiple, config.train_capacity_factor)
     first = meshes(own, layout, config.num_experts, num_microbatches)
     own = next((choice for choice in first if choice.mesh_shape == own.mesh_shape), own)
-    found = {}
+    results = {}
 
     def best_with(what, choices):
-        new = {choice.describe(): choice for choice in choices if choice not in found}
+        new = {choice.describe(): choice for choice in choices if choice not in results}
         if new:
             outputs.say(f"Trying {len(new)} {what} ...")
-            found.update({new[name]: answer for name, answer in ask(new).items()})
-        return ranked(found)[0]
+            results.update({new[name]: answer for name, answer in ask(new).items()})
+        return ranked(results)[0]
 
     best = best_with("meshes", [own, *first])
     best = best_with("orders of its axes on the chips' network", orders(best))
@@ -78,7 +78,7 @@ def search(experiment: Experiment, ask: Callable[[dict[str, Choice]], dict[str, 
         best = best_with("group sizes", [best._replace(group_size=size) for size in sizes])
         best_with("capacity factors", [best._replace(capacity_factor=factor) for factor in PAPERS_CAPACITY_FACTORS
                                        if factor != best.capacity_factor])
-    return own, {choice: found[choice] for choice in ranked(found)}
+    return own, {choice: results[choice] for choice in ranked(results)}
 
 
 def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: int) -> list[Choice]:
@@ -90,11 +90,11 @@ def meshes(first: Choice, layout: Layout, num_experts: int, num_microbatches: in
     inner = next((axis for axis in ("model", "expert") if axis in used), None)
     sizes = {None: [1], "model": [1, 2, 4, 8, 16],
              "expert": [num_experts // count for count in (1, 2, 4, 8) if num_experts % count == 0]}[inner]
-    others = math.prod(size for axis, size in layout.mesh.items() if axis not in ("data", inner))
+    fixed_size = math.prod(size for axis, size in layout.mesh.items() if axis not in ("data", inner))
     choices = []
     for size in sizes:
-        data = layout.num_devices // (size * others)
-        if data * size * others == layout.num_devices:
+        data = layout.num_devices // (size * fixed_size)
+        if data * size * fixed_size == layout.num_devices:
             shape = mesh_shape({**layout.mesh, "data": data, **({inner: size} if inner else {})})
             pieces = dataclasses.replace(layout, mesh_shape=shape).num_pieces("batch")
             multiple = math.lcm(first.num_groups_multiple, pieces * num_microbatches)
@@ -110,12 +110,12 @@ def orders(best: Choice) -> list[Choice]:
     mesh = Layout(best.mesh_shape).mesh
     long = [axis for axis, size in mesh.items() if size > 1]
     if len(long) > MOST_PERMUTED:
-        others = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
+        variants = ([*long[:place], long[place + 1], long[place], *long[place + 2:]] for place in range(len(long) - 1))
     else:
-        others = map(list, itertools.permutations(long))
+        variants = map(list, itertools.permutations(long))
     # Axes of one device stay at the end: a rule may name them.
     return [best._replace(mesh_shape=mesh_shape({axis: mesh[axis] for axis in (*order, *mesh)}))
-            for order in others if order != long]
+            for order in variants if order != long]
 
 
 def ranked(found: dict) -> list:
@@ -129,14 +129,14 @@ def ranking(own: Choice, found: dict[Choice, dict], bindings: list[str]) -> str:
 
     `bindings` belong to the best choice, the first of `found`.
     """
-    best, *others = found
+    best, *worse = found
     lines = [answers.table({choice.describe(): answer for choice, answer in found.items()})]
     if found[best].get("fits"):
         flags = (f'--gin.{name}="{value}"' if "'" in value else f"--gin.{name}={value}"
                  for name, _, value in (binding.partition("=") for binding in bindings))
         lines.append("The best: " + " ".join(flags))
         other = own if best != own and "predicted" in found[own] else next(
-            (choice for choice in others if "predicted" in found[choice]), None)
+            (choice for choice in worse if "predicted" in found[choice]), None)
         if other is not None:
             before, after = (collections.Counter(found[choice]["predicted"]["parts"]) for choice in (other, best))
             gains = answers.longest({part: before[part] - after[part] for part in before | after})

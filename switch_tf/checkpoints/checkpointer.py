@@ -368,14 +368,14 @@ class Writing:
     def _join_parts(self):
         names = [f"part_{index:05d}" for index in range(self.count)]
         while True:
-            found = {entry.name for entry in self._parts.iterdir()}
-            if all({f"{name}.json", f"{name}.failed"} & found for name in names):
+            listing = {entry.name for entry in self._parts.iterdir()}
+            if all({f"{name}.json", f"{name}.failed"} & listing for name in names):
                 break
             if self._is_abandoned.wait(_LOOK_PERIODS[not self._is_local]):
                 raise OSError(_OTHER_FAILED)
         if self.part_error is not None:
             raise self.part_error
-        if any(f"{name}.failed" in found for name in names):
+        if any(f"{name}.failed" in listing for name in names):
             raise OSError(_OTHER_FAILED)
         known, written = {}, {}
         for name in names:

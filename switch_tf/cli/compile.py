@@ -102,9 +102,9 @@ def _compare(described, arguments):
         raise Refusal(f"--compare needs at least two layouts, as in --compare=expert,expert_model, not "
                       f"{arguments.compare!r}.")
     outputs.say(f"Compiling {len(files)} layouts ...")
-    found = _ask(arguments, {name: [f"--gin_file={file}"] for name, file in files.items()})
-    print(answers.table(found))
-    return {"layouts": found, "exit_status": int(not any(answer.get("fits") for answer in found.values()))}
+    results = _ask(arguments, {name: [f"--gin_file={file}"] for name, file in files.items()})
+    print(answers.table(results))
+    return {"layouts": results, "exit_status": int(not any(answer.get("fits") for answer in results.values()))}
 
 
 def _search(described, arguments):
@@ -116,11 +116,11 @@ def _search(described, arguments):
         return _ask(arguments, {name: [f"--gin.{binding}" for binding in choice.bindings(mesh_name, has_experts)]
                                 for name, choice in choices.items()})
 
-    current, found = search.search(described, ask)
-    best = next(iter(found))
-    print(search.ranking(current, found, best.bindings(mesh_name, has_experts)))
-    return {"candidates": [{**choice._asdict(), **answer} for choice, answer in found.items()],
-            "exit_status": int(not found[best].get("fits"))}
+    current, results = search.search(described, ask)
+    best = next(iter(results))
+    print(search.ranking(current, results, best.bindings(mesh_name, has_experts)))
+    return {"candidates": [{**choice._asdict(), **answer} for choice, answer in results.items()],
+            "exit_status": int(not results[best].get("fits"))}
 
 
 def _ask(arguments, questions):

@@ -19,9 +19,9 @@ def run_doctor(arguments: Namespace) -> dict:
     """Prints each finding at once. Returns all, with `exit_status` 1 if any is a problem."""
     findings = []
     for finding in check_all(arguments.model_dir):
-        check, found, cure, _ = finding
-        findings.append({"check": check, "status": finding.status, "found": found, "cure": cure})
-        print(f"{finding.status:8} {check:20} {found}", flush=True)
+        check, result, cure, _ = finding
+        findings.append({"check": check, "status": finding.status, "found": result, "cure": cure})
+        print(f"{finding.status:8} {check:20} {result}", flush=True)
         if cure:
             print(f"{'':8} {'':20} cure: {cure}", flush=True)
     problems, warnings = (sum(finding["status"] == status for finding in findings) for status in (PROBLEM, WARNING))

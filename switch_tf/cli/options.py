@@ -86,12 +86,12 @@ def load(arguments: Namespace, defaults: Sequence[str] = (), num_cpu_devices: in
 def read_model(arguments: Namespace) -> tuple[SwitchConfig, Any]:
     """Returns the model of the gin files, and their Layout or None."""
     files = arguments.gin_file
-    found = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check()
-    bound = {name for _, name in found.bound}
+    gin = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check()
+    bound = {name for _, name in gin.bound}
     if parts.CONFIG not in bound:
         raise Refusal(f"These gin files describe no model: {', '.join(files) or 'none'}. Give a model file, such "
                       "as gin/models/switch_tiny.gin.")
-    return found.part(parts.CONFIG).make(), found.part(parts.LAYOUT).make() if parts.LAYOUT in bound else None
+    return gin.part(parts.CONFIG).make(), gin.part(parts.LAYOUT).make() if parts.LAYOUT in bound else None
 
 
 def run_options(is_required: bool = True) -> tuple:
@@ -127,12 +127,12 @@ def load_run(arguments: Namespace, folder: pathlib.Path, num_cpu_devices: int | 
     file = folder / CONFIGURATION
     if not file.is_file():
         raise Refusal(f"{str(folder)!r} has no {CONFIGURATION}, which this command needs.")
-    found = gin_syntax.read([str(file)], search_paths=arguments.gin_search_paths)
+    gin = gin_syntax.read([str(file)], search_paths=arguments.gin_search_paths)
     if not arguments.trust:
-        experiment.check_trust(found, str(file))
+        experiment.check_trust(gin, str(file))
     defaults = []
     if on_one_device:
-        mesh = "MESH_SHAPE" if "MESH_SHAPE" in found.macros else "Layout.mesh_shape"  # the user's own layout
+        mesh = "MESH_SHAPE" if "MESH_SHAPE" in gin.macros else "Layout.mesh_shape"  # the user's own layout
         defaults = [f"{mesh}='data=1'", "Layout.rules=()", "Layout.at_rest_rules=()", "Layout.backend='auto'"]
     arguments.gin_file = [str(file), *arguments.gin_file]
     described = load(arguments, defaults, num_cpu_devices)

@@ -91,14 +91,14 @@ def _read_files(files=None, search_paths=""):
 
     By default of the shipped files.
     """
-    folder, found = shipped_gin.folder(), {}
+    folder, tasks = shipped_gin.folder(), {}
     if files is None:
         files = sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin"))
     for file in files:
         said = gin_syntax.read([file], search_paths=search_paths).check_names()
         task = said.macros.get("MIXTURE_OR_TASK_NAME")
-        found[file] = task if isinstance(task, str) else None, said.required()
-    return found
+        tasks[file] = task if isinstance(task, str) else None, said.required()
+    return tasks
 
 
 def _file_of(name, files):

@@ -97,10 +97,10 @@ def _compared(records):
 
 def _differences(records):
     """Yields (key, first run, its value, other run, its value), ordered by _ORDER."""
-    (first, wanted), *others = records.items()
+    (first, wanted), *variants = records.items()
     keys = sorted(wanted, key=lambda key: next(
         (place for place, start in enumerate(_ORDER) if key.startswith(start)), len(_ORDER)))
-    for name, record in others:
+    for name, record in variants:
         for key in keys:
             if key in record and record[key] != wanted[key]:
                 yield key, first, wanted[key], name, record[key]

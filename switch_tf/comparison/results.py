@@ -238,7 +238,7 @@ def _variant(paired, step_time):
     of_pairs = [(_split_by_task(run), _split_by_task(reference)) for run, reference in paired]
     tasks = {name: {"final_loss": _median([own[name].losses[-1] for own, _ in of_pairs]),
                     **_final_speedups([(own[name], other[name]) for own, other in of_pairs])}
-             for name in of_pairs[0][0] if all(name in found for pair in of_pairs for found in pair)}
+             for name in of_pairs[0][0] if all(name in curves for pair in of_pairs for curves in pair)}
     return {
         "num_experts": config.num_experts,
         "num_parameters": config.num_parameters,

@@ -179,9 +179,9 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
     colors = dict(zip(of_names, matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(of_names))), strict=True))
     colors[baseline] = "tab:red"
     shared = set.intersection(*(set(run.values) for run in curves))
-    others = sorted(name for name in shared if not name.endswith("/loss"))[:4]
+    metrics = sorted(name for name in shared if not name.endswith("/loss"))[:4]
     has_tasks = any(variant["tasks"] for variant in outcome["variants"])
-    rows = -(-(5 + len(others) + has_tasks) // 3)
+    rows = -(-(5 + len(metrics) + has_tasks) // 3)
     figure, grid = new_figure(15, 4.2 * rows, rows, 3)
     for panel in grid.flat:
         panel.grid(alpha=0.3)
@@ -214,7 +214,7 @@ def draw(curves: list[Curves], outcome: dict) -> bytes:
     panel.yaxis.set_major_formatter(lambda value, _: times(value, ".3g"))
     panel.set(xlabel="target loss", ylabel=f"speed-up over {baseline}",
               title="Speed-up to equal loss (solid: steps, dashed: time)")
-    for metric in others:
+    for metric in metrics:
         panel = next(panels)
         for name, runs in of_names.items():
             _band(panel, [run.values[metric] for run in runs], colors[name])

@@ -51,8 +51,8 @@ class Experiment:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            kind, *others = typing.get_args(field.type) or (field.type,)
-            if kind is not Any and not isinstance(value := getattr(self, field.name), (kind, *others)):
+            kind, *alternatives = typing.get_args(field.type) or (field.type,)
+            if kind is not Any and not isinstance(value := getattr(self, field.name), (kind, *alternatives)):
                 raise Refusal(f"Experiment.{field.name} must be a {kind.__name__}, not {checks.shown(value)}.")
         check_periods(self.run, self.settings)
 
@@ -79,17 +79,17 @@ class Experiment:
             trust: Whether to import modules that the folder names and this package does not ship.
         """
         file = os.path.join(folder, "operative_config.gin")
-        found = gin_syntax.read([file])
+        gin = gin_syntax.read([file])
         if not trust:
-            check_trust(found, file)
-        return cls._read(found, [file], (), changes)
+            check_trust(gin, file)
+        return cls._read(gin, [file], (), changes)
 
     @classmethod
-    def _read(cls, found, files, bindings, changes):
-        if ("", parts.TRAINER) not in found.bound:
+    def _read(cls, gin, files, bindings, changes):
+        if ("", parts.TRAINER) not in gin.bound:
             raise Refusal(f"These gin files describe no run: {', '.join(files)}. Give {PARTS}.")
-        found.bind([*bindings, *(f"{name}={value!r}" for name, value in changes.items())])
-        return cls.of(found.check())
+        gin.bind([*bindings, *(f"{name}={value!r}" for name, value in changes.items())])
+        return cls.of(gin.check())
 
     @classmethod
     def of(cls, found: Gin) -> "Experiment":
@@ -117,20 +117,20 @@ class Experiment:
         Raises:
             Refusal: Two parts of one name have arguments that gin cannot keep apart.
         """
-        found = copy.deepcopy(self.gin) or Gin()
-        before = self.of(found) if self.gin else None
+        gin = copy.deepcopy(self.gin) or Gin()
+        before = self.of(gin) if self.gin else None
         if before is None:
-            found.imports[parts.TASKS] = "the experiment"
-            found.macros = {name.upper(): getattr(self.run, name) for name in MACROS}
-            found.bound["", parts.RUN] = {name: Macro(name.upper()) for name in MACROS}
+            gin.imports[parts.TASKS] = "the experiment"
+            gin.macros = {name.upper(): getattr(self.run, name) for name in MACROS}
+            gin.bound["", parts.RUN] = {name: Macro(name.upper()) for name in MACROS}
         made = ("model", "optimizer", "objective")
         if before is None or any(getattr(self, name) != getattr(before, name) for name in made):
             # Binds all parts anew: a shared part would inherit removed arguments.
-            found.forget(getattr(before, name, None) for name in made)
+            gin.forget(getattr(before, name, None) for name in made)
             for name in made:
-                found.set(parts.TRAINER, name, found.refer(getattr(self, name)))
+                gin.set(parts.TRAINER, name, gin.refer(getattr(self, name)))
             if self.model.name == parts.MODEL:
-                found.set(parts.MODEL, "config", Reference(parts.CONFIG, "", True))
+                gin.set(parts.MODEL, "config", Reference(parts.CONFIG, "", True))
         for name, part in (("config", parts.CONFIG), ("run", parts.RUN), ("settings", parts.STEP_SETTINGS),
                            ("layout", parts.LAYOUT)):
             value, old = getattr(self, name), getattr(before, name, None)
@@ -138,8 +138,8 @@ class Experiment:
             for field in () if is_left_out else dataclasses.fields(value):
                 new = getattr(value, field.name)
                 if new != getattr(old, field.name, field.default):
-                    found.set(part, field.name, new)
-        return found
+                    gin.set(part, field.name, new)
+        return gin
 
     def make_model(self) -> Any:
         """Returns a new SwitchTransformer, not built."""
@@ -197,17 +197,17 @@ def check_trust(found: Gin, file: str) -> None:
                       "read it, and add --trust if you trust whoever wrote it.")
 
 
-def _list_foreign(found):
-    for module in found.imports:
+def _list_foreign(gin):
+    for module in gin.imports:
         if module not in _MODULES and module.rpartition(".")[0] != parts.TASKS:
             yield f"imports {module!r}"
-    for _, reference in found.references():
+    for _, reference in gin.references():
         if isinstance(reference, Reference) and reference.name not in parts.ALLOWED:
             yield f"refers to {repr(reference)!r}"
-    for _, name in found.bound:
+    for _, name in gin.bound:
         if name not in parts.BOUND:
             yield f"binds parameters of {name!r}"
-    for value in (found.macros, *found.bound.values()):
+    for value in (gin.macros, *gin.bound.values()):
         yield from _list_foreign_keys(list(value.values()))
 
 

@@ -98,9 +98,9 @@ class Gin:
     def references(self) -> Iterator[tuple[str, Reference | Macro]]:
         """Yields (full name or "%MACRO", Reference or Macro in its value)."""
         for name, value in self.macros.items():
-            yield from ((f"%{name}", found) for found in _flat(value))
+            yield from ((f"%{name}", reference) for reference in _flat(value))
         for (_, name), parameters in self.bound.items():
-            yield from ((name, found) for found in _flat(list(parameters.values())))
+            yield from ((name, reference) for reference in _flat(list(parameters.values())))
 
     def required(self) -> list[str]:
         """Returns the macros that need a value from the user."""
@@ -204,7 +204,7 @@ class Gin:
 
         lines = [f"from {' import '.join(module.rsplit('.', 1))}" for module in (_DYNAMIC, *sorted(modules - whole))]
         lines += [*(f"import {module}" for module in sorted(whole)), ""]
-        used = {found.name for _, found in self.references()}
+        used = {reference.name for _, reference in self.references()}
         lines += [f"{name} = {shown(value)}" for name, value in sorted(self.macros.items()) if name in used]
         for (scope, name), parameters in sorted(bound.items()):
             lines += [""] * bool(parameters)
@@ -316,14 +316,14 @@ class Gin:
         """
         self.check_names()
         if is_whole:
-            used = {found.name for _, found in self.references() if isinstance(found, Macro)} - {_REQUIRED}
+            used = {reference.name for _, reference in self.references() if isinstance(reference, Macro)} - {_REQUIRED}
             for name in sorted(used):
                 self._meaning(name)
             for name in sorted(self.macros.keys() - self._mentioned):
                 raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
         for name in self.required():
             raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")
-        uses = {name: [found.name for found in _flat(value) if isinstance(found, Macro)]
+        uses = {name: [reference.name for reference in _flat(value) if isinstance(reference, Macro)]
                 for name, value in self.macros.items()}
         try:
             graphlib.TopologicalSorter(uses).prepare()
@@ -338,8 +338,8 @@ class Gin:
         A part of this package is read if the trainer leads to it, any other function if a parameter of it is bound.
         """
         uses = {}
-        for name, found in self.references():
-            uses.setdefault(name, set()).add(f"%{found.name}" if isinstance(found, Macro) else found.name)
+        for name, reference in self.references():
+            uses.setdefault(name, set()).add(f"%{reference.name}" if isinstance(reference, Macro) else reference.name)
         read, new = set(), {name for name in uses if name in _STARTS or name not in parts.PARTS and name[0] != "%"}
         while new:
             read |= new
@@ -367,10 +367,10 @@ class Gin:
         for name in self.names():
             if "." not in name:
                 try:
-                    found = gin.get_configurable(name)
+                    configurable = gin.get_configurable(name)
                 except ValueError:
                     raise Refusal(self._unmatched(name)) from None
-                registered[name] = f"{found.__module__}.{found.__qualname__}"
+                registered[name] = f"{configurable.__module__}.{configurable.__qualname__}"
 
         def rename(name):
             return registered.get(name, name)
@@ -403,10 +403,10 @@ def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: str =
 
     Comma-separated `search_paths` come before the shipped files.
     """
-    found, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
+    contents, folders = Gin(), ["", *filter(None, search_paths.split(",")), str(shipped_gin.folder())]
     for file in files:
-        found.read_file(file, folders)
-    return found.bind(bindings)
+        contents.read_file(file, folders)
+    return contents.bind(bindings)
 
 
 def assignments(path: Any) -> tuple[dict[str, Any], list[str]]:

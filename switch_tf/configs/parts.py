@@ -138,9 +138,9 @@ def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
 
 def leaves(value: Any) -> list:
     """Returns the leaves and keys of nested lists, tuples and dictionaries."""
-    found = []
-    mapped(value, found.append)
-    return found
+    entries = []
+    mapped(value, entries.append)
+    return entries
 
 
 def find(name: str) -> Any:

@@ -173,9 +173,9 @@ class SwitchConfig:
         if checks.text("The name of a preset", name) not in names:
             raise Refusal(f"There is no preset {name!r}.{nearest(name, names)} The presets are the files of "
                           "gin/models; `switch-tf inspect --list` names them all.")
-        found = gin_syntax.Gin()
-        found.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # ignores the working directory
-        return found.part(parts.CONFIG).make()
+        gin = gin_syntax.Gin()
+        gin.read_file(f"gin/models/{name}.gin", [str(shipped_gin.folder())])  # ignores the working directory
+        return gin.part(parts.CONFIG).make()
 
     @property
     def is_encoder_only(self) -> bool:

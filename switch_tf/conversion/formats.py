@@ -87,14 +87,14 @@ def locate(folder: str | pathlib.Path, argument: str | None = None) -> tuple[Any
 
     Refuses an unknown format if an `argument` is named.
     """
-    folder, found = places.at(folder), find(folder)
-    if found is None and (newest := t5x_file.newest_in(folder)) is not None:
+    folder, source_format = places.at(folder), find(folder)
+    if source_format is None and (newest := t5x_file.newest_in(folder)) is not None:
         print(f"{folder} is a run folder of T5X; reading its newest checkpoint, {newest.name}.", file=sys.stderr)
         return newest, T5X
-    if found is None and argument is not None:
+    if source_format is None and argument is not None:
         raise Refusal(f"{argument} must be a folder: {', '.join(one.description for one in FORMATS)}; {str(folder)!r} "
                       "is none of these.")
-    return folder, found
+    return folder, source_format
 
 
 def default_target(source_format: Format) -> Format:
@@ -123,8 +123,8 @@ def convert(source: pathlib.Path, output: pathlib.Path, to: Format, expert_capac
     if config is not None and source_format.describes_model:
         raise Refusal(f"{source} describes its model itself, so --gin_file and --gin.NAME=VALUE, which are for "
                       "checkpoints of T5X and Mesh TensorFlow, have no effect on it; leave them out.")
-    if config is None and source_format is T5X and (found := t5x_config.find(source)):
-        config, config_file = found
+    if config is None and source_format is T5X and (recorded := t5x_config.find(source)):
+        config, config_file = recorded
     if with_optimizer:
         check_optimizer(source, source_format, to)
     opened, vocabulary = source_format.module.open_weights(source, config), source_vocabulary.find(source)
@@ -234,21 +234,22 @@ def verify(source: Any, output: Any, to: Format, dtype: str) -> tuple[dict[str, 
     written = to.module.open_weights(output, None)
     for _, portions in weight_source.read_groups(source, weight_source.groups_of(source), "verifying"):
         for name, rows, values in portions:
-            found = written.read(name, rows)
-            if not np.array_equal(values, found):
-                norms = [np.linalg.norm(each.ravel()) for each in (values, found)]
+            written_values = written.read(name, rows)
+            if not np.array_equal(values, written_values):
+                norms = [np.linalg.norm(each.ravel()) for each in (values, written_values)]
                 raise different(f"rows {rows.start} to {rows.stop - 1} of {name!r} have the norm {norms[1]:.9g}, "
                                 f"and {norms[0]:.9g} in the source")
     sentence = f"All {len(source.weights)} weights in {output} have the values and norms of the source"
-    ours, theirs, reason, difference = source.config, written.config, None, None
-    needed, available = _BYTES_PER_PARAMETER * ours.num_parameters, host.memory("MemAvailable")
-    if ours.num_experts and (ours.semantics, ours.expert_capacity) != (theirs.semantics, theirs.expert_capacity):
+    config, written_config, reason, difference = source.config, written.config, None, None
+    needed, available = _BYTES_PER_PARAMETER * config.num_parameters, host.memory("MemAvailable")
+    if config.num_experts and (config.semantics, config.expert_capacity) != (
+            written_config.semantics, written_config.expert_capacity):
         reason = "its experts have another capacity"
     elif needed > available:
         reason = f"a model needs {needed / 1e9:,.1f} GB of memory, and {available / 1e9:,.1f} GB are free"
     else:
-        logits, found = map(_logits, (source, written))
-        difference = float(np.abs(logits - found).max())
+        logits, written_logits = map(_logits, (source, written))
+        difference = float(np.abs(logits - written_logits).max())
         if not difference <= _TOLERANCE * max(1.0, logits.std()):
             raise different(f"logits of a fixed batch differ by {difference:.2g}, with equal weights")
     end = f", and its logits differ by at most {difference:.2g}." if reason is None else (
@@ -283,14 +284,15 @@ class Opened:
 
 def opened(run: Run, config: SwitchConfig) -> Opened | None:
     """Returns the weights of a new run if INITIAL_CHECKPOINT is of another format, else None."""
-    folder, found = run.initial_checkpoint, None
+    folder, source_format = run.initial_checkpoint, None
     if folder is not None and not folders.steps(folders.checkpoints_of(run.model_dir)):
-        folder, found = locate(folder)
-    if found in (None, SWITCH_TF):
+        folder, source_format = locate(folder)
+    if source_format in (None, SWITCH_TF):
         return None
     if run.initial_variables == "with_optimizer":
         raise Refusal(f"Run.initial_variables is 'with_optimizer', and INITIAL_CHECKPOINT {folder} is of "
-                      f"{found.name}; convert it with switch-tf convert --with_optimizer, and start from the output.")
+                      f"{source_format.name}; convert it with switch-tf convert --with_optimizer, and start from the "
+                      "output.")
     if run.initial_variables == "matching":  # models may differ
-        config = found.config_of(folder) or config
-    return Opened(found.module.open_weights(folder, config), folder)
+        config = source_format.config_of(folder) or config
+    return Opened(source_format.module.open_weights(folder, config), folder)

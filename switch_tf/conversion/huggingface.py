@@ -26,21 +26,21 @@ _WAY_OUT = "download it again, with its own config.json"
 _EMBEDDING = "token_embedder/embedding"
 
 
-def _attention_rules(ours, theirs):
-    return [Rule(f"{ours}/{name}", f"{theirs}.{name[0]}.weight", merge=merge, transpose=True)
+def _attention_rules(scope, prefix):
+    return [Rule(f"{scope}/{name}", f"{prefix}.{name[0]}.weight", merge=merge, transpose=True)
             for name, merge in MERGES.items()]
 
 
 def _stack_rules(stack, self_attention, mlp_index, mlp_name, bias):
-    ours, theirs = f"{stack}/layers_<i>", f"{stack}.block.<i>.layer"
-    mlp = f"{theirs}.{mlp_index}.{mlp_name}"
+    layer, block = f"{stack}/layers_<i>", f"{stack}.block.<i>.layer"
+    mlp = f"{block}.{mlp_index}.{mlp_name}"
     return [
-        *_attention_rules(f"{ours}/{self_attention}", f"{theirs}.0.SelfAttention"),
-        Rule(f"{ours}/pre_{self_attention}_layer_norm/scale", f"{theirs}.0.layer_norm.weight"),
-        Rule(f"{ours}/pre_mlp_layer_norm/scale", f"{theirs}.{mlp_index}.layer_norm.weight"),
-        Rule(f"{ours}/mlp/<kernel>", f"{mlp}.<kernel>.weight", transpose=True),
-        Rule(f"{ours}/mlp/router/kernel", f"{mlp}.router.classifier.weight", transpose=True),
-        Rule(f"{ours}/mlp/experts/<kernel>", f"{mlp}.experts.expert_<e>.<kernel>.weight", transpose=True, stack="e"),
+        *_attention_rules(f"{layer}/{self_attention}", f"{block}.0.SelfAttention"),
+        Rule(f"{layer}/pre_{self_attention}_layer_norm/scale", f"{block}.0.layer_norm.weight"),
+        Rule(f"{layer}/pre_mlp_layer_norm/scale", f"{block}.{mlp_index}.layer_norm.weight"),
+        Rule(f"{layer}/mlp/<kernel>", f"{mlp}.<kernel>.weight", transpose=True),
+        Rule(f"{layer}/mlp/router/kernel", f"{mlp}.router.classifier.weight", transpose=True),
+        Rule(f"{layer}/mlp/experts/<kernel>", f"{mlp}.experts.expert_<e>.<kernel>.weight", transpose=True, stack="e"),
         Rule(f"{stack}/{bias[0]}relpos_bias/rel_embedding",
              f"{stack}.block.{bias[1]}.layer.0.SelfAttention.relative_attention_bias.weight", transpose=True),
         Rule(f"{stack}/{stack}_norm/scale", f"{stack}.final_layer_norm.weight")]

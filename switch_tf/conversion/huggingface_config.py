@@ -212,7 +212,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
         if held > stated:
             _warn(f"config.json says {key}={stated}, but the checkpoint holds {held} {stack} layers: all are read.")
         values[key] = held
-    fields = {ours: values[theirs] for ours, theirs in _COMMON.items()} | {
+    fields = {field: values[key] for field, key in _COMMON.items()} | {
         "activation": _activation(values, kind == SWITCH, structure.is_gated),
         "logits_via_embedding": not structure.has_logits, "relative_attention_per_layer": kind == UMT5,
         "scale_decoder_outputs": False}
@@ -228,7 +228,7 @@ def from_hugging_face(values: dict, structure: Structure) -> SwitchConfig:
     if values.get("router_bias"):
         raise Refusal("router_bias in config.json must be false, not true; switch_tf's router, like the paper's, "
                       "has no bias.")
-    fields |= {ours: values[theirs] for ours, theirs in _SPARSE.items()}
+    fields |= {field: values[key] for field, key in _SPARSE.items()}
     # transformers has one dropout rate.
     fields |= {"semantics": "hf", "expert_dropout_rate": values["dropout_rate"]}
     for stack, key in _NUM_LAYERS.items():
@@ -368,9 +368,9 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
     if config.relative_attention_per_layer and not config.scales_logits and not config.is_encoder_only:
         raise Refusal("Hugging Face's UMT5, in transformers 5, always scales the last hidden state by d_model^-0.5, "
                       "but this model does not (scale_decoder_outputs); it cannot be written in its format.")
-    function = next(theirs for theirs, ours in _FUNCTIONS.items() if config.activation in ours)
+    function = next(name for name, activations in _FUNCTIONS.items() if config.activation in activations)
     is_gated = config.activation == _FUNCTIONS[function][1]
-    values = {theirs: getattr(config, ours) for ours, theirs in _COMMON.items()} | {
+    values = {key: getattr(config, field) for field, key in _COMMON.items()} | {
         "is_encoder_decoder": not config.is_encoder_only, "use_cache": True, "dtype": "float32",
         "initializer_factor": 1.0, "dense_act_fn": function, _PAD: 0, _START: 0,
         _END: (list(config.end_id) or None) if isinstance(config.end_id, tuple) else config.end_id,
@@ -417,7 +417,7 @@ def to_hugging_face(config: SwitchConfig, expert_capacity: int | None) -> dict:
             f"included, instead of a capacity factor (here {config.eval_capacity_factor} for groups of "
             f"{config.group_size} tokens): other tokens would be dropped; choose that number with expert_capacity=... "
             "(--expert_capacity of switch-tf convert), where the length of the longest sequence drops none.")
-    return values | {theirs: getattr(config, ours) for ours, theirs in _SPARSE.items()} | {
+    return values | {key: getattr(config, field) for field, key in _SPARSE.items()} | {
         "model_type": SWITCH, "expert_capacity": checks.integer("expert_capacity", expert_capacity, at_least=1),
         "architectures": ["SwitchTransformersEncoderModel" if config.is_encoder_only
                           else "SwitchTransformersForConditionalGeneration"],

@@ -104,7 +104,7 @@ def _sublayers_of(stack, names):
             kinds.setdefault((int(match[2]), int(match[3])), set()).update({match[4]}.difference(_NORMS))
     order = _ORDER[stack]
     listed, known = ", ".join(map(" or ".join, order)), {kind for choice in _ORDER["decoder"] for kind in choice}
-    found = []
+    sublayers = []
     for block in range(1 + max((block for block, _ in kinds), default=-1)):
         for number in range(1 + max(number for _, number in kinds)):
             scope, held = f"{stack}/block_{block:03d}/layer_{number:03d}", kinds.get((block, number))
@@ -118,14 +118,14 @@ def _sublayers_of(stack, names):
                 raise Refusal(f"The checkpoint's {scope} holds {checks.shown(sorted(held))}, and a layer of Mesh "
                               f"TensorFlow that is read holds one of {', '.join(sorted(known))}.")
             (kind,) = held
-            if kind not in order[len(found) % len(order)]:
+            if kind not in order[len(sublayers) % len(order)]:
                 raise Refusal(f"The checkpoint's {stack} must repeat {listed}, but {scope} is {kind}; other layers "
                               "have no place in a model of this package.")
-            found.append((scope, kind))
-    if len(found) % len(order):
-        raise Refusal(f"The checkpoint's {stack} must repeat {listed}, but it ends with {found[-1][0]}, which is "
-                      f"{found[-1][1]}; it is incomplete, or of another model.")
-    return found
+            sublayers.append((scope, kind))
+    if len(sublayers) % len(order):
+        raise Refusal(f"The checkpoint's {stack} must repeat {listed}, but it ends with {sublayers[-1][0]}, which is "
+                      f"{sublayers[-1][1]}; it is incomplete, or of another model.")
+    return sublayers
 
 
 def _rules_of(config, names):
@@ -147,21 +147,21 @@ def _rules_of(config, names):
         rules.append(Rule(f"{stack}/{stack}_norm/scale", f"{stack}/{final}/scale"))
         for place, (scope, kind) in enumerate(sublayers):
             index, number = divmod(place, len(order))
-            ours = f"{stack}/layers_{index}"
+            layer = f"{stack}/layers_{index}"
             name, norm_of = _NAMES.get((stack, kind), ("mlp", "mlp"))
-            rules.append(Rule(f"{ours}/pre_{norm_of}_layer_norm/scale", f"{scope}/{norm}/scale"))
+            rules.append(Rule(f"{layer}/pre_{norm_of}_layer_norm/scale", f"{scope}/{norm}/scale"))
             if kind == _EXPERTS:
                 gating = _gating_of(scope, names, stack, config)
-                rules += [Rule(f"{ours}/mlp/experts/<kernel>", f"{scope}/{kind}/<kernel>/kernel"),
-                          Rule(f"{ours}/mlp/router/kernel", f"{scope}/{kind}/{gating}/kernel")]
+                rules += [Rule(f"{layer}/mlp/experts/<kernel>", f"{scope}/{kind}/<kernel>/kernel"),
+                          Rule(f"{layer}/mlp/router/kernel", f"{scope}/{kind}/{gating}/kernel")]
             elif kind == _DENSE:
-                rules.append(Rule(f"{ours}/mlp/<kernel>", f"{scope}/{kind}/<kernel>/kernel"))
+                rules.append(Rule(f"{layer}/mlp/<kernel>", f"{scope}/{kind}/<kernel>/kernel"))
             else:
-                rules += [Rule(f"{ours}/{name}/{kernel}", f"{scope}/{kind}/{kernel[0]}", merge=merge)
+                rules += [Rule(f"{layer}/{name}/{kernel}", f"{scope}/{kind}/{kernel[0]}", merge=merge)
                           for kernel, merge in MERGES.items()]
             bias = f"{scope}/{_SELF_ATTENTION}/relative_attention_bias"
             if number == 0 and (has_layer_biases or index == 0):
-                rules.append(Rule(f"{ours if has_layer_biases else stack}/relpos_bias/rel_embedding", bias))
+                rules.append(Rule(f"{layer if has_layer_biases else stack}/relpos_bias/rel_embedding", bias))
             elif number == 0 and bias in names:
                 raise Refusal(f"The checkpoint's {stack} has a position bias for each layer, and the configuration one "
                               "for each stack; add --gin.SwitchConfig.relative_attention_per_layer=True to the "
@@ -189,12 +189,12 @@ def _check_layers(stack, last_kinds, config):
 
 def _gating_of(scope, names, stack, config):
     policy = config.routing(stack == "decoder")[0]
-    found = [gating for gating in GATINGS if f"{scope}/{_EXPERTS}/{gating}/kernel" in names]
-    for gating in found:
+    gatings = [gating for gating in GATINGS if f"{scope}/{_EXPERTS}/{gating}/kernel" in names]
+    for gating in gatings:
         if GATINGS[gating] != policy:
             field = "decoder_routing_policy" if stack == "decoder" and config.decoder_routing_policy else (
                 "routing_policy")
             raise Refusal(f"The checkpoint's {stack} has routers of {gating}, which is {GATINGS[gating]!r} here, "
                           f"but its configuration asks for {policy!r}; add "
                           f"--gin.SwitchConfig.{field}=\"'{GATINGS[gating]}'\".")
-    return next(iter([*found, *GATINGS]))
+    return next(iter([*gatings, *GATINGS]))

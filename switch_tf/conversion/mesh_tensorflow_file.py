@@ -41,12 +41,12 @@ def prefix_of(path: Any) -> Any:
     """Returns `path`, or the newest checkpoint in the folder `path`."""
     if _has_index(path):
         return path
-    newest, found = _newest(path), _prefixes(path)
+    newest, prefixes = _newest(path), _prefixes(path)
     if newest is None:
-        if len(found) > 1:
-            raise Refusal(f"{path} holds {len(found)} checkpoints, {', '.join(found[:8])}, and no file {STATE!r} that "
-                          f"names one of them; give the path of one, such as {path / found[-1]}.")
-        newest = found[0]
+        if len(prefixes) > 1:
+            raise Refusal(f"{path} holds {len(prefixes)} checkpoints, {', '.join(prefixes[:8])}, and no file {STATE!r} "
+                          f"that names one of them; give the path of one, such as {path / prefixes[-1]}.")
+        newest = prefixes[0]
     if not _has_index(path / newest):
         raise Refusal(f"{path / STATE} names the checkpoint {checks.shown(newest)}, and {newest}{_INDEX} is missing; "
                       "download it too, or give the path of another checkpoint.")

@@ -15,11 +15,11 @@ _HEADER = ("# Provides: SwitchConfig.  Requires: nothing.  Often overridden: NUM
 
 def gin_text(config: SwitchConfig) -> str:
     """Returns the gin file of a model, with the shipped files' macros."""
-    found = Gin()
-    found.macros = {macro: getattr(config, name) for name, macro in _MACROS.items()}
-    found.bound["", parts.CONFIG] = {name: Macro(_MACROS[name]) if name in _MACROS else value
-                                     for name, value in vars(config).items()}
-    return _HEADER + found.text()
+    gin = Gin()
+    gin.macros = {macro: getattr(config, name) for name, macro in _MACROS.items()}
+    gin.bound["", parts.CONFIG] = {name: Macro(_MACROS[name]) if name in _MACROS else value
+                                   for name, value in vars(config).items()}
+    return _HEADER + gin.text()
 
 
 def recorded(checkpoint: Any) -> SwitchConfig:

@@ -48,8 +48,8 @@ def read_optimizer(source: str | pathlib.Path, model: SwitchTransformer) -> Adaf
     description, name = folders.describe(path), Adafactor.__name__
     if not any(variable.startswith("optimizer/") for variable in description["variables"]):
         raise Refusal(f"{path} holds weights alone; leave out --with_optimizer.")
-    if (theirs := description["configuration"].get("optimizer")) != name:
-        raise Refusal(f"--with_optimizer reads the state of {name}, and {path} has that of {theirs}; leave it out.")
+    if (recorded := description["configuration"].get("optimizer")) != name:
+        raise Refusal(f"--with_optimizer reads the state of {name}, and {path} has that of {recorded}; leave it out.")
     optimizer = Adafactor()
     optimizer.build(model.trainable_variables)
     tensors.restore(path, tensors.optimizer_variables(optimizer))

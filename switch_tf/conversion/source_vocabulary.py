@@ -47,9 +47,9 @@ def find(source: str | pathlib.Path) -> Vocabulary:
     folder = folders.run_folder_of(source)
     try:
         if run_config.is_in(folder):
-            stored, *others = {vocabularies.Stored.from_data(fields)
-                               for fields in run_config.read(folder).vocabularies.values()}
-            if others:
+            stored, *differing = {vocabularies.Stored.from_data(fields)
+                                  for fields in run_config.read(folder).vocabularies.values()}
+            if differing:
                 return Vocabulary(reason=f"{folder} has one for inputs and another for targets, and VOCABULARY "
                                          "replaces both.")
             choice = vocabularies.choice_of(stored, folder)

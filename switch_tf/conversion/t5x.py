@@ -149,8 +149,8 @@ def _unscan(tensors, config):
 
 def _layer(load, name, tensor, block):
     def load_part(index=()):
-        rows, *others = index or (slice(None),)
-        return tensor.load((rows, block, *others))
+        rows, *trailing = index or (slice(None),)
+        return tensor.load((rows, block, *trailing))
 
     shape = tensor.shape[:_AXIS] + tensor.shape[_AXIS + 1:]
     if tensor.size > KEPT_SIZE and tensor.has_parts:
@@ -173,11 +173,11 @@ def read_optimizer(folder: pathlib.Path, model: SwitchTransformer) -> Adafactor:
         slots.setdefault(weight, {})[match[2]] = slot
     used = {f"{name}/{slot}": tensor for name, group in slots.items()
             for slot, tensor in _used_slots(name, weights[name].shape, group).items()}
-    theirs = {}
+    by_weight = {}
     for name, tensor in _unscan(used, model.config).items():
         weight, _, slot = name.rpartition("/")
-        theirs.setdefault(weight, {})[slot] = tensor
-    return read_adafactor(model, RULES, theirs, STEP, step, folder)
+        by_weight.setdefault(weight, {})[slot] = tensor
+    return read_adafactor(model, RULES, by_weight, STEP, step, folder)
 
 
 def _used_slots(name, shape, slots):

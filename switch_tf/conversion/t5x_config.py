@@ -176,10 +176,10 @@ def _fields_of_flaxformer(values):
 
 def _has(values, kinds, parameter, choice):
     """Returns whether a parameter names `choice` in both stacks."""
-    found = [_class(values.get(f"{kind}.{parameter}")) for kind in kinds]
-    if found not in ([None, None], [choice, choice]):
-        raise _unknown(f"{parameter} of encoder and decoder", found)
-    return found[0] is not None
+    classes = [_class(values.get(f"{kind}.{parameter}")) for kind in kinds]
+    if classes not in ([None, None], [choice, choice]):
+        raise _unknown(f"{parameter} of encoder and decoder", classes)
+    return classes[0] is not None
 
 
 def _step(values, kind, num_layers):

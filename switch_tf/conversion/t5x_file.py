@@ -89,8 +89,8 @@ def _orbax_root(folder):
 
 def newest_in(folder: Any) -> Any | None:
     """Returns the newest checkpoint in a run folder, or None."""
-    steps = {int(found[1]): entry for entry in (folder.iterdir() if folder.is_dir() else ())
-             if (found := _CHECKPOINT.fullmatch(entry.name))}
+    steps = {int(match[1]): entry for entry in (folder.iterdir() if folder.is_dir() else ())
+             if (match := _CHECKPOINT.fullmatch(entry.name))}
     return next((steps[step] for step in sorted(steps, reverse=True) if is_t5x(steps[step])), None)
 
 

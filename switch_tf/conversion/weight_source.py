@@ -124,12 +124,12 @@ class Rules:
             shape = tuple(weight.shape)
             every = [fields | {rule.stack: str(index)} for index in range(shape[0])] if rule.stack else [fields]
             template = _FIELD.sub(r"{\1}", rule.theirs)
-            theirs = tuple(template.format_map(values) for values in every)
-            for their_name in theirs:
+            tensor_names = tuple(template.format_map(values) for values in every)
+            for their_name in tensor_names:
                 if owners.setdefault(their_name, name) != name:
                     raise Refusal(f"The weights {owners[their_name]!r} and {name!r} both ask for {their_name!r}; "
                                   "each tensor holds one weight.")
-            links.append(Link(name, shape, theirs, rule))
+            links.append(Link(name, shape, tensor_names, rule))
         return links
 
     def check(self, links: list[Link], tensors: Mapping[str, Any], way_out: str) -> None:
@@ -406,13 +406,13 @@ def used_slots(name: str, shape: tuple[int, ...], slots: Slots, averaged: Mappin
     if "v" in slots and slots["v"].shape == shape:
         return {"v": slots["v"]}
     used = {}
-    for ours, (theirs, dims) in averaged.items():
+    for slot, (their_slot, dims) in averaged.items():
         kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
-        if not dims or theirs not in slots or slots[theirs].shape != kept:
+        if not dims or their_slot not in slots or slots[their_slot].shape != kept:
             raise Refusal(f"The checkpoint's optimizer keeps {_listed(slots)} of {name!r} of shape {shape}, and "
                           f"{software}'s Adafactor keeps a slot of that shape, or means over its two largest "
                           "dimensions or by its logical axes; convert the weights alone, without --with_optimizer.")
-        used[ours] = slots[theirs].reshaped(_keep_dims(shape, dims))
+        used[slot] = slots[their_slot].reshaped(_keep_dims(shape, dims))
     return used
 
 

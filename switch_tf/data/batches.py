@@ -47,8 +47,8 @@ class AddedFeatures(NamedTuple):
         """Adds the features to batches, dict of <int32>[..., rows, length]."""
         arrays = {name: np.asarray(value) for name, value in batches.items()}
         before = next(iter(arrays.values())).shape[:-1]
-        found = self.of_rows({name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()})
-        return {**batches, **{name: tf.constant(found[name].reshape(*before, width), tf.int32)
+        added = self.of_rows({name: array.reshape(-1, array.shape[-1]) for name, array in arrays.items()})
+        return {**batches, **{name: tf.constant(added[name].reshape(*before, width), tf.int32)
                               for name, width in self.widths.items()}}
 
     def specs(self, *before: int) -> dict[str, tf.TensorSpec]:
@@ -194,8 +194,8 @@ class Batches:
         def write(folder):
             for index, name in names.items():
                 tf.train.Checkpoint(iterator=self._parts[index]).write(str(folder / name))
-                if found := self._corrupt[index].text():
-                    (folder / name).with_suffix(_CORRUPT).write_text(found)
+                if text := self._corrupt[index].text():
+                    (folder / name).with_suffix(_CORRUPT).write_text(text)
             return True
 
         if not self.is_stuck and not self._ahead:
@@ -229,8 +229,8 @@ class Batches:
             if not is_from_start:
                 literal = places.Literal(place)
                 tf.train.Checkpoint(iterator=part).read(str(literal)).assert_existing_objects_matched()
-                if (found := place.with_suffix(_CORRUPT)).exists():
-                    _parsed(found, self._corrupt[index].take_up)
+                if (corrupt := place.with_suffix(_CORRUPT)).exists():
+                    _parsed(corrupt, self._corrupt[index].take_up)
             for _ in range(steps // self._steps_per_call):
                 next(part)
             self._known[index] = None if is_from_start else _files(folder, place.name), self._steps - steps

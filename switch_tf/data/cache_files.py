@@ -120,14 +120,14 @@ def begin(folder: Any, name: str, request: dict, own: re.Pattern, overwrite: boo
                 remove(file)
     with reading(folder / name):
         try:
-            found = difference(json_lines.load(folder / name), request)
+            mismatch = difference(json_lines.load(folder / name), request)
         except FileNotFoundError:
             write_whole(folder / name, json_lines.dumps({**request, **others}, indent=1))
             return
         except (ValueError, AttributeError):
-            found = f"{name} is damaged"
-    if found:
-        raise Refusal(f"{str(folder)!r} is of something else: {found}. Give --overwrite to make it anew, or another "
+            mismatch = f"{name} is damaged"
+    if mismatch:
+        raise Refusal(f"{str(folder)!r} is of something else: {mismatch}. Give --overwrite to make it anew, or another "
                       "--output.")
 
 
@@ -258,8 +258,8 @@ class CorruptRecords:
         task, name = os.path.split("/".join(pathlib.Path(file).parts[-3:]))
         record = f"{task}/{name}", number
         with self._lock:
-            others = sum(known.startswith(f"{task}/") for known, _ in self._found - {record})
-            if _CORRUPT not in str(error) or others >= self._limit:
+            num_earlier = sum(known.startswith(f"{task}/") for known, _ in self._found - {record})
+            if _CORRUPT not in str(error) or num_earlier >= self._limit:
                 excess = f", one more than the {self._limit} of Run.skip_corrupt_records" * (self._limit > 0)
                 raise BadData(f"{file} is damaged, record {number}{excess} ({first_line(error)}); `switch-tf cache` "
                               "with the task's gin file finds damaged shards and writes them anew.") from error
@@ -271,9 +271,9 @@ class CorruptRecords:
     def text(self) -> str:
         """Returns the records as JSON, or ""."""
         with self._lock:
-            found = sorted(self._found)
+            corrupt = sorted(self._found)
         return json_lines.dumps({place: [number for _, number in records] for place, records in itertools.groupby(
-            found, lambda record: record[0])}) if found else ""
+            corrupt, lambda record: record[0])}) if corrupt else ""
 
     def take_up(self, records: dict) -> None:
         """Adds the records of an earlier process's parsed `text`.

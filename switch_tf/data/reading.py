@@ -139,9 +139,9 @@ def reading_of(mixture_or_task_name: str, vocabulary: str | None = None) -> Read
         if name not in features:
             raise Refusal(f"Task {mixture_or_task_name!r} has no {name!r}, so it answers no texts; its features are "
                           f"{', '.join(sorted(features))}.")
-    first, *others = conventions = [_conventions(task) for task in getattr(provider, "tasks", [provider])]
+    first, *rest = conventions = [_conventions(task) for task in getattr(provider, "tasks", [provider])]
     has_end = any(task.pop("has_end") for task in conventions)
-    agreed = {name: value for name, value in first.items() if all(other[name] == value for other in others)}
+    agreed = {name: value for name, value in first.items() if all(other[name] == value for other in rest)}
     differ = [words for name, words in (("prefix", "prefixes"), ("sentinels", "readings of <extra_id_0>"))
               if name not in agreed]
     if differ:

@@ -109,10 +109,10 @@ def _pieces(path, content):
                       "one, and files of other kinds (vocab.txt) do not serve. A tokenizer.json becomes one with the "
                       "weights beside it: `switch-tf convert --input FOLDER --output NEW` writes NEW/spiece.model.")
     if pieces.pad_id() != 0 or pieces.eos_id() < 1:
-        found = ", ".join(f"{name} {pieces.piece_to_id(name)}" for name in ("<unk>", "<s>", "</s>", "<pad>")
-                          if pieces.id_to_piece(pieces.piece_to_id(name)) == name)
+        special = ", ".join(f"{name} {pieces.piece_to_id(name)}" for name in ("<unk>", "<s>", "</s>", "<pad>")
+                            if pieces.id_to_piece(pieces.piece_to_id(name)) == name)
         raise Refusal(f"A vocabulary needs padding at id 0 and an end of sequence, and VOCABULARY {path!r} has "
-                      f"{found or 'neither'}; `switch-tf vocabulary` trains one that fits.")
+                      f"{special or 'neither'}; `switch-tf vocabulary` trains one that fits.")
     return pieces
 
 

@@ -70,8 +70,8 @@ def _answer(asked, model):
             record["score"] = score
         return
     for record, results in zip(records, model.answer(ids, list(numbers)), strict=True):
-        best, *others = ({"output": result.text, "score": result.score} for result in results)
-        record |= best | ({"others": others} if others else {})
+        best, *alternatives = ({"output": result.text, "score": result.score} for result in results)
+        record |= best | ({"others": alternatives} if alternatives else {})
 
 
 class Output:

@@ -55,14 +55,14 @@ def make_room() -> int:
     """Raises the limit of file descriptors if allowed, and returns the number of connections that fit."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    others = len(os.listdir("/dev/fd")) + _OTHER_DESCRIPTORS + _FOR_HEALTH
-    wanted = others + _MOST_CONNECTIONS
+    reserved = len(os.listdir("/dev/fd")) + _OTHER_DESCRIPTORS + _FOR_HEALTH
+    wanted = reserved + _MOST_CONNECTIONS
     if soft < wanted:
         soft = min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
-    most = min(_MOST_CONNECTIONS, soft - others)
+    most = min(_MOST_CONNECTIONS, soft - reserved)
     if most < _FEWEST_CONNECTIONS:
-        raise Refusal(f"Serving needs {others + _FEWEST_CONNECTIONS} open files at least, and this process may have "
+        raise Refusal(f"Serving needs {reserved + _FEWEST_CONNECTIONS} open files at least, and this process may have "
                       f"{soft}; start it after `ulimit -n 1024` or more.")
     return most
 

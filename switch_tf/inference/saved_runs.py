@@ -42,9 +42,9 @@ def use_stored_vocabulary(described: Any, folder: pathlib.Path) -> Any:
     if not run_config.is_in(folder):
         return described
     saved = run_config.read(folder)
-    vocabulary, *others = {vocabularies.Stored.from_data(fields) for fields in saved.vocabularies.values()}
+    vocabulary, *differing = {vocabularies.Stored.from_data(fields) for fields in saved.vocabularies.values()}
     run = described.run
-    if others or run.mixture_or_task_name != saved.task or run.vocabulary not in (None, vocabulary.name):
+    if differing or run.mixture_or_task_name != saved.task or run.vocabulary not in (None, vocabulary.name):
         return described
     choice = vocabularies.choice_of(vocabulary, folder) or run.vocabulary
     return dataclasses.replace(described, run=dataclasses.replace(run, vocabulary=choice))

@@ -409,8 +409,9 @@ def _busy(reason):
 
 
 def _prediction(results, inputs):
-    best, *others = ({"outputs": result.text, "scores": result.score} for result in results)
-    return best | ({"others": others} if others else {}) | ({"cut": inputs.num_cut} if inputs.num_cut else {})
+    best, *alternatives = ({"outputs": result.text, "scores": result.score} for result in results)
+    return best | ({"others": alternatives} if alternatives else {}) | (
+        {"cut": inputs.num_cut} if inputs.num_cut else {})
 
 
 async def _hung_up(request):

@@ -230,16 +230,16 @@ def check_tpu() -> Findings:
             if os.readlink(link) in files:
                 holders[link.parts[2]] = (link.parents[1] / "comm").read_text().strip()
     closed = [file for file in (*files, _LOCK) if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK)]
-    others = f"any process of another user that has the chips (sudo lsof {files[0]})"
+    unseen = f"any process of another user that has the chips (sudo lsof {files[0]})"
     if closed:
         yield Finding("TPU chips", f"this user cannot read and write {', '.join(closed)}",
-                      f"end {others}, then sudo rm -f {_LOCK} && sudo chmod a+rw {' '.join(files)}")
+                      f"end {unseen}, then sudo rm -f {_LOCK} && sudo chmod a+rw {' '.join(files)}")
     elif holders:
         yield Finding("TPU chips", "they belong to " + ", ".join(
             f"process {number} ({name})" for number, name in holders.items()), f"kill {' '.join(holders)}")
     elif is_alone:
         yield run_python("TPU chips", _CHIPS, "JAX has ", "JAX cannot use them",
-                         f"end {others}; else {_install('jax', 'jaxlib', 'libtpu')}")
+                         f"end {unseen}; else {_install('jax', 'jaxlib', 'libtpu')}")
     else:  # the chips of a slice start on all hosts at once
         yield Finding("TPU chips", f"{len(files)}; to try them, train a few steps on all hosts")
 

@@ -94,8 +94,8 @@ class Einsum(Dispatcher):
     """
 
     def dispatch(self, tokens: Tensor) -> Tensor:
-        first, *others = self._masks(tokens.dtype)
-        return ops.einsum("gsec,gsm->egcm", sum(others, first), tokens)
+        first, *masks = self._masks(tokens.dtype)
+        return ops.einsum("gsec,gsm->egcm", sum(masks, first), tokens)
 
     def combine(self, outputs: Tensor) -> Tensor:
         return sum(_gated(ops.einsum("gsec,egcm->gsm", mask, outputs), self.decisions.gate[:, :, choice:choice + 1])
@@ -350,10 +350,10 @@ def create(decisions: TokenChoices | ExpertChoices, dispatch: str = "auto") -> D
 
 def fastest(decisions: TokenChoices | ExpertChoices) -> str:
     """Returns the name of the fastest dispatch on the current device."""
-    first, *others = forms.suited_dispatches()
+    first, *fallbacks = forms.suited_dispatches()
     if isinstance(decisions, ExpertChoices):
         # No slots are empty, so "ragged" has no advantage.
-        return next(name for name in (first, *others) if name != "ragged")
+        return next(name for name in (first, *fallbacks) if name != "ragged")
     num_groups, num_tokens, num_choices = decisions.slot.shape
     no_drop = context.current().no_drop
     if first != "ragged":
@@ -363,9 +363,9 @@ def fastest(decisions: TokenChoices | ExpertChoices) -> str:
         return "gathered" if is_gathered else first
     if not all(isinstance(size, int) for size in (num_groups, num_tokens, decisions.capacity)):
         # Without drops, nearly all slots are empty.
-        return "ragged" if no_drop else others[0]
+        return "ragged" if no_drop else fallbacks[0]
     num_rows = num_groups * num_tokens * num_choices
     # In a decoding step, or with fewer choices than experts, reading kernels dominates.
     is_ragged = num_tokens == 1 or num_rows < decisions.num_experts or (
         num_rows + decisions.num_experts * ROWS_PER_PRODUCT < decisions.num_experts * num_groups * decisions.capacity)
-    return "ragged" if is_ragged else others[0]
+    return "ragged" if is_ragged else fallbacks[0]

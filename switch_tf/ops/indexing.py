@@ -134,8 +134,8 @@ def split_off(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     place = ops.broadcast_to(arange(ops.shape(index)[0])[:, None], ops.shape(index))
     places = ops.reshape(ops.stack([place, index], axis=-1), (-1, 2))
     left_out = ops.full(ops.shape(places)[:1], LEFT_OUT, dtype=logits.dtype)
-    others = ops.reshape(ops.scatter_update(rows, places, left_out), ops.shape(logits))
-    return ops.reshape(ops.take_along_axis(rows, index, axis=-1), ops.shape(token_ids)), others
+    rest = ops.reshape(ops.scatter_update(rows, places, left_out), ops.shape(logits))
+    return ops.reshape(ops.take_along_axis(rows, index, axis=-1), ops.shape(token_ids)), rest
 
 
 def place_of_largest(logits: Tensor) -> Tensor:

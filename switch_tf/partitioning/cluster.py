@@ -67,8 +67,8 @@ def _hosts_of_slice():
         # Attributes of a TPU VM as JAX and libtpu read them. A host is "address" or, formerly, "name:number:address".
         names = [entry.rpartition(":")[2].strip()
                  for entry in host.vm_attribute("worker-network-endpoints").split(",")]
-        found = re.search(r"^ *MEGASCALE_NUM_SLICES *: *'?(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
-        num_slices = num_slices or found and found[1]
+        match = re.search(r"^ *MEGASCALE_NUM_SLICES *: *'?(\w+)", host.vm_attribute("tpu-env"), re.MULTILINE)
+        num_slices = num_slices or match and match[1]
     num_slices = num_slices or "1"
     if num_slices != "1" and host.has_tpu():
         raise Refusal(f"This TPU is one of {num_slices} slices (MEGASCALE_NUM_SLICES), and each slice would train a "
@@ -91,11 +91,11 @@ def listening_address(address: str) -> str:
     if not port.isdecimal():
         raise Refusal(f"The address of a process must be host:port, not {address!r}.")
     try:
-        found = [(family, ip) for family, *_, (ip, *_) in socket.getaddrinfo(
+        addresses = [(family, ip) for family, *_, (ip, *_) in socket.getaddrinfo(
             name.strip("[]"), None, type=socket.SOCK_STREAM)]
     except OSError:  # other machines may resolve the name
-        found = []
-    for family, ip in [*found, (socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, "")]:
+        addresses = []
+    for family, ip in [*addresses, (socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, "")]:
         try:
             is_dual = family == socket.AF_INET6 and not ip
             socket.create_server((ip, int(port)), family=family, dualstack_ipv6=is_dual).close()

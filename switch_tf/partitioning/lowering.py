@@ -144,9 +144,9 @@ def lower(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], variable
     structure = []
 
     def flat(*tensors):
-        found = function(*tensors)
-        structure[:] = [tf.nest.map_structure(lambda result: result is not None, found)]
-        return [result for result in tf.nest.flatten(found) if result is not None]
+        results = function(*tensors)
+        structure[:] = [tf.nest.map_structure(lambda result: result is not None, results)]
+        return [result for result in tf.nest.flatten(results) if result is not None]
 
     traced = tf.function(flat, jit_compile=True, autograph=False)
     concrete = traced.get_concrete_function(*specs)

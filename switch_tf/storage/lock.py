@@ -153,8 +153,8 @@ class Lock:
         watched, until = b"", 0.0
         while True:
             self._renewed = _now()
-            found, generation = places.read_object(self._place)
-            owner = _owner(found)
+            content, generation = places.read_object(self._place)
+            owner = _owner(content)
             if owner is not None:
                 if generation != watched:
                     if watched:
@@ -178,11 +178,11 @@ class Lock:
                 self._lease = places.write_object(self._place, self._text, self._lease)
                 self._renewed = before
             except places.Conflict:
-                found, _ = places.read_object(self._place)
-                if found is None:
+                content, _ = places.read_object(self._place)
+                if content is None:
                     self._loss = self.removed()
                 else:
-                    owner = _owner(found)
+                    owner = _owner(content)
                     self._loss = (f"Another process{f' ({owner})' if owner else ''} has taken the {self._thing} "
                                   f"{str(self._path)!r}, because this one was cut off from it or suspended for over a "
                                   "minute, so nothing is saved there any more; let the other one go on.")

@@ -74,11 +74,11 @@ def at(path: Place) -> Any:
     """Returns a pathlib.Path, or a path in a bucket."""
     if isinstance(path, pathlib.PurePath):
         return path
-    found = _SCHEME.match(os.fspath(path))
-    if not found:
+    match = _SCHEME.match(os.fspath(path))
+    if not match:
         return pathlib.Path(path)
-    if found[1] != _BUCKETS:
-        raise Refusal(f"{os.fspath(path)!r} has the scheme {found[1]!r}, which is unknown here; use gs:// or a folder "
+    if match[1] != _BUCKETS:
+        raise Refusal(f"{os.fspath(path)!r} has the scheme {match[1]!r}, which is unknown here; use gs:// or a folder "
                       "of this machine.")
     return _bucket_path()(path)
 
@@ -86,8 +86,8 @@ def at(path: Place) -> Any:
 def is_supported(path: Place) -> bool:
     """Whether `at` accepts a path and would not make it a local folder named "gs:"."""
     text = os.fspath(path)
-    if found := _SCHEME.match(text):
-        return found[1] == _BUCKETS and text.rstrip("/") != f"{found[1]}:"
+    if match := _SCHEME.match(text):
+        return match[1] == _BUCKETS and text.rstrip("/") != f"{match[1]}:"
     return "://" not in text and not _ONE_SLASH.match(text.lstrip())
 
 
@@ -113,8 +113,8 @@ def _stat(self):
     import tensorflow as tf  # takes seconds; a bucket's path has imported it
 
     with os_errors(self):
-        found = tf.io.gfile.stat(os.fspath(self))
-    return types.SimpleNamespace(st_size=found.length, st_mtime=found.mtime_nsec / 1e9)
+        stat = tf.io.gfile.stat(os.fspath(self))
+    return types.SimpleNamespace(st_size=stat.length, st_mtime=stat.mtime_nsec / 1e9)
 
 
 def _read_bytes(self, part=None):
@@ -163,8 +163,8 @@ def os_errors(path: Place) -> Iterator[None]:
 
 def raise_failure(error: BaseException, path: Place) -> None:
     """Raises a BucketError for a bucket's error that does not mean damaged contents."""
-    found = {one.__name__ for one in type(error).__mro__}
-    if not is_local(path) and ("BucketError" in found or "OpError" in found and not found & {
+    kinds = {one.__name__ for one in type(error).__mro__}
+    if not is_local(path) and ("BucketError" in kinds or "OpError" in kinds and not kinds & {
             "NotFoundError", "DataLossError", "OutOfRangeError", "InvalidArgumentError"}):
         with os_errors(path):
             raise error
@@ -295,8 +295,8 @@ def read_object(path: Place, part: slice | None = None) -> tuple[bytes | None, b
     Raises:
         BucketError: The bucket does not answer, refuses or does not exist.
     """
-    found = _call(path, lambda bucket, name: bucket.read(name, byte_range=part))
-    return (found.value if found.state == "value" else None), found.stamp.generation
+    result = _call(path, lambda bucket, name: bucket.read(name, byte_range=part))
+    return (result.value if result.state == "value" else None), result.stamp.generation
 
 
 def urls_of(folder: Place) -> list[str]:
@@ -325,7 +325,7 @@ def write_object(path: Place, content: bytes | None, generation: bytes | None) -
     """
     if new := _call(path, lambda bucket, name: bucket.write(name, content, if_equal=generation)).generation:
         return new
-    found, new = read_object(path)
-    if found != content:
+    stored, new = read_object(path)
+    if stored != content:
         raise Conflict(os.fspath(path))
     return new  # the answer to an earlier try was lost

@@ -57,8 +57,8 @@ def disown(path: Place, owner: Any) -> None:
 def owner_of(path: Place) -> Any:
     """Returns the innermost owner of a path, of a folder above it, or of a file whose name it extends by ".x"."""
     key = _key(path)
-    found = [start for start in list(_owners) if key == start or key.startswith((f"{start}/", f"{start}."))]
-    return _owners.get(max(found, key=len)) if found else None
+    owned = [start for start in list(_owners) if key == start or key.startswith((f"{start}/", f"{start}."))]
+    return _owners.get(max(owned, key=len)) if owned else None
 
 
 def check_owned(path: Place) -> None:

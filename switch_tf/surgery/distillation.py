@@ -121,18 +121,18 @@ class LiveTeacher(Objective):
     @functools.cached_property
     def _source(self) -> tuple[Any, Format]:
         """Fixed for the life of this object."""
-        path, found = formats.locate(self._folder, self._argument)
-        return found.resolve(path), found
+        path, source_format = formats.locate(self._folder, self._argument)
+        return source_format.resolve(path), source_format
 
     @functools.cached_property
     def _config(self) -> SwitchConfig:
-        path, found = self._source
-        config = found.config_of(path)
+        path, source_format = self._source
+        config = source_format.config_of(path)
         if config is None:
-            raise Refusal(f"{self._argument} {path} is of {found.name} and does not describe its model; "
+            raise Refusal(f"{self._argument} {path} is of {source_format.name} and does not describe its model; "
                           f"convert it first: switch-tf convert --input {self._folder} --output FOLDER "
                           "--gin_file=gin/models/NAME.gin")
-        if found is SWITCH_TF:
+        if source_format is SWITCH_TF:
             folders.check_size(config, path)
         return config
 
@@ -143,14 +143,14 @@ class LiveTeacher(Objective):
     @functools.cached_property
     def identity(self) -> str:
         """Identifies the checkpoint by a hash of its files, or of samples of large files."""
-        path, found = self._source
-        if found is SWITCH_TF:
+        path, source_format = self._source
+        if source_format is SWITCH_TF:
             return folders.identity(self._description)
         start = str(path)
         files = [name.removeprefix(start) for name, _, _ in formats.state(path)
                  if "/state." not in name.removeprefix(start)]  # the optimizer's, of T5X
         content = [(file, places.sample(start + file, _BUDGET // len(files))) for file in files]
-        return f"{found.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
+        return f"{source_format.name}, {hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
 
     def record(self) -> dict[str, Any]:
         """Returns this teacher's JSON-able entries in a run's configuration."""
@@ -188,8 +188,8 @@ class LiveTeacher(Objective):
 
     def _vocabulary(self):
         """Returns a name in `continuation.record` and its value for the vocabulary, None if unknown."""
-        path, found = self._source
-        if found is SWITCH_TF:
+        path, source_format = self._source
+        if source_format is SWITCH_TF:
             record = self._description["configuration"]
             # Earlier versions recorded only the bytes of vocabularies.
             name = "pieces" if record.get("pieces") else "vocabulary"
@@ -216,11 +216,12 @@ class LiveTeacher(Objective):
 
     def restore(self) -> None:
         """Loads the weights, under any layout."""
-        path, found = self._source
-        if found is SWITCH_TF:
+        path, source_format = self._source
+        if source_format is SWITCH_TF:
             tensors.restore(path, tensors.state_variables(self._model))
         else:
-            weight_source.fill(found.module.open_weights(path, self._config), weight_source.variables_of(self._model))
+            weight_source.fill(source_format.module.open_weights(path, self._config),
+                               weight_source.variables_of(self._model))
 
     @property
     def variables(self) -> list:
@@ -239,9 +240,9 @@ class LiveTeacher(Objective):
             return logits, None
         if missing > 0:
             return tf.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=indexing.LEFT_OUT), None
-        shared, others = logits[..., :missing], logits[..., missing:]
-        others = tf.reduce_logsumexp(others, axis=-1) - tf.reduce_logsumexp(logits, axis=-1)
-        return shared, tf.exp(others)
+        shared, unshared = logits[..., :missing], logits[..., missing:]
+        unshared = tf.reduce_logsumexp(unshared, axis=-1) - tf.reduce_logsumexp(logits, axis=-1)
+        return shared, tf.exp(unshared)
 
     def cross_entropies(self, config: SwitchConfig, features: dict[str, Any], logits: Any,
                         temperature: float) -> dict[str, Mean]:
@@ -297,8 +298,8 @@ class StoredTeacher(Objective):
 
         def of_rows(features):
             is_filled = np.any([values.any(axis=1) for values in features.values()], axis=0)
-            found = store.read(predictions.keys_of({name: values[is_filled] for name, values in features.items()}))
-            if found is None:
+            stored = store.read(predictions.keys_of({name: values[is_filled] for name, values in features.items()}))
+            if stored is None:
                 reads = " and ".join(
                     f"{read['steps']} steps of SEED {read['seed']} with BATCH_SIZE {read['batch_size']}"
                     for read in store.manifest["reads"]) or "an unfinished command"
@@ -306,7 +307,7 @@ class StoredTeacher(Objective):
                               f"{reads}; cache this run's with the same `switch-tf cache --teacher` and its SEED, "
                               "BATCH_SIZE and TRAIN_STEPS, or leave TEACHER_PREDICTIONS out to run the teacher.")
             added = {name: np.zeros((len(is_filled), width), np.int32) for name, width in widths.items()}
-            for name, values in found.items():
+            for name, values in stored.items():
                 added[name][is_filled] = values
             return added
 
@@ -370,9 +371,9 @@ def store(described: Experiment, teacher: LiveTeacher, folder: Any, temperature:
                 new = writer.lacks(keys)
                 if len(new):
                     # The whole batch, to drop the same tokens as in training.
-                    found, mass = predict(batch)
+                    predicted, mass = predict(batch)
                     is_target = batch[weight_name][new] > 0
-                    writer.add(keys[new], predictions.pack(row_dtype, [values[new] for values in found], is_target))
+                    writer.add(keys[new], predictions.pack(row_dtype, [values[new] for values in predicted], is_target))
                     num_targets += int(is_target.sum())
                     unshared += float(mass[new][is_target].sum())
                 bar.set_postfix_str(f"{len(writer):,} rows", refresh=False)

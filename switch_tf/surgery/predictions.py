@@ -69,8 +69,8 @@ def pack(dtype: np.dtype, predictions: Sequence[np.ndarray], is_target: np.ndarr
 
 def _unpack(dtype, rows):
     """Returns the features of rows, <int32>[rows, width] by name."""
-    found = np.frombuffer(b"".join(rows), dtype)
-    features = {name: found[name].astype("int32" if name == IDS else "float32") for name in NAMES}
+    records = np.frombuffer(b"".join(rows), dtype)
+    features = {name: records[name].astype("int32" if name == IDS else "float32") for name in NAMES}
     # Restores the sums of probabilities before float16 rounding.
     expected = np.maximum(-np.expm1(features[LOG_REST]), 1e-30)
     features[LOG_PROBS] += np.log(expected / np.exp(features[LOG_PROBS]).sum(axis=-1))[..., None]
@@ -132,8 +132,8 @@ def read_keys(folder: Any, number: int) -> tuple[np.ndarray, str]:
 
 def _find(known, keys):
     """Returns indices among sorted keys, -1 for a missing key."""
-    found = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    return np.where(known[found] == keys, found, -1)
+    indices = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[indices] == keys, indices, -1)
 
 
 class PredictionStore:
@@ -166,10 +166,10 @@ class PredictionStore:
 
     def read(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
         """Returns the features of rows by key, <int32>[rows, width] by name, or None if a row is missing."""
-        found = _find(self._keys, keys)
-        if (found < 0).any():
+        indices = _find(self._keys, keys)
+        if (indices < 0).any():
             return None
-        rows, where = np.empty(len(keys), object), self._rows[found]
+        rows, where = np.empty(len(keys), object), self._rows[indices]
         shards = np.searchsorted(self._starts, where, side="right") - 1
         for shard in np.unique(shards):
             chosen, number = np.flatnonzero(shards == shard), self._numbers[shard]
@@ -203,22 +203,22 @@ class PredictionWriter:
                               "name another one.")
         cache_files.begin(folder, MANIFEST, {"format_version": _FORMAT_VERSION, **request}, _OWN, overwrite, reads=[])
         self.manifest = read_manifest(folder)
-        self._folder, found = folder, {}
+        self._folder, shards = folder, {}
         for number in shard_numbers(folder):
             try:
                 keys, checksum = read_keys(folder, number)
             except BadData:
                 continue
             if cache_files.is_unchanged(_files(folder, number)[0], checksum):
-                found[number] = keys
+                shards[number] = keys
         leftovers.remove_unfinished(folder)
         with writing(folder):
             for file in sorted(folder.iterdir()):
-                if _OWN.fullmatch(file.name) and file.name != MANIFEST and int(file.stem) not in found:
+                if _OWN.fullmatch(file.name) and file.name != MANIFEST and int(file.stem) not in shards:
                     remove(file)
         # The empty first key gives each search an index.
-        self._keys = np.sort(np.concatenate([np.zeros(1, _KEY), *found.values()]))
-        self._next = max(found, default=-1) + 1
+        self._keys = np.sort(np.concatenate([np.zeros(1, _KEY), *shards.values()]))
+        self._next = max(shards, default=-1) + 1
         self._waiting, self._num_bytes, self._since = {}, 0, time.monotonic()
 
     def __len__(self):

@@ -29,18 +29,18 @@ def newest(run_folder: Any, count: int) -> list[Any]:
     """Returns the newest checkpoints of a run, oldest first."""
     if not (run_folder / "checkpoints").is_dir():
         raise Refusal(f"--run must name a run folder, which holds checkpoints; {str(run_folder)!r} does not.")
-    found = select(run_folder, "all")
-    if len(found) < count:
-        raise Refusal(f"--last must be at most {len(found)}, the number of checkpoints in {str(run_folder)!r}, not "
-                      f"{count}; a run keeps more of them with --gin.Run.keep_checkpoints=N.")
-    return found[-count:]
+    checkpoints = select(run_folder, "all")
+    if len(checkpoints) < count:
+        raise Refusal(f"--last must be at most {len(checkpoints)}, the number of checkpoints in {str(run_folder)!r}, "
+                      f"not {count}; a run keeps more of them with --gin.Run.keep_checkpoints=N.")
+    return checkpoints[-count:]
 
 
 def check_same(checkpoints: list[Any]) -> None:
     """Refuses checkpoints of different models."""
-    first, *others = checkpoints
+    first, *later = checkpoints
     wanted = folders.describe(first)
-    for checkpoint in others:
+    for checkpoint in later:
         description = folders.describe(checkpoint)
         difference = continuation.model_difference(wanted["configuration"], description["configuration"])
         old, new = ({path: saved["shape"] for path, saved in one["variables"].items() if path.startswith(folders.MODEL)}

@@ -81,8 +81,8 @@ def agree(partitioner: "Partitioner", entries: dict[str, Any]) -> None:
     sums = partitioner.gather_texts(hashlib.sha256(text.encode()).hexdigest())
     if len(set(sums)) == 1:
         return
-    first, *others = map(json.loads, partitioner.gather_texts(text))
-    for index, other in enumerate(others, 1):
+    first, *following = map(json.loads, partitioner.gather_texts(text))
+    for index, other in enumerate(following, 1):
         for name in [*first, *other]:
             if first.get(name) != other.get(name):
                 raise Refusal("All processes of a run need the same configuration, and "

@@ -312,8 +312,8 @@ def first_bad_tensor(model: keras.Model, features: dict[str, Any], seed: int, st
         with _checked_outputs(model):
             gradients, _ = compute_gradients(model, features, seed, tf.constant(step, tf.int64), settings,
                                              objective=objective)
-    except _Found as found:
-        return f"the output of {found}"
+    except _Found as error:
+        return f"the output of {error}"
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         if not _is_finite(gradient):
             return f"the gradient of {_short(variable.path)}"

@@ -175,14 +175,14 @@ def _start(state, run, initial, say):
         say(f"Starting from the weights and the optimizer of {run.initial_checkpoint}, step {state.step}, with the "
             "data from their beginning.")
         return
-    others = tensors.start(initial, variables, is_matching=run.initial_variables == "matching")
+    new = tensors.start(initial, variables, is_matching=run.initial_variables == "matching")
     step = initial.description["step"]
     if run.initial_variables == "all":
         say(f"Starting from the weights of {run.initial_checkpoint}, step {step}.")
         return
-    num_others, total = _size(variables[path] for path in others), _size(variables.values())
-    rest = f"; the others are new: {', '.join(path.removeprefix('model/') for path in others)}" if others else ""
-    say(f"Starting from {total - num_others:,} of {total:,} weights from {run.initial_checkpoint}, step "
+    num_new, total = _size(variables[path] for path in new), _size(variables.values())
+    rest = f"; the others are new: {', '.join(path.removeprefix('model/') for path in new)}" if new else ""
+    say(f"Starting from {total - num_new:,} of {total:,} weights from {run.initial_checkpoint}, step "
         f"{step}{rest}.")
 
 

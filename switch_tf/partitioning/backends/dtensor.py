@@ -164,10 +164,10 @@ class DTensorPartitioner(Partitioner):
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
             gradients, totals, measured, is_finite = compute(features)
-            others = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
+            replicated = tf.nest.map_structure(self._replicate, (totals, measured, is_finite))
             return [variable.value.unfold(gradient) if isinstance(variable.value, UnfoldedVariable) else
                     dtensor.relayout(gradient, variable.value.layout)
-                    for gradient, variable in zip(gradients, self._trained, strict=True)], others
+                    for gradient, variable in zip(gradients, self._trained, strict=True)], replicated
 
         def applied(gradients, totals):
             apply(fold_gradients(gradients, self._trained), totals)

@@ -215,9 +215,9 @@ class PjrtProgram:
         if _shapes(features) not in self._compiled:
             self.build({name: tf.TensorSpec(value.shape, value.dtype) for name, value in features.items()})
         executable, names, state, updated, structure = self._compiled[_shapes(features)]
-        found = iter(executable(*(features[name] for name in names), *_arrays(state)))
-        results = tf.nest.map_structure(lambda is_tensor: next(found) if is_tensor else None, structure)
-        for variable, array in zip(updated, found, strict=True):
+        arrays = iter(executable(*(features[name] for name in names), *_arrays(state)))
+        results = tf.nest.map_structure(lambda is_tensor: next(arrays) if is_tensor else None, structure)
+        for variable, array in zip(updated, arrays, strict=True):
             variable.array = array
         return results
 

@@ -54,9 +54,9 @@ def start(members: Cluster) -> None:
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError as error:  # JAX has started
-            if (found := len(jax.local_devices(backend="cpu"))) < count:
-                raise Refusal(f"JAX was started with {found} CPU devices before the back end, which needs {count}; "
-                              "choose the back end first.") from error
+            if (num_devices := len(jax.local_devices(backend="cpu"))) < count:
+                raise Refusal(f"JAX was started with {num_devices} CPU devices before the back end, which needs "
+                              f"{count}; choose the back end first.") from error
     elif kind == "TPU" and environment.installed_version("tensorflow-tpu"):
         raise Refusal("The pjrt back end needs the libtpu that goes with JAX, and tensorflow-tpu another one; install "
                       "requirements-tpu.txt in a fresh environment (docs/cloud_tpu.md), or use backend='tpu'.")
@@ -74,13 +74,13 @@ def _first_device(kind):
     try:
         first = jax.local_devices()[0]
     except RuntimeError as error:
-        found, cause = f"cannot use it ({first_line(error)})", error
+        fault, cause = f"cannot use it ({first_line(error)})", error
     else:
         if first.platform == _NAMES[kind]:
             return first
-        found, cause = f"has devices of {first.platform} alone", None  # no client, or it started earlier
+        fault, cause = f"has devices of {first.platform} alone", None  # no client, or it started earlier
     extra = "cuda12" if kind == "GPU" else "tpu"
-    raise Refusal(f"This machine has a {kind}, but JAX {found}; let `switch-tf doctor` look for the cause, install "
+    raise Refusal(f"This machine has a {kind}, but JAX {fault}; let `switch-tf doctor` look for the cause, install "
                   f"jax[{extra}]=={jax.__version__}, or use another back end, and in Python create the partitioner "
                   "before anything else uses JAX.") from cause
 
@@ -125,8 +125,8 @@ def _ending_on_status(written: IO[bytes], message: str) -> Iterator[None]:
     def look():
         while not is_over.wait(0.2):
             text = os.pread(written.fileno(), 2**20, 0)
-            if found := re.search(rb"absl::Status: ([^\n]*)\n", text):
-                outputs.end(OUTAGE, message.format(found[1].decode(errors="replace")))
+            if match := re.search(rb"absl::Status: ([^\n]*)\n", text):
+                outputs.end(OUTAGE, message.format(match[1].decode(errors="replace")))
 
     threading.Thread(target=look, daemon=True).start()
     try:

@@ -121,9 +121,9 @@ class StrategyPartitioner(Partitioner):
     def step(self, compute: Callable, apply: Callable, use_xla: bool = False) -> Callable:
         def computed(features):
             # A replica is traced in a thread of its own, without this context.
-            gradients, totals, *others = self.strategy.run(
+            gradients, totals, *statistics = self.strategy.run(
                 context.carried(lambda features: compute(self._share(features))), args=(features,))
-            return gradients, totals, *self._first(others)
+            return gradients, totals, *self._first(statistics)
 
         def applied(gradients, totals):
             self._applies_sums = True
