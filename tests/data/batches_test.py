@@ -1,10 +1,8 @@
 """Rows of batches from the cache depend on the seed alone: not on who reads them, nor on where reading stopped."""
 
-import contextlib
 import itertools
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -161,7 +159,7 @@ def test_an_input_that_waits_while_it_is_read_ahead_is_closed_soon(make_numbers,
     again = make_numbers()
     again.restore(tmp_path / "last")
     assert not again.is_stuck
-    _open_for_writing(tmp_path / "pipe")
+    _replace(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError, StopIteration])
@@ -199,18 +197,15 @@ def make_numbers(tmp_path):
         return data.Batches({None: iter(numbers)}, batch_size=1)
 
     yield make
-    with contextlib.suppress(OSError):  # no such pipe any more, or nobody waits for it
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    _replace(pipe)
 
 
-def _open_for_writing(pipe):
-    """Opens and closes a pipe, as soon as a thread reads it."""
-    for _ in range(200):
-        try:
-            return os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError("nobody reads the pipe")
+def _replace(pipe, text=""):
+    """Makes a pipe a file. Threads that wait for it read nothing more, and later ones read the file."""
+    writer = os.open(pipe, os.O_RDWR)
+    pipe.unlink()
+    pipe.write_text(text)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("saved_at", [None, 5])
@@ -229,9 +224,7 @@ def test_of_an_input_that_waits_the_place_is_saved_and_found_again(make_numbers,
     (tmp_path / "last").mkdir()
     batches.save(tmp_path / "last", 0)  # what is read ahead waits, too
     assert batches.is_stuck and batches.wait(lambda: False) is None
-    _open_for_writing(tmp_path / "pipe")
-    (tmp_path / "pipe").unlink()
-    (tmp_path / "pipe").write_text("9\n10\n")
+    _replace(tmp_path / "pipe", "9\n10\n")
     again = make_numbers()
     again.restore(tmp_path / "last")
     assert int(next(again)[0]) == 9
