@@ -270,7 +270,7 @@ def initial_value(settings: dict[str, Any]) -> InitialValue:
 
     def note(initializer, shape):
         asked.append((initializer, shape))
-        return tf.zeros([])
+        return 0.0  # of any dtype
 
     if callable(value):
         with context.within(initial=note), tf.Graph().as_default():
