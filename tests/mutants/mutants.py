@@ -360,7 +360,7 @@ MUTANTS = (
     Mutant("training/loop.py", "or self.state.step > self._first_step):", "or False):",
            ("tests/training/trainer_test.py",)),
     Mutant("partitioning/variables.py", "pieces[text] if text in pieces else ", "",
-           ("tests/checkpoints/layouts_test.py",)),
+           ("tests/partitioning/pjrt_test.py",)),
     Mutant("partitioning/partitioner.py", "is_good &= tf.convert_to_tensor(has_failed.value) == 0", "pass",
            ("tests/training/trainer_test.py",)),
     Mutant("training/loop.py", "if is_save_due or is_evaluation_due or self._called_step >= step:",

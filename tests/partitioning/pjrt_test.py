@@ -25,7 +25,7 @@ from switch_tf.partitioning.axes import with_axes
 from switch_tf.partitioning.backends import create_partitioner, pjrt_client
 from switch_tf.partitioning.layout import Layout
 from switch_tf.partitioning.partitioner import Partitioner
-from switch_tf.partitioning.variables import PjrtVariable, slice_text
+from switch_tf.partitioning.variables import PjrtVariable, laid_out, slice_text
 from switch_tf.refusals import Refusal
 from switch_tf.training import train_step
 from switch_tf.training.train_step import compile_steps
@@ -209,6 +209,19 @@ def test_one_number_that_is_not_finite_is_found_among_many(backend, make_partiti
     partitioner = make_partitioner("data", "data=2", backend=backend)
     values = [np.arange(4.0, dtype=np.float32), np.array([1, 2, np.nan, 3], np.float32), np.arange(4, dtype=np.int32)]
     assert partitioner.are_finite([_variable(partitioner, value, (None,)) for value in values]) == [True, False, True]
+
+
+def test_a_piece_that_several_devices_hold_is_read_once(make_partitioner):
+    partitioner = make_partitioner("expert_model", "data=4,model=2", backend="pjrt")
+    numbers, indices = np.arange(32.0).reshape(4, 8), []
+
+    def read(index):
+        indices.append(index)
+        return numbers[index]
+
+    array = laid_out((4, 8), np.float32, partitioner.sharding((None, "mlp")), read)
+    assert len(indices) == 2 and array.dtype == np.float32
+    np.testing.assert_array_equal(array, numbers)
 
 
 def test_a_model_whose_pieces_find_no_room_is_refused(pieces, monkeypatch):
