@@ -199,7 +199,7 @@ class Evaluator:
             raise Refusal(f"{first_line(error).rstrip('.')}.") from error
         return {task.name: TaskScores(_numbers(metrics[task.name]),
                                       self._records(task, outputs[task.name]) if has_records else [],
-                                      dict(self._declared[task.name]))
+                                      dict(self._declared[task.name]) or None)
                 for task in self._evaluator.eval_tasks}
 
     def _records(self, task, outputs):

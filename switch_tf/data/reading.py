@@ -76,14 +76,15 @@ class Reading:
 
     def as_data(self) -> dict:
         """Returns the fields without the vocabularies, JSON-able."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]} | {
+            "fields": list(self.fields)}
 
     @classmethod
     def from_data(cls, data: Mapping, inputs_vocabulary: "seqio.Vocabulary",
                   targets_vocabulary: "seqio.Vocabulary") -> "Reading":
         """Returns the Reading of a result of `as_data`."""
         names = [field.name for field in dataclasses.fields(cls)[2:]]
-        if sorted(data) != sorted(names):
+        if not isinstance(data, Mapping) or sorted(data) != sorted(names):
             raise Refusal(f"A reading must have the keys {', '.join(names)}, received {checks.shown(data)}.")
         fields = data["fields"]
         return cls(inputs_vocabulary, targets_vocabulary,

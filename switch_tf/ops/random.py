@@ -130,7 +130,6 @@ def _uint32(value):
     return ops.convert_to_tensor(value, "uint32") if isinstance(value, int) else ops.cast(value, "uint32")
 
 
-@keras.saving.register_keras_serializable("switch_tf")
 class RandomByPosition(keras.initializers.Initializer):
     """Initial weights, each a hash of the seed and its position, so that each process draws its own piece of a weight.
 

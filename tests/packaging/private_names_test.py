@@ -29,7 +29,7 @@ NAMES = {
     "context": "tensorflow.python.eager.context",
     "GraphOrParentsInXlaContext": "tensorflow.python.ops.control_flow_util",
     "global_state": "jax._src.distributed",
-    "_actions": "argparse:ArgumentParser", "_option_string_actions": "argparse:ArgumentParser",
+    "_option_string_actions": "argparse:ArgumentParser",
 }
 _PRIVATE_PARTS = {"_src", "src", "python"}  # of jax, Keras and TensorFlow
 _PUBLIC = {"_asdict", "_replace", "_exit", "array_record.python"}  # of named tuples, os and ArrayRecord
