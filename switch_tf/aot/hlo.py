@@ -113,7 +113,7 @@ class Module:
                 for role, names in _CALLED.findall(line):
                     called.setdefault("branches" if "_computation" in role else role, []).extend(_NAME.findall(names))
                 operands = _NAME.findall(line.partition(f" {kind}(")[2].partition(")")[0])
-                cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
+                cycles = re.search(rf'"estimated_cycles":"(?!{2**63 - 1}")(\d+)"', line)  # the largest number: unknown
                 operation = re.search(r'op_name="([^"]*)"', line)
                 current.append(Instruction(
                     name, shape, kind, line, operands, called, int(cycles[1]) if cycles else None,

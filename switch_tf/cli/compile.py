@@ -32,8 +32,8 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 COMPILE_ARGUMENTS = (
     *options.GIN,
     option("--topology",
-           "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 ...; or GPUs: h100:8, a server "
-           "of 8, h100:2x8, two of them, and a100 and h200", "NAME", required=True),
+           "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, tpu7x:2x2x1 ...; or GPUs: h100:8, a "
+           "server of 8, h100:2x8, two of them, and a100 and h200", "NAME", required=True),
     option("--full", "compile all layers; otherwise two shallow depths, from which the rest is extrapolated"),
     option("--save",
            "keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto", "FOLDER"),
@@ -50,6 +50,7 @@ def run_compile(arguments: Namespace) -> dict:
 
     Computes in bfloat16 unless ACTIVATION_DTYPE is set. Reads no data, vocabulary or network.
     """
+    arguments.topology = chips.full_name(arguments.topology)
     kind = chips.kind(arguments.topology)
     (check_gpu_compiler if kind == "GPU" else check_tpu_compiler)()
     keeps = bool(arguments.save or arguments.plot)

@@ -22,7 +22,7 @@ SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 class Chip(NamedTuple):
-    """One device: a TPU chip, half a chip of v2 and v3, or a GPU. Unknown rates are None.
+    """One device: a TPU chip, half a chip of v2, v3 and TPU7x, or a GPU. Unknown rates are None.
 
     Attributes:
         memory: Bytes that a program can use.
@@ -48,7 +48,8 @@ def _chip(gib, flops, memory_bandwidth=None, link_bandwidth=None, units=None):
 
 # From Google Cloud's TPU pages, where bandwidths sum all links in both directions (v5e: 400 GB/s of four; 1.6 TB/s
 # cross the middle of a pod, on 32). v3 and v4: Jouppi et al. 2023, "TPU v4". Clocks follow from the matrix units' peak:
-# v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75.
+# v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75. Half a TPU7x (Ironwood) is taken to have v6e's units,
+# hence 2.2 GHz, and half of the chip's links; its own link to the other half is faster.
 CHIPS = {
     "v2": _chip(8, 22.5e12),
     "v3": _chip(16, 61.5e12, 450e9, 70e9, units=2),
@@ -56,6 +57,7 @@ CHIPS = {
     "v5e": _chip(16, 197e12, 819e9, 50e9, units=4),
     "v5p": _chip(95, 459e12, 2765e9, 100e9, units=8),
     "v6e": _chip(32, 918e12, 1640e9, 100e9, units=16),
+    "tpu7x": _chip(96, 1153.5e12, 3690e9, 50e9, units=16),
 }
 
 # Dense FLOP/s in bfloat16 and TF32, TensorFlow's float32: half the numbers "with sparsity" in NVIDIA's data sheets. The
@@ -145,9 +147,14 @@ def servers(topology: str) -> tuple[Gpu, int, int] | None:
         name, count, size = match.groups()
         return GPUS[name], int(count or 1), int(size)
     if not _OF_TPUS.fullmatch(topology):
-        raise Refusal("A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4 or v4:4x4x4, and one of GPUs like h100:8 "
-                      f"or, for two servers of up to 8, h100:2x8 ({', '.join(GPUS)}), not {topology!r}.")
+        raise Refusal("A topology reads like v5e:4x4, v6e:16x16, v5p:4x4x4, v4:4x4x4 or tpu7x:2x2x1, and one of GPUs "
+                      f"like h100:8 or, for two servers of up to 8, h100:2x8 ({', '.join(GPUS)}), not {topology!r}.")
     return None
+
+
+def full_name(topology: str) -> str:
+    """Returns libtpu's name of a topology."""
+    return re.sub(r"^(v7x|ironwood):", "tpu7x:", topology)
 
 
 def kind(topology: str) -> str:

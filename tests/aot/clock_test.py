@@ -242,6 +242,11 @@ def test_a_trace_has_a_lane_for_each_thing_that_goes_on():
                      ("r", "core", 8000, 5000), ("r", "links to other chips", 8000, 5000)}
 
 
+def test_the_largest_number_of_cycles_stands_for_none():
+    found = _schedule(_busy("a", 2**63 - 1), _busy("b", 3))
+    assert _ms(found.parts) == {"dense feed-forward": 16 + 3}  # 64 bytes read and written
+
+
 @pytest.mark.parametrize("contracted, expected", [(1, 16), (4, 32 * 4 / 2)])
 def test_without_cycles_an_operation_takes_its_products_or_its_bytes_whichever_is_longer(contracted, expected):
     """64 bytes at 4 a millisecond, and [4, contracted] x [contracted, 2] at a FLOP a millisecond."""

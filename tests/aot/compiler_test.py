@@ -13,6 +13,7 @@ from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
+from switch_tf.hardware import chips
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import lowering
 
@@ -136,6 +137,13 @@ def test_no_mask_or_bucket_is_a_constant_of_the_program(lowered):
     # As constants they would grow with the square of the length: here 64 * 64 numbers.
     largest = max((len(data) // 2 for data in re.findall(r'dense<"0x([0-9A-Fa-f]+)">', lowered.text)), default=0)
     assert largest < 64 * 64
+
+
+def test_the_program_of_chips_with_two_devices_has_a_time(lowered):
+    topology = chips.full_name("ironwood:2x2x1")
+    compiled = compiler.compile_step(lowered, topology)
+    schedule = Program(compiled.hlo, lowered.layout.mesh).schedule(chips.find_chip(topology), compiled.network)
+    assert 0 < schedule.seconds < 0.1  # a number that stands for unknown cycles would be centuries
 
 
 @pytest.mark.parametrize("topology, message", [
