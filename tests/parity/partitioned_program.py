@@ -70,7 +70,7 @@ def main(name: str) -> dict:
         assert bad_step == own_bad_step == -1
         expected = np.concatenate([np.ravel(value) for value in tf.nest.flatten(measured)])
         # The program returns total and weight of each Mean, and this one is the first.
-        losses.append((float(measured.batch.loss_terms["cross_entropy"].value), found[0] / found[1]))
+        losses.append((float(measured.batch.loss_terms["cross_entropy"].value), float(found[0] / found[1])))
         assert np.allclose(expected, found, rtol=1e-5), (expected, found)
         for index, value in zip(program.updated, updated, strict=True):
             name = arguments[index - len(program.captured)].name
