@@ -18,7 +18,8 @@ def test_a_gpu_has_the_dense_rate_of_its_data_sheet_or_none(name, dtype, teraflo
     assert devices.nominal_flops(dtype) == (teraflops and teraflops * 1e12)
 
 
-@pytest.mark.parametrize("accelerator, chip", [("v5litepod-8", "v5e"), ("v4-16", "v4"), ("v6e-1", "v6e"), ("tpu7x-8", "tpu7x")])
+@pytest.mark.parametrize("accelerator, chip", [
+    ("v5litepod-8", "v5e"), ("v4-16", "v4"), ("v6e-1", "v6e"), ("tpu7x-8", "tpu7x")])
 def test_a_tpu_has_the_rate_that_predictions_are_made_with(accelerator, chip, monkeypatch):
     monkeypatch.setattr(devices, "device_type", lambda: "TPU")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
