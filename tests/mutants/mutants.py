@@ -362,7 +362,7 @@ MUTANTS = (
     Mutant("partitioning/variables.py", "pieces[text] if text in pieces else ", "",
            ("tests/partitioning/pjrt_test.py",)),
     Mutant("partitioning/partitioner.py", "is_good &= tf.convert_to_tensor(has_failed.value) == 0", "pass",
-           ("tests/training/trainer_test.py",)),
+           ("tests/training/train_step_test.py",)),
     Mutant("aot/hlo.py", '(?!{2**63 - 1}")', "", ("tests/aot/clock_test.py",)),
     Mutant("training/loop.py", "if is_save_due or is_evaluation_due or self._called_step >= step:",
            "if is_evaluation_due or self._called_step >= step:", ("tests/training/trainer_test.py",)),

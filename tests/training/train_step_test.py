@@ -9,6 +9,7 @@ from switch_tf import SwitchTransformer, metrics
 from switch_tf.configs.run import StepSettings
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.optim.adafactor import Adafactor
+from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.training import train_step
 
 SEED = 3
@@ -251,3 +252,24 @@ def test_microbatches_that_cannot_hold_whole_groups_are_refused(shallow_config, 
     model, optimizer = _build(config)
     with pytest.raises(ValueError, match="A batch routed in 1 groups cannot be cut into 2 parts of whole groups"):
         train_step.compute_gradients(model, batch, SEED, optimizer.iterations.value, StepSettings(num_microbatches=2))
+
+
+@pytest.mark.parametrize("backend", ["plain", pytest.param("pjrt", marks=pytest.mark.slow)])
+def test_after_a_step_that_is_not_finite_no_step_makes_an_update(backend, make_partitioner, shallow_config, batch,
+                                                                 monkeypatch):
+    if backend == "plain":
+        monkeypatch.setattr(Partitioner, "is_asynchronous", True)
+    partitioner = Partitioner() if backend == "plain" else make_partitioner("expert", "data=2", backend=backend)
+    model, optimizer = SwitchTransformer(shallow_config), Adafactor(0.01)
+    partitioner.build(model, optimizer)
+    step = train_step.compile_steps(model, optimizer, 3, StepSettings(), partitioner)
+    placed = partitioner.place({name: value[None] for name, value in batch.items()})
+    kernel = model.encoder.layers[0].mlp.router.kernel
+    calls = [step.start(placed)]
+    before = kernel.numpy()
+    kernel.assign(np.full(kernel.shape, np.inf, np.float32))
+    calls.append(step.start(placed))
+    kernel.assign(before)
+    calls.append(step.start(placed))
+    assert [call().bad_step for call in calls] == [-1, 0, 0] and int(optimizer.iterations.numpy()) == 1
+    np.testing.assert_array_equal(kernel.numpy(), before)
