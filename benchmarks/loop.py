@@ -1,4 +1,4 @@
-"""What the training loop adds to a step of the pjrt back end, whose program only waits.
+"""Measures the time that the training loop adds to a step under PJRT, with a program that only waits.
 
     .venv/bin/python benchmarks/loop.py                          # one process and two, 12 + 12 layers: some minutes
     .venv/bin/python benchmarks/loop.py --layers 1 --before ../older_checkout

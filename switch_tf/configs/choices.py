@@ -20,7 +20,7 @@ def by_name(names_by_value: dict[Any, str]) -> dict[str, Any]:
     return {name: value for value, names in names_by_value.items() for name in names.split()}
 
 
-# Of models, groups and layers. See `check`.
+# Field of a model, a group or a layer -> its rule, as `check` reads it.
 RULES = by_name({
     4: "relative_attention_num_buckets",
     1: "num_experts vocab_size d_model d_ff d_kv num_heads num_encoder_layers relative_attention_max_distance "

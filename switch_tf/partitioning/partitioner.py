@@ -123,7 +123,10 @@ class Partitioner:
         return features
 
     def place_flags(self, flags: Sequence[bool]) -> Features:
-        """Returns this process's flags as `FLAGS`, for a step to find those of any process; {} for `any_process`."""
+        """Returns this process's flags as a feature, `FLAGS`, of which a step takes the maximum over all processes.
+
+        {} if `any_process` finds it instead.
+        """
         return {}
 
     def flag_specs(self, count: int) -> dict[str, tf.TensorSpec]:

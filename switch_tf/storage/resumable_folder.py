@@ -124,4 +124,3 @@ def _upload(source, folder, marker):
     except BaseException:
         leftovers.remove(folder)
         raise
-

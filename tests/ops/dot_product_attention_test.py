@@ -62,7 +62,7 @@ def errors(found, expected):
 
 MASKS, BIAS_FORMS = ("none", "keys", "pairs", "a query sees nothing"), ("whole", "cut", "none")
 BLOCKS = ((None, False), (4, False), (4, True))
-# Float64 has all combinations; the others have every two of a mask, a form of the bias and blocks, not every three.
+# float64 runs all combinations. float32 and bfloat16 run every pair of a mask, a bias form and blocks.
 COMBINATIONS = [
     pytest.param(dtype, tolerance, bias_form, mask, *blocks,
                  marks=pytest.mark.exhaustive if dtype == "float32" and mask != "pairs" else ())
