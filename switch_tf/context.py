@@ -35,7 +35,7 @@ class Context:
             token. Layers store them here. None records no gates.
         is_lowered: Whether the traced function is lowered for JAX, with variables of the pjrt back end as arguments.
         initial: Function of an initializer of `ops.random` and a shape, called in place of a draw, or None.
-        draws_weights: Whether new weights are drawn. A checkpoint replaces the zeros that they have otherwise.
+        draws_weights: See `Partitioner.build`.
         endless_passes: Whether `data.passes` repeats a training split without end.
     """
 

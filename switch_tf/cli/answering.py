@@ -307,7 +307,7 @@ def _load_text_model(arguments, folder, checkpoint, batch_size, any_batch=False)
         data.check_vocabulary(run.mixture_or_task_name, config.vocab_size, run.vocabulary)
         reading = data.reading_of(run.mixture_or_task_name, run.vocabulary)
     model = described.make_model()
-    described.partitioner.build(model)
+    described.partitioner.build(model, draws_weights=False)
     text_model = inference.TextModel(
         model, reading.raw() if arguments.raw else reading, run.task_feature_lengths["inputs"],
         arguments.max_length or run.task_feature_lengths["targets"], sampler,

@@ -209,7 +209,7 @@ class CheckpointEvaluator:
             if self._is_chief:
                 closing.enter_context(lock.held(output))
             self._model = described.make_model()
-            partitioner.build(self._model)
+            partitioner.build(self._model, draws_weights=False)
             objective = described.make_objective().for_evaluation()
             objective.build(partitioner)
             objective.restore()

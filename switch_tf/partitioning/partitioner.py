@@ -85,15 +85,16 @@ class Partitioner:
         return tf.variable_creator_scope(self._create) if self._create else contextlib.nullcontext()
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
-              select: Callable[[keras.Model], None] = lambda model: None) -> None:
+              select: Callable[[keras.Model], None] = lambda model: None, draws_weights: bool = True) -> None:
         """Creates every variable of model and optimizer in its layout. Slots have the layout of their weights.
 
         Args:
             model: Unbuilt, or built within `creates_variables`.
             optimizer: Unbuilt.
             select: Freezes weights before the optimizer builds its slots.
+            draws_weights: False if a checkpoint will replace all weights. They are zeros until then.
         """
-        with self.creates_variables():
+        with self.creates_variables(), context.within(draws_weights=draws_weights):
             if not model.built:  # Keras builds functional models at creation
                 model.build()
             select(model)

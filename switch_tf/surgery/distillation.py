@@ -212,7 +212,7 @@ class LiveTeacher(Objective):
         elif config.rules.groups_are_sequences:
             config = dataclasses.replace(config, expert_capacity=_ALL)
         self._model = SwitchTransformer(config, dtype=self.dtype, name="teacher")
-        partitioner.build(self._model)
+        partitioner.build(self._model, draws_weights=False)
 
     def restore(self) -> None:
         """Loads the weights, under any layout."""

@@ -122,7 +122,7 @@ def shrink_checkpoint(checkpoint: pathlib.Path, output: pathlib.Path, described:
             for router, stats in measured.routers.items()}
 
     model = described.make_model()
-    described.partitioner.build(model)
+    described.partitioner.build(model, draws_weights=False)
     step = tensors.restore(checkpoint, tensors.state_variables(model))["step"]
     before, use = measure(model)
     groups = groups_of(model, num_experts, use, is_merged)

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from switch_tf import context, data, metrics
+from switch_tf import data, metrics
 from switch_tf.checkpoints import best, continuation, folders, run_config, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
 from switch_tf.checkpoints.run_folder import RunFolder
@@ -135,8 +135,8 @@ class Trainer:
         model, optimizer, run, settings, partitioner = (self.model, self.optimizer, self.run, self.step_settings,
                                                         self.partitioner)
         keras.utils.set_random_seed(run.seed)
-        with context.within(draws_weights=not self._goes_on):
-            partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable))
+        partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable),
+                          draws_weights=not self._goes_on)
         self.objective.build(partitioner)
         self.objective.restore()
         frozen = "" if settings.trainable == "all" else f" ({_size(model.trainable_variables):,} of them trained)"

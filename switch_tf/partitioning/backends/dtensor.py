@@ -145,8 +145,8 @@ class DTensorPartitioner(Partitioner):
                                                name=variable.name, trainable=False)
 
     def build(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None,
-              select: Callable[[keras.Model], None] = lambda model: None) -> None:
-        super().build(model, optimizer, select)
+              select: Callable[[keras.Model], None] = lambda model: None, draws_weights: bool = True) -> None:
+        super().build(model, optimizer, select, draws_weights)
         if optimizer is not None:  # not for an objective's second model
             self._trained = model.trainable_variables
 
