@@ -16,6 +16,7 @@ from switch_tf.checkpoints import bundles, checkpointer, folders, run_config, ru
 from switch_tf.checkpoints.checkpointer import FailedSave
 from switch_tf.configs import names
 from switch_tf.configs.run import Run, StepSettings
+from switch_tf.ops import random
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Outage, Refusal
@@ -447,6 +448,15 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp
         for first, other in zip(trainer.model.variables, second.state.model.variables, strict=True):
             np.testing.assert_array_equal(first.numpy(), other.numpy())
     assert "could not be found in the restored object" not in caplog.text
+
+
+def test_a_run_that_goes_on_draws_no_weights(tiny_config, finished, monkeypatch):
+    def draw(*_):
+        raise AssertionError("a checkpoint replaces all weights")
+
+    monkeypatch.setattr(random.RandomByPosition, "_draw", draw)
+    with _start(tiny_config, dataclasses.replace(finished, train_steps=7)) as training:
+        assert training.state.step == 6 and training.state.model.encoder.layers[0].mlp.router.kernel.numpy().any()
 
 
 def test_the_next_call_starts_before_results_are_fetched_and_a_bad_step_ends_those_under_way(
