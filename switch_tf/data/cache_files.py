@@ -184,7 +184,8 @@ def load(task: "seqio.Task", split: str, cache_dir: str | None) -> dict:
     is_local, names = places.is_local(folder), {entry.name for entry in folder.iterdir()}
     for shard in manifest["shards"]:
         file = folder / shard["file"]
-        size = None if file.name not in names else places.size(file) if is_local else shard["bytes"]
+        is_there = file.is_file() if is_local else file.name in names  # a link may lead to itself or to nothing
+        size = None if not is_there else places.size(file) if is_local else shard["bytes"]
         if size != shard["bytes"]:
             fault = "is missing" if size is None else f"has {size} bytes instead of {shard['bytes']}"
             raise Refusal(f"USE_CACHED_TASKS: {file} {fault}; make it good by {again}.")

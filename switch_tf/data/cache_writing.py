@@ -95,12 +95,14 @@ def plan_cache(mixture_or_task_name: str, split: str, vocabulary: str | None, ca
 
 def is_complete(shard: Shard) -> bool:
     """Whether a shard has its recorded size and checksum, see `cache_files.is_unchanged`."""
+    if not (shard.description.is_file() and shard.file.is_file()):  # links may lead to themselves or to nothing
+        return False
     try:
         description = json_lines.load(shard.description)
-        return places.size(shard.file) == description["bytes"] and (
-            cache_files.is_unchanged(shard.file, description["sha256"]))
-    except (FileNotFoundError, ValueError):
+        size, sha256 = description["bytes"], description["sha256"]
+    except (ValueError, LookupError, TypeError):  # a damaged description
         return False
+    return places.size(shard.file) == size and cache_files.is_unchanged(shard.file, sha256)
 
 
 @no_global_seed()

@@ -199,11 +199,23 @@ def test_damaged_and_missing_shards_are_found_and_written_again(cache, texts, tm
     damaged, missing = shards[1], shards[2]
     content = damaged.file.read_bytes()
     damaged.file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for described in ("", "[]", "{}"):
+        missing.description.write_text(described)
+        assert not data.is_complete(missing)
     missing.description.unlink()
     assert [data.is_complete(shard) for shard in shards] == [True, False, False] + [True] * 5
     with pytest.raises(ValueError, match="make it good by `switch-tf cache damaged`"):
         damaged.file.write_bytes(content[:-1])
         data.get_dataset(describe("damaged", "train", tmp_path))
+    damaged.file.unlink()
+    for target in ("nothing", damaged.file.name):  # a link to itself
+        damaged.file.symlink_to(target)
+        assert not data.is_complete(damaged)
+        with pytest.raises(ValueError, match="00001-of-00008.array_record is missing; make it good by"):
+            data.get_dataset(describe("damaged", "train", tmp_path))
+        data.write_shard(damaged)
+        assert damaged.file.read_bytes() == content
+        damaged.file.unlink()
     middle = len(content) // 3
     damaged.file.write_bytes(content[:middle] + bytes(middle) + content[2 * middle:])
     with pytest.raises(tf.errors.OpError, match="BadData: .*00001-of-00008.array_record is damaged"):
