@@ -43,8 +43,8 @@ class Run:
         vocabulary: Replaces the task's own: "t5", "mt5", "bytes", "docs_corpus", or the path of a SentencePiece model.
         use_cached_tasks: Read tokens from `switch-tf cache`.
         cache_dir: None for the default of `switch-tf cache`.
-        cache_parts: Parts of a cached training batch. Each process reads only its parts, so use on a pod the number of
-            pieces that the layout cuts a batch into. Another number gives other batches.
+        cache_parts: Parts of a training batch, from text or from a cache. Each process reads only its parts, so use on
+            a pod the number of pieces that the layout cuts a batch into. Another number gives other batches.
         skip_corrupt_records: Corrupt cache records to skip, for each task and each of the cache_parts. One more ends
             the run.
         seed: Seed of initial weights, order of the data, dropout and jitter.
@@ -103,7 +103,7 @@ class Run:
         check_fields(self, _AS_MACROS, str.upper)
         check_fields(self, by_name({checks.flag: "pack restart_changed_data eval_each_task"}))
         check_fields(self, _OF_RUN, "Run.{}".format)
-        if self.use_cached_tasks and self.batch_size % self.cache_parts:
+        if self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         if self.skip_corrupt_records and not self.use_cached_tasks:
             raise Refusal(f"Run.skip_corrupt_records ({self.skip_corrupt_records}) leaves out records of a cache, "

@@ -1,8 +1,7 @@
 """Training batches of a run.
 
-Each process reads only its own parts of a cached task's batch. Part i of n reads every n-th example of an epoch and
-draws its own noise. Rows and saved positions belong to parts, so any number of processes resumes with the same rows.
-Every process reads all uncached text.
+Each process reads only its own parts of a batch. A part has its own examples and its own noise. Rows and saved
+positions belong to parts, so any number of processes resumes with the same rows.
 """
 
 import concurrent.futures
@@ -70,7 +69,7 @@ def get_batches(description: DatasetDescription, steps_per_call: int = 1,
         # The prefetch is part of a saved position: TensorFlow's tuner added it to pipelines of earlier versions.
         return iter(batches.batch(steps_per_call).prefetch(tf.data.AUTOTUNE))
 
-    if not description.use_cached_tasks:
+    if description.cache_parts == 1 and not description.use_cached_tasks:
         return Batches({None: calls(get_dataset(description))}, batch_size, steps_per_call=steps_per_call, added=added)
     size = batch_size // description.cache_parts
     parts = sorted({part for first, end in rows or [(0, batch_size)] for part in range(first // size, -(-end // size))})
@@ -185,7 +184,7 @@ class Batches:
         `restore` to repeat.
 
         Args:
-            process_index: Process 0 writes the position of uncached data.
+            process_index: Process 0 writes the position of text without parts.
         """
         # Several processes give up only together, see `training.loop`.
         due = time.monotonic() + (_SAVING_SECONDS if self._has_all else float("inf"))

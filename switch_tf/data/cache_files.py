@@ -35,6 +35,7 @@ with epy.lazy_imports():  # only caches and stored predictions need it
     from array_record.python import array_record_module
 
 FORMAT_VERSION = 1
+SEEDS_PER_PART = 1_000_003  # of a batch; seqio counts up from a part's seed, and users from theirs
 # In array_record's errors about a file's content, not about a failing disk.
 _FORMAT = "Riegeli/records file"
 _CORRUPT = f"Corrupted {_FORMAT}"

@@ -22,7 +22,7 @@ from switch_tf import environment
 from switch_tf.data import cache_files
 from switch_tf.data.cache_files import write_records
 from switch_tf.data.pipeline import failure, no_global_seed, set_options
-from switch_tf.data.vocabularies import get_provider, import_seqio, tasks_of
+from switch_tf.data.vocabularies import get_provider, read_part, tasks_of
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.storage import json_lines, leftovers, outputs, places
 from switch_tf.storage.whole_file import write_whole
@@ -109,7 +109,7 @@ def is_complete(shard: Shard) -> bool:
 def write_shard(shard: Shard) -> None:
     """Reads, tokenises and writes one shard."""
     task = get_provider(shard.task, shard.vocabulary)
-    source, counts, num_examples = task.source, dict.fromkeys(task.output_features, 0), 0
+    counts, num_examples = dict.fromkeys(task.output_features, 0), 0
 
     def records():
         nonlocal num_examples
@@ -122,12 +122,7 @@ def write_shard(shard: Shard) -> None:
                 counts[name] += int(np.size(example.get(name, ())))
 
     try:
-        # Some source files, or every n-th record.
-        is_split = source.supports_arbitrary_sharding or len(source.list_shards(shard.split)) >= shard.count
-        part = import_seqio().ShardInfo(shard.index, shard.count) if is_split and shard.count > 1 else None
-        dataset = source.get_dataset(split=shard.split, shuffle=False, seed=_SEED, shard_info=part)
-        if not is_split:
-            dataset = dataset.shard(shard.count, shard.index)
+        dataset = read_part(task.source, shard.split, shard.index, shard.count, _SEED)
         dataset = task.preprocess_precache(dataset, seed=_SEED + shard.index)
         dataset = set_options(dataset.prefetch(tf.data.AUTOTUNE))
         features = _features(task, dataset)

@@ -9,12 +9,13 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from switch_tf.data.cache_files import CorruptRecords, open_shard
+from switch_tf.data.cache_files import SEEDS_PER_PART, CorruptRecords, open_shard
 from switch_tf.data.example_files import BadData
 from switch_tf.data.vocabularies import passes
 from switch_tf.refusals import first_line
 
 _RECORDS_AT_A_TIME = 64
+_TOLERANCE = 0.02  # of a part's share, by which it may differ to own whole shards
 _ERRORS = (RuntimeError, ValueError, IndexError)  # of array_record
 
 
@@ -22,7 +23,7 @@ class CachedSource(seqio.DataSource):
     """The tokenised examples of a task's split, in a new order in each epoch.
 
     Args:
-        seed: Fixes the order. The seed that seqio passes fixes the noise and may differ between shards.
+        seed: Fixes the order, another one in each part. The seed that seqio passes fixes the noise.
     """
 
     supports_arbitrary_sharding = True  # `get_dataset` takes any number of shards
@@ -44,20 +45,36 @@ class CachedSource(seqio.DataSource):
 
     def get_dataset(self, split: str = "train", shuffle: bool = True, seed: int | None = None,
                     shard_info: seqio.ShardInfo | None = None, **unused: Any) -> tf.data.Dataset:
-        """Returns every n-th example for n shards, or all examples if there are fewer than shards."""
+        """Returns all examples, or a part of neighbouring ones, see `range_of`."""
         read = functools.partial(self._read, {})
+        part = shard_info or seqio.ShardInfo(0, 1)
+        first, end = self.range_of(part)
 
         def one_pass(key):
-            places = tf.data.Dataset.range(self._count)
-            if shard_info and self._count >= shard_info.num_shards:
-                places = places.shard(shard_info.num_shards, shard_info.index)
-            if key is not None:
-                places = places.map(lambda place: tf.random.experimental.index_shuffle(place, key, self._count - 1))
+            places = tf.data.Dataset.range(end - first)
+            if shuffle:  # saved positions name this operation
+                places = places.shard(1, 0)
+            places = places.map(lambda place: first + (
+                place if key is None else tf.random.experimental.index_shuffle(place, key, end - first - 1)))
             records = places.batch(_RECORDS_AT_A_TIME).map(lambda place: tf.ensure_shape(tf.numpy_function(
                 read, [place], tf.string, stateful=False), [None]))
             return records.unbatch().map(self._parse, num_parallel_calls=tf.data.AUTOTUNE)
 
-        return passes(one_pass, self._seed) if shuffle else one_pass(None)
+        # Of one key, neighbours before the cache was cut into shards would be in one batch.
+        return passes(one_pass, self._seed + part.index * SEEDS_PER_PART) if shuffle else one_pass(None)
+
+    def range_of(self, part: seqio.ShardInfo) -> tuple[int, int]:
+        """Returns the first example of a part and the last + 1. All examples, if there are fewer than parts.
+
+        Parts have as many examples as each other, or whole shards if their sizes then differ by 4 % at most.
+        """
+        share = self._count / part.num_shards
+        if share < 1:
+            return 0, self._count
+        bounds = share * np.array([part.index, part.index + 1])
+        nearest = self._starts[np.abs(self._starts[:, None] - bounds).argmin(0)]
+        first, end = np.where(np.abs(nearest - bounds) <= _TOLERANCE * share, nearest, np.round(bounds)).tolist()
+        return int(first), int(end)
 
     def _read(self, readers, indices):
         """Returns bytes[<=n], examples at <int64>[n] indices."""

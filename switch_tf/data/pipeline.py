@@ -30,6 +30,7 @@ from switch_tf.data.vocabularies import (
     count_passes,
     get_provider,
     import_seqio,
+    read_part,
     replace_tasks,
     tasks_of,
 )
@@ -42,7 +43,6 @@ with epy.lazy_imports():  # imports seqio
     from switch_tf.data import cached_tasks
 
 
-_SEEDS_PER_PART = 1_000_003  # seqio counts up from a part's seed, and users from theirs
 _SECONDS = 20  # to search for a bad row
 _CHUNK = 256  # rows tried together
 _OF_TENSORFLOW_DATA = "Error in user-defined function passed to"
@@ -63,7 +63,7 @@ class DatasetDescription:
         vocabulary: Name or path that replaces the task's vocabulary, see `get_vocabulary`.
         use_cached_tasks: Read the tokens of `switch-tf cache` instead of text.
         cache_dir: Folder of the cache. None means one for all runs of the user.
-        cache_parts: Parts of a cached training batch that processes can read separately. Batches depend on it.
+        cache_parts: Parts of a training batch that processes read separately. Batches depend on it.
         skip_corrupt_records: Most corrupt records to leave out of each cached task and part.
     """
 
@@ -89,7 +89,7 @@ class DatasetDescription:
         checks.optional("VOCABULARY", self.vocabulary, checks.text)
         checks.optional("CACHE_DIR", self.cache_dir, checks.place)
         checks.integer("Run.skip_corrupt_records", self.skip_corrupt_records, 0)
-        if self.use_cached_tasks and self.batch_size % self.cache_parts:
+        if self.is_training and self.batch_size % self.cache_parts:
             raise Refusal(f"CACHE_PARTS must divide BATCH_SIZE ({self.batch_size}), not {self.cache_parts}.")
         lengths = checks.lengths("TASK_FEATURE_LENGTHS", self.task_feature_lengths)
         if self.encoder_only and lengths["inputs"] != lengths["targets"]:
@@ -141,7 +141,7 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
     Returns: Dataset of `{feature: <int32>[batch_size, length]}`, prefetched.
     """
     check_description(description)
-    if description.is_training and not description.use_cached_tasks:
+    if description.is_training and description.cache_parts == 1:
         return get_part(description)
     if description.is_training:
         parts = tf.data.Dataset.zip(tuple(get_part(description, index) for index in range(description.cache_parts)))
@@ -158,22 +158,28 @@ def get_dataset(description: DatasetDescription) -> tf.data.Dataset:
 
 @no_global_seed()
 def get_part(description: DatasetDescription, index: int = 0, corrupt: CorruptRecords | None = None) -> tf.data.Dataset:
-    """Returns one part of the rows of a training split. Uncached data have one part.
+    """Returns one part of the rows of a training split.
 
     Args:
-        index: Below `cache_parts`. The part has every n-th example, separate noise, and the rows of a batch from `index
-            * batch_size // cache_parts` on.
+        index: Below `cache_parts`. The part has examples and noise of its own, and the rows of a batch from `index *
+            batch_size // cache_parts` on.
         corrupt: CorruptRecords of this part. None counts from zero.
 
     Returns: Dataset of `{feature: <int32>[batch_size // cache_parts, length]}`, prefetched.
     """
-    provider, count, part = provider_of(description, corrupt), 1, None
-    converter, provider = _feature_converter(provider, description), replace_tasks(provider, count_passes)
-    if description.use_cached_tasks:
-        count, part = description.cache_parts, import_seqio().ShardInfo(index, description.cache_parts)
+    provider, count = provider_of(description, corrupt), description.cache_parts
+    converter, part = _feature_converter(provider, description), None
+    if count > 1:
+        part = import_seqio().ShardInfo(index, count)
+
+    def change(task):
+        buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // count)
+        return count_passes(task, description.seed).replace(shuffle_buffer_size=buffer)
+
+    provider = replace_tasks(provider, change)
     with context.within(endless_passes=True):
         examples = provider.get_dataset(**_arguments(description), shuffle=True, num_epochs=None, shard_info=part,
-                                        seed=description.seed + index * _SEEDS_PER_PART)
+                                        seed=description.seed + index * cache_files.SEEDS_PER_PART)
     batches = converter(examples).batch(description.batch_size // count, drop_remainder=True)
     return set_options(batches.prefetch(tf.data.AUTOTUNE))
 
@@ -199,7 +205,7 @@ def _arguments(description):
 def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None = None) -> Any:
     """Returns the task or mixture of a description, reading text or its cache.
 
-    Tasks of a mixture without the split stay unchanged. Parts of a batch share the size of a shuffle buffer.
+    Tasks of a mixture without the split stay unchanged.
     """
     provider = get_provider(description.mixture_or_task_name, description.vocabulary)
     split, cache_dir = description.split, description.cache_dir
@@ -214,8 +220,7 @@ def provider_of(description: DatasetDescription, corrupt: CorruptRecords | None 
                                            corrupt)
         # seqio counts seeds from the placeholder's index. It stays, so the noise is the same without a cache.
         steps = [lambda dataset: dataset] * place + list(task.preprocessors[place:])
-        buffer = task._shuffle_buffer_size and max(1, task._shuffle_buffer_size // description.cache_parts)
-        return task.replace(source=source, preprocessors=steps, shuffle_buffer_size=buffer)
+        return task.replace(source=source, preprocessors=steps)
 
     provider = replace_tasks(provider, change) if description.use_cached_tasks else provider
     check_split(provider, split)
@@ -265,10 +270,12 @@ def _read_once(provider, description):
 def fingerprint(description: DatasetDescription) -> dict[str, str]:
     """Returns a hash of each task's cache, or `source_fingerprint`."""
     check_description(description)
+    # Earlier versions gave a part every n-th example of a cache, and text had no parts.
+    parts = {"parts": "neighbouring examples"} if description.is_training and description.cache_parts > 1 else {}
     if not description.use_cached_tasks:
-        return source_fingerprint(description.mixture_or_task_name, description.split)
+        return source_fingerprint(description.mixture_or_task_name, description.split) | parts
     return {f"{task.name}: cache": task.source.fingerprint(description.split)
-            for task in tasks_of(provider_of(description), description.split)}
+            for task in tasks_of(provider_of(description), description.split)} | parts
 
 
 def bad_row(description: DatasetDescription, error: BaseException) -> str | None:
@@ -300,7 +307,8 @@ def refusing_bad_rows(description: DatasetDescription) -> Iterator[None]:
 def check_examples(description: DatasetDescription) -> None:
     """Refuses data with too few examples, because seqio would read an empty training split forever.
 
-    Training needs a batch from one task, or an example from each task of a mixture. Any other split needs one example.
+    Training needs a batch from one task, or an example from each task of a mixture, and one for each part. Any other
+    split needs one example.
     """
     check_description(description)
     provider, split = provider_of(description), description.split
@@ -308,12 +316,20 @@ def check_examples(description: DatasetDescription) -> None:
     converter = _feature_converter(provider, description)
     # Repeating a line until a batch is full takes minutes. In a mixture, other tasks fill it.
     needed = description.batch_size if description.is_training and len(tasks) == 1 else 1
+    # A cache is cut into parts that all have examples.
+    num_parts = description.cache_parts if description.is_training and not description.use_cached_tasks else 1
     for task in tasks:
         try:
             counts[task.name] = sum(1 for _ in converter(_read_once(task, description)).take(needed))
+            sizes = [sum(1 for _ in read_part(task.source, split, index, num_parts, description.seed).take(1))
+                     for index in range(num_parts if num_parts > 1 else 0)]
         except Exception as error:  # any kind, from the user's preprocessors
             row = bad_row(dataclasses.replace(description, mixture_or_task_name=task.name), error)
             raise Refusal(f"Data cannot be read: {row}." if row else failure(task, split, error)) from error
+        if 0 in sizes:
+            raise Refusal(f"CACHE_PARTS must give each part text to read, and part {sizes.index(0)} of {num_parts} of "
+                          f"{task.name!r} has none, because it is made of every {num_parts}th file or example; use "
+                          "fewer parts, files of about the same size, or a cache.")
     short = [name for name, count in counts.items() if count < needed]
     if short and (description.is_training or len(short) == len(counts)):
         yields = f"{counts[short[0]]} of the {needed} sequences of a batch" if counts[short[0]] else "no example"

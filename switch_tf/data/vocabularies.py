@@ -412,17 +412,28 @@ def passes(one_pass: Callable[[tf.Tensor], tf.data.Dataset], seed: int | None) -
     return tf.data.Dataset.counter().flat_map(tf.autograph.experimental.do_not_convert(numbered))
 
 
-def count_passes(task: Any) -> Any:
-    """Returns a seqio task that reads all of its files in a new order in each pass, if seqio itself reads them.
+def read_part(source: Any, split: str, index: int, count: int, seed: int | None = None) -> tf.data.Dataset:
+    """Returns a part of a seqio source, in order, as seqio divides it: some files, or every n-th example."""
+    is_split = source.supports_arbitrary_sharding or len(source.list_shards(split)) >= count
+    part = import_seqio().ShardInfo(index, count) if is_split and count > 1 else None
+    examples = source.get_dataset(split=split, shuffle=False, seed=seed, shard_info=part)
+    return examples if is_split else examples.shard(count, index)
 
-    Other sources use `passes`, have a fixed order, or shuffle in a way that no position can hold (a function, or TFDS).
+
+def count_passes(task: Any, seed: int) -> Any:
+    """Returns a seqio task whose source has the order of a seed, also if seqio passes another one for its noise.
+
+    Where seqio itself reads files, each pass has a new order of them. Other sources use `passes`, have a fixed order,
+    or shuffle in a way that no position can hold (a function, or TFDS).
     """
     source = task.source
-    if not isinstance(source, import_seqio().FileDataSource):
-        return task
+    is_of_files = isinstance(source, import_seqio().FileDataSource)
 
-    def get_dataset(split, seed=None, **unused):
+    def get_dataset(split, shard_info=None, **arguments):
+        if not is_of_files:
+            return source.get_dataset(split, shard_info=shard_info, **arguments | {"seed": seed})
         files = sorted(source.list_shards(split))
+        files = files[shard_info.index::shard_info.num_shards] if shard_info else files
 
         def one_pass(key):
             order = tf.random.experimental.stateless_shuffle(tf.constant(files), seed=key)

@@ -143,9 +143,12 @@ class Trainer:
         say(f"{model.config.num_parameters:,} parameters{frozen}, {_size(optimizer.variables):,} numbers of optimizer "
             f"state; reading {run.mixture_or_task_name}" + ("" if devices.device_type() == "CPU" else
             f"; training on {partitioner.layout.num_devices} x {devices.device_name()}"))
+        rows = partitioner.rows(run.batch_size)
+        if not self._goes_on and run.cache_parts == 1 and sum(end - first for first, end in rows) < run.batch_size:
+            say("every process reads the whole batch; with "
+                f"CACHE_PARTS={run.batch_size // (rows[0][1] - rows[0][0])} each would read its own rows")
         batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed),
-                                   settings.steps_per_call, partitioner.rows(run.batch_size),
-                                   self.objective.added_features())
+                                   settings.steps_per_call, rows, self.objective.added_features())
         checkpointer = Checkpointer(folder.checkpoints, tensors.state_variables(model, optimizer), batches, partitioner,
                                     run.keep_checkpoints, run.keep_every, self.configuration)
         state = State(model, optimizer, batches, checkpointer)

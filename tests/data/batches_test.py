@@ -10,6 +10,8 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
+from switch_tf.tasks.in_memory import InMemorySource
+from switch_tf.tasks.text_source import TextFilesSource
 
 LENGTHS = {"inputs": 3, "targets": 2}
 COUNTS = {"many": 90, "few": 3}
@@ -41,8 +43,9 @@ def cache(tmp_path_factory):
 
 
 def describe(cache, name="many", batch_size=16, seed=0, parts=4):
-    return data.DatasetDescription(name, LENGTHS, batch_size, seed=seed, use_cached_tasks=True, cache_dir=cache,
-                                   cache_parts=parts)
+    """Describes batches from the cache, or from the source if it is None."""
+    return data.DatasetDescription(name, LENGTHS, batch_size, seed=seed, use_cached_tasks=cache is not None,
+                                   cache_dir=cache, cache_parts=parts)
 
 
 def take(batches, count):
@@ -54,10 +57,11 @@ def same(some, others, rows=slice(None)):
                for one, other in zip(some, others, strict=True) for name in one)
 
 
-@pytest.mark.parametrize("name", [pytest.param("many", marks=pytest.mark.slow), "few",
-                                  pytest.param("both", marks=pytest.mark.slow)])
-def test_processes_read_their_own_rows_of_the_batches_of_one(cache, name):
-    description = describe(cache, name)
+@pytest.mark.parametrize("name, is_cached", [
+    pytest.param("many", True, marks=pytest.mark.slow), ("few", True), ("many", False),
+    pytest.param("both", True, marks=pytest.mark.slow)])
+def test_processes_read_their_own_rows_of_the_batches_of_one(cache, name, is_cached):
+    description = describe(cache if is_cached else None, name)
     whole = take(data.get_batches(description, 2), 4)
     assert same(whole, list(data.get_dataset(description).batch(2).take(4).as_numpy_iterator()))
     for ranges, parts in (([(5, 6)], (1,)), ([(0, 2), (2, 4), (8, 16)], (0, 2, 3))):
@@ -78,13 +82,15 @@ def test_a_process_builds_only_the_parts_that_it_has_rows_in(cache, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saved_by, restored_by", [(4, 2), (1, 4), (4, 1)])
-def test_positions_are_restored_by_any_number_of_processes(cache, tmp_path, saved_by, restored_by):
+@pytest.mark.parametrize("saved_by, restored_by, name", [(4, 2, "both"), (1, 4, "many"), (4, 1, "both")])
+def test_positions_are_restored_by_any_number_of_processes(cache, tmp_path, saved_by, restored_by, name):
+    description = describe(cache if name == "both" else None, name)
+
     def processes(count):
-        return [data.get_batches(describe(cache, "both"), 1, [(index * 16 // count, (index + 1) * 16 // count)])
+        return [data.get_batches(description, 1, [(index * 16 // count, (index + 1) * 16 // count)])
                 for index in range(count)]
 
-    expected = take(data.get_batches(describe(cache, "both")), 12)[7:]
+    expected = take(data.get_batches(description), 12)[7:]
     for index, batches in enumerate(processes(saved_by)):
         take(batches, 7)
         batches.save(tmp_path, index)
@@ -102,6 +108,39 @@ def test_parts_are_of_one_epoch_and_neither_their_examples_nor_their_noise_are_t
     orders = [tuple(take(data.get_batches(describe(cache, seed=seed)), 1)[0]["decoder_target_tokens"].ravel())
               for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
+
+
+def numbers_in_files(folder, form, count):
+    """A source of 0 to 47 in text files, "own" or seqio's."""
+    for index in range(count):
+        (folder / f"{index}.txt").write_text("".join(f"{number}\n" for number in range(index, 48, count)))
+    if form == "seqio":
+        return seqio.TextLineDataSource({"train": str(folder / "*.txt")})
+    return TextFilesSource({"text": "text"}, str(folder / "*.txt"), str(folder / "*.txt"))
+
+
+@pytest.mark.parametrize("make", [
+    lambda folder: InMemorySource("texts", lambda split: {"text": [str(number) for number in range(48)]},
+                                  {"train": 48}, ""),
+    lambda folder: numbers_in_files(folder, "own", 1), lambda folder: numbers_in_files(folder, "own", 8),
+    lambda folder: numbers_in_files(folder, "seqio", 2), lambda folder: numbers_in_files(folder, "seqio", 8)])
+def test_parts_of_a_text_have_examples_of_their_own(make, tmp_path):
+    def parsed(texts):
+        return texts.map(lambda text: {name: tf.strings.to_number(text["text"] if isinstance(text, dict) else text,
+                                                                  tf.int32)[None] + 1 for name in LENGTHS})
+
+    seqio.TaskRegistry.remove("own_examples")
+    seqio.TaskRegistry.add("own_examples", source=make(tmp_path), preprocessors=[parsed], shuffle_buffer_size=1,
+                           output_features={key: seqio.Feature(VOCABULARY, add_eos=False) for key in LENGTHS})
+    batches = data.get_batches(describe(None, "own_examples", batch_size=8))
+    numbers = np.concatenate([batch["decoder_target_tokens"][0, :, 0] for batch in take(batches, 6)])
+    assert sorted(numbers) == list(range(1, 49))  # an epoch
+
+
+def test_a_part_of_a_text_without_examples_is_refused_where_it_would_be_read_forever():
+    data.check_examples(describe(None, "both", parts=2))
+    with pytest.raises(ValueError, match="part 3 of 4 of 'few' has none.*use fewer parts"):
+        data.check_examples(describe(None, "both"))
 
 
 def test_a_position_that_is_missing_is_an_error(cache, tmp_path):

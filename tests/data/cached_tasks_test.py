@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 
 from switch_tf import data
-from switch_tf.data import cache_files, pipeline
+from switch_tf.data import cache_files, cached_tasks, pipeline
 from switch_tf.data.vocabularies import tasks_of
 from switch_tf.tasks import preprocessors, vocabularies
 
@@ -109,13 +109,44 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_seed_and_number(cach
     assert epochs[0][0] == texts_of(source(cache, 0).get_dataset("train", shuffle=True, seed=99).take(NUM_TEXTS))
 
 
-@pytest.mark.parametrize("num_shards", [2, 7])
-def test_shards_share_an_epoch_and_together_are_it(cache, num_shards):
-    whole = texts_of(source(cache).get_dataset("train", shuffle=True))
-    parts = [texts_of(source(cache).get_dataset("train", shuffle=True, seed=index,
-                                                shard_info=seqio.ShardInfo(index, num_shards)))
-             for index in range(num_shards)]
-    assert [whole[index::num_shards] for index in range(num_shards)] == parts
+@pytest.mark.parametrize("num_parts", [2, 7])
+def test_parts_share_an_epoch_and_each_has_an_order_of_its_own(cache, num_parts):
+    whole, orders = texts_of(source(cache).get_dataset("train", shuffle=False)), []
+    for index in range(num_parts):
+        part = seqio.ShardInfo(index, num_parts)
+        first, end = source(cache).range_of(part)
+        read = texts_of(source(cache).get_dataset("train", shuffle=True, shard_info=part))
+        assert sorted(read) == sorted(whole[first:end])
+        orders.append([whole.index(text) - first for text in read])
+    assert sorted(itertools.chain(*orders)) == sorted(itertools.chain(*map(range, map(len, orders))))
+    assert sum(map(len, orders)) == len(whole) and len({tuple(order[:9]) for order in orders}) == num_parts
+
+
+@pytest.mark.parametrize("shards, ranges", [
+    ([100, 101, 99, 100], [(0, 201), (201, 400)]),  # whole shards
+    ([50, 51, 49, 50] * 2, [(0, 101), (101, 200), (200, 301), (301, 400)]),
+    ([10, 290, 60, 40], [(0, 133), (133, 267), (267, 400)]),  # equal shares, because shards differ too much
+    ([400], [(0, 133), (133, 267), (267, 400)]),
+    ([1, 1], [(0, 2)] * 3)])  # too few to share
+def test_a_part_owns_whole_shards_where_they_make_an_equal_share(tmp_path, shards, ranges):
+    manifest = {"examples": sum(shards), "shards": [{"examples": count} for count in shards]}
+    owner = cached_tasks.CachedSource("train", manifest, tmp_path, 0, cache_files.CorruptRecords())
+    assert [owner.range_of(seqio.ShardInfo(index, len(ranges))) for index in range(len(ranges))] == ranges
+
+
+def test_a_process_opens_the_shards_of_its_own_parts(cache, texts, monkeypatch):
+    add_task("in_shards", {"train": str(texts / "train-*.txt")})
+    make("in_shards", "train", cache, num_shards=6)
+    description = dataclasses.replace(describe("in_shards", "train", cache, batch_size=6), cache_parts=3)
+    opened, open_shard = collections.defaultdict(set), cached_tasks.open_shard
+    for rows in ((0, 2), (2, 6)):
+        monkeypatch.setattr(cached_tasks, "open_shard", lambda file, sha256, rows=rows: (
+            opened[rows].add(pathlib.Path(file).name[:5]), open_shard(file, sha256))[1])
+        batches = data.get_batches(description, 1, [rows])
+        for _ in range(30):
+            next(batches)
+        batches.close()
+    assert opened == {(0, 2): {"00000", "00001"}, (2, 6): {"00002", "00003", "00004", "00005"}}
 
 
 def test_noise_is_drawn_anew_in_every_epoch(cache, texts):

@@ -60,7 +60,7 @@ def files_of_seqio(tmp_path):
     for index in range(6):
         (tmp_path / f"texts-{index}.txt").write_text("".join(f"{index} {number}\n" for number in range(COUNT // 6)))
     task = seqio.Task("files_of_seqio", seqio.TextLineDataSource({"train": str(tmp_path / "texts-*.txt")}), {}, [])
-    source = count_passes(task).source
+    source = count_passes(task, 5).source
     return lambda: source.get_dataset("train", seed=5)
 
 
