@@ -59,14 +59,14 @@ def test_hosts_without_variables_train_the_run_of_one_process(metadata_server, t
     for index in range(2):
         address, _ = metadata_server(agent_worker_number=str(index), worker_network_endpoints=endpoints, tpu_env="",
                                      accelerator_type="v5litepod-16")
-        started.append(_start(tmp_path, index, port, address))
+        started.append(_start(tmp_path, index, port, address, "--gin.CACHE_PARTS=2"))  # each reads half of the text
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errors
     assert f"Waiting for the other processes of this run: 127.0.0.2:{port} ..." in errors[0]
     assert "so its batch is split over the 2 devices of the TPU" in errors[0]
     (tmp_path / "one").mkdir()
-    subprocess.run([sys.executable, "-m", "switch_tf.cli", *TINY, "--backend=pjrt"], cwd=tmp_path / "one", check=True,
-                   env=_environment(tmp_path / "programs"), capture_output=True)
+    subprocess.run([sys.executable, "-m", "switch_tf.cli", *TINY, "--backend=pjrt", "--gin.CACHE_PARTS=2"],
+                   cwd=tmp_path / "one", check=True, env=_environment(tmp_path / "programs"), capture_output=True)
     assert _losses(tmp_path / "two") == pytest.approx(_losses(tmp_path / "one"), rel=1e-5)
 
 
@@ -87,4 +87,5 @@ def test_a_maintenance_event_of_one_host_stops_both_at_one_step_with_everything_
     assert [process.returncode for process in started] == [130, 130], errors
     stopped = re.search(r"Stopped by a signal or notice to another process at step (\d+)\.", errors[0])
     assert stopped, errors
+    assert "every process reads the whole batch; with CACHE_PARTS=2 each would read its own rows" in errors[0]
     assert (tmp_path / "two" / "run/checkpoints" / f"step_{int(stopped[1]):08d}" / "checkpoint.json").exists()
