@@ -25,6 +25,9 @@ def place_here(described: Experiment, is_checked: bool = True) -> Experiment:
     """
     processes.say_who_is_awaited()
     partitioner = backends.create_partitioner(described.layout)
+    # Not in the run folder, which may be a stranger's: programs run.
+    if not places.is_local(described.run.model_dir):
+        partitioner.keep_programs(f"{places.root(described.run.model_dir)}/switch_tf/xla")
     return _place(described, partitioner.layout, partitioner, is_checked)
 
 

@@ -2,8 +2,9 @@
 
     TF_CONFIG={"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-`switch-tf train --processes` sets it on one machine. Without it, the hosts of a TPU slice come from GKE's variables,
-TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0, or from a TPU VM's metadata server.
+`switch-tf train --processes` sets it on one machine. Without it, the nodes of a job step come from Slurm, and the hosts
+of a TPU slice from GKE's variables, TPU_WORKER_HOSTNAMES=host0,host1 and TPU_WORKER_ID=0, or from a TPU VM's metadata
+server.
 """
 
 import errno
@@ -11,13 +12,14 @@ import json
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal, first_line
 
-# Processes of a TPU slice meet here. libtpu uses 8471 and further ports.
+# Processes of a TPU slice or of Slurm meet here. libtpu uses 8471 and further ports.
 TPU_PORT = 19011
 
 
@@ -39,10 +41,10 @@ class Cluster(NamedTuple):
 
 
 def members() -> Cluster:
-    """Returns this run's processes: from TF_CONFIG, a TPU slice, or only this one."""
+    """Returns this run's processes: from TF_CONFIG, Slurm, a TPU slice, or only this one."""
     text = os.environ.get("TF_CONFIG")
     if not text:
-        return _hosts_of_slice()
+        return _nodes_of_step() or _hosts_of_slice()
     try:
         config = json.loads(text)
         addresses, index = config["cluster"]["worker"], int(config["task"]["index"])
@@ -55,6 +57,23 @@ def members() -> Cluster:
             'TF_CONFIG must read like {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
             f'"index": 0}}}}, with workers only, not {text!r} ({type(error).__name__}: {error}).') from error
     return Cluster(tuple(addresses), index)
+
+
+def _nodes_of_step():
+    """Returns the processes that `srun` started, or None."""
+    count, nodes = os.environ.get("SLURM_STEP_NUM_TASKS", "1"), os.environ.get("SLURM_STEP_NODELIST", "")
+    if count == "1":
+        return None
+    try:
+        names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True,
+                               check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Refusal(f"srun started {count} processes, and Slurm's `scontrol show hostnames {nodes}` does not name "
+                      f"their nodes ({first_line(error)}); name them in TF_CONFIG.") from error
+    if count != str(len(names)):
+        raise Refusal(f"srun must start one process on each node, which takes all devices of it, not {count} on "
+                      f"{len(names)}; use --ntasks-per-node=1, or name the processes in TF_CONFIG.")
+    return Cluster(tuple(f"{name}:{TPU_PORT}" for name in names), int(os.environ["SLURM_PROCID"]))
 
 
 def _hosts_of_slice():

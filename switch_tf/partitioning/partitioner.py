@@ -134,6 +134,9 @@ class Partitioner:
         """Returns the specs of `place_flags`."""
         return {}
 
+    def keep_programs(self, folder: str) -> None:
+        """Keeps compiled programs of accelerators in a folder that all processes see, unless the user chose one."""
+
     def rows(self, batch_size: int) -> list[tuple[int, int]]:
         """Returns the ranges of rows, first and last + 1, that `place` reads in this process."""
         return [(0, batch_size)]

@@ -266,6 +266,11 @@ def store_of(folder: Place) -> dict:
     return (_bucket(bucket) / f"{name}/").spec(unbind_context=True).to_json()
 
 
+def root(path: Place) -> str:
+    """Returns the URL of a path's bucket."""
+    return f"{_BUCKETS}://{_split(path)[0]}"
+
+
 def _split(path):
     bucket, _, name = os.fspath(path).removeprefix("gs://").partition("/")
     return bucket, name

@@ -68,8 +68,12 @@ def test_the_dtype_of_a_tpu_is_known_before_jax_starts(on_tpu):
 def test_programs_of_a_tpu_are_cached(on_tpu, monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "cache_folder", lambda: tmp_path)
     jax.config.update("jax_compilation_cache_dir", None)
-    backends.create_partitioner(Layout("", DATA))
+    partitioner = backends.create_partitioner(Layout("", DATA))
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "xla")
+    partitioner.keep_programs("gs://bucket/programs")
+    assert jax.config.jax_compilation_cache_dir == "gs://bucket/programs"
+    partitioner.keep_programs("gs://bucket/x")  # the user's folder stays
+    assert jax.config.jax_compilation_cache_dir == "gs://bucket/programs"
 
 
 def test_a_run_without_a_layout_splits_its_batch_over_all_chips(on_tpu, capsys):

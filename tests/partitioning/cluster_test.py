@@ -53,6 +53,22 @@ def test_the_hosts_of_a_tpu_slice_meet_at_a_port_that_is_not_libtpus(environ):
     assert cluster.members() == Cluster(TWO, 0)
 
 
+def test_the_nodes_of_a_slurm_step_meet(environ, tmp_path):
+    """scontrol is a script here, because this machine has no Slurm."""
+    environ.update(PATH=str(tmp_path), SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NODELIST="gpu[1-2]", SLURM_PROCID="1")
+    with pytest.raises(ValueError, match=r"scontrol show hostnames gpu\[1-2\]` does not name.*TF_CONFIG"):
+        cluster.members()
+    script = tmp_path / "scontrol"
+    script.write_text('#!/bin/sh\n[ "$*" = "show hostnames gpu[1-2]" ] && printf "gpu1\\ngpu2\\n"\n')
+    script.chmod(0o755)
+    assert cluster.members() == Cluster(("gpu1:19011", "gpu2:19011"), 1)
+    environ["SLURM_STEP_NUM_TASKS"] = "4"
+    with pytest.raises(ValueError, match="one process on each node.*not 4 on 2; use --ntasks-per-node=1"):
+        cluster.members()
+    environ["SLURM_STEP_NUM_TASKS"] = "1"  # also within the script of a job of several nodes
+    assert cluster.members() == Cluster(("localhost",), 0)
+
+
 def test_a_slice_of_one_host_is_alone(environ):
     environ.update(TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0")
     assert cluster.members() == Cluster(("localhost",), 0)

@@ -103,6 +103,10 @@ class PjrtPartitioner(Partitioner):
                 variable._value = self._variable(
                     variable.value, variable.value.numpy().__getitem__, self.sharding(()))
 
+    def keep_programs(self, folder: str) -> None:
+        if jax.config.jax_compilation_cache_dir == pjrt_client.own_programs():
+            jax.config.update("jax_compilation_cache_dir", folder)
+
     def rows(self, batch_size: int) -> list[tuple[int, int]]:
         return lowering.rows_of_process(self.sharding(("batch",)), batch_size, self.process_index)
 

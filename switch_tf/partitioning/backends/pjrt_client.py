@@ -48,7 +48,7 @@ def start(members: Cluster) -> None:
     jax.config.update("jax_enable_x64", True)  # Keras counts steps in 64 bits
     jax.config.update("jax_platforms", ",".join(dict.fromkeys([_PLATFORMS[kind], "cpu"])))
     if kind != "CPU" and not jax.config.jax_compilation_cache_dir:  # CPU programs fit only one kind of CPU
-        jax.config.update("jax_compilation_cache_dir", str(environment.cache_folder() / "xla"))
+        jax.config.update("jax_compilation_cache_dir", own_programs())
     if kind == "CPU":
         count = dtensor.num_local_devices("CPU")
         try:
@@ -68,6 +68,11 @@ def start(members: Cluster) -> None:
                       f"{len(members.addresses)}; give all of them the same list in TF_CONFIG or "
                       "TPU_WORKER_HOSTNAMES.")
     devices.use_jax(kind, first.device_kind)
+
+
+def own_programs() -> str:
+    """Returns the default folder for compiled programs on this machine."""
+    return str(environment.cache_folder() / "xla")
 
 
 def _first_device(kind):
