@@ -30,7 +30,7 @@ ARGUMENTS = [
 FOUR_PROCESSES = ["--gin_file=gin/layouts/expert.gin", "--devices=4", "--processes=4", "--backend=pjrt"]
 TWO_PROCESSES = ["--gin_file=gin/layouts/fully_sharded.gin", "--devices=2", "--processes=2", "--backend=pjrt"]
 # Two processes without a model. The arguments are the index of the one that fails, its action, what the other one
-# does meanwhile, and the patience.
+# does meanwhile, the patience, and the seconds after which a silent process is lost.
 MEETING = """
 import ctypes, os, resource, signal, sys, time
 from switch_tf.training.processes import CommonEnd, one_of_several
@@ -40,10 +40,12 @@ with one_of_several("train"):
     from switch_tf.partitioning.backends import create_partitioner, pjrt_client
     from switch_tf.refusals import Refusal
 
-    failing, action, waiting, pjrt_client._START_SECONDS = int(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4])
+    failing, action, waiting = int(sys.argv[1]), *sys.argv[2:4]
+    pjrt_client._START_SECONDS, pjrt_client._HEARTBEAT_SECONDS = map(int, sys.argv[4:])
     partitioner = create_partitioner(Layout("data=2", (("mlp", "data"),), backend="pjrt"))
     with CommonEnd(partitioner, "train"):
         partitioner.barrier()
+        print("met", flush=True)
         if partitioner.process_index == failing:
             exec(action)
         while waiting:
@@ -83,11 +85,11 @@ GONE = (r"switch-tf train: Another of the 2 processes is gone(?: \(.+\)|, after 
         r"processes again")
 
 
-def _start(addresses, index, failing=2, action="", waiting=COLLECTIVE, patience=300, folder=None):
+def _start(addresses, index, failing=2, action="", waiting=COLLECTIVE, patience=300, silence=60, folder=None):
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     cluster.put(environ, addresses, index)
-    return subprocess.Popen([sys.executable, "-c", MEETING, str(failing), action, waiting, str(patience)], env=environ,
-                            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", MEETING, str(failing), action, waiting, str(patience), str(silence)],
+                            env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _ended(process):
@@ -211,6 +213,22 @@ def test_a_disk_that_is_full_for_one_process_ends_all_and_leaves_the_last_checkp
     assert re.search(refusal.format("another process could not .*"), ended[1 - failing][1]), ended
     assert [path.name for path in tmp_path.joinpath("run").iterdir()] == ["step_00000001"]
     assert folders.is_whole(tmp_path / "run" / "step_00000001")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [1, pytest.param(0, marks=pytest.mark.exhaustive)])
+def test_a_host_may_be_silent_for_a_while_and_is_lost_later(addresses, frozen):
+    started = [_start(addresses, index, silence=12) for index in range(2)]
+    assert [process.stdout.readline() for process in started] == ["met\n"] * 2
+    started[frozen].send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    started[frozen].send_signal(signal.SIGCONT)
+    time.sleep(2)
+    assert [process.poll() for process in started] == [None, None]
+    started[frozen].send_signal(signal.SIGSTOP)  # its connections stay open, as when a machine is lost
+    status, errors = _ended(started[1 - frozen])
+    started[frozen].kill()
+    assert status == 4 and re.search(GONE, errors), errors
 
 
 @pytest.mark.slow

@@ -30,9 +30,10 @@ from switch_tf.storage import outputs
 # JAX's names of clients and devices.
 _PLATFORMS = {"CPU": "cpu", "GPU": "cuda", "TPU": "tpu"}
 _NAMES = {"CPU": "cpu", "GPU": "gpu", "TPU": "tpu"}
-# To start, for a heartbeat, and to end.
+# To start, until a silent process is lost, and to end. JAX sends two heartbeats in the second time, so a process may
+# sleep for half of it.
 _START_SECONDS = 300
-_HEARTBEAT_SECONDS = 30
+_HEARTBEAT_SECONDS = 60
 _END_SECONDS = 10
 _PERIOD = 1.0  # seconds between queries
 _LONGEST_WAIT = 24 * 3600  # seconds until all have finished
