@@ -135,8 +135,9 @@ class Trainer:
         model, optimizer, run, settings, partitioner = (self.model, self.optimizer, self.run, self.step_settings,
                                                         self.partitioner)
         keras.utils.set_random_seed(run.seed)
+        are_read = self._goes_on or self._initial is not None and run.initial_variables != "matching"
         partitioner.build(model, optimizer, lambda model: train_step.freeze(model, settings.trainable),
-                          draws_weights=not self._goes_on)
+                          draws_weights=not are_read)
         self.objective.build(partitioner)
         self.objective.restore()
         frozen = "" if settings.trainable == "all" else f" ({_size(model.trainable_variables):,} of them trained)"

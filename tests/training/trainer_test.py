@@ -450,13 +450,17 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny_config, straight, tmp
     assert "could not be found in the restored object" not in caplog.text
 
 
-def test_a_run_that_goes_on_draws_no_weights(tiny_config, finished, monkeypatch):
+@pytest.mark.parametrize("changes, step", [
+    ({}, 6), ({"initial_variables": "all"}, 0), ({"initial_variables": "with_optimizer"}, 6)])
+def test_a_run_from_a_checkpoint_draws_no_weights(tiny_config, finished, tmp_path, monkeypatch, changes, step):
     def draw(*_):
         raise AssertionError("a checkpoint replaces all weights")
 
     monkeypatch.setattr(random.RandomByPosition, "_draw", draw)
-    with _start(tiny_config, dataclasses.replace(finished, train_steps=7)) as training:
-        assert training.state.step == 6 and training.state.model.encoder.layers[0].mlp.router.kernel.numpy().any()
+    if changes:
+        changes = {**changes, "initial_checkpoint": finished.model_dir, "model_dir": str(tmp_path / "new")}
+    with _start(tiny_config, dataclasses.replace(finished, train_steps=7, **changes)) as training:
+        assert training.state.step == step and training.state.model.encoder.layers[0].mlp.router.kernel.numpy().any()
 
 
 def test_the_next_call_starts_before_results_are_fetched_and_a_bad_step_ends_those_under_way(
