@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import seqio
 
 pytest.importorskip("libtpu")
 
@@ -13,6 +14,7 @@ from switch_tf.aot import compiler, lower
 from switch_tf.aot.program import Program
 from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.run import StepSettings
+from switch_tf.data.cached_tasks import CachedSource
 from switch_tf.hardware import chips
 from switch_tf.optim.adafactor import Adafactor
 from switch_tf.partitioning import lowering
@@ -67,6 +69,11 @@ def test_of_as_many_parts_as_devices_cut_the_batch_a_host_reads_its_own(name, to
     readers = collections.Counter(rows for host in hosts for rows in host)
     assert {len(host) for host in hosts} == {num_parts} and set(readers.values()) == {num_readers}
     assert sum(end - first for first, end in readers) == 2048
+    # The shards of a cache that a host fetches: of its own parts.
+    cache = CachedSource("train", {"examples": 10 * 1024, "shards": [{"examples": 10}] * 1024}, None, 0, None)
+    for host in hosts:
+        ranges = [cache.range_of(seqio.ShardInfo(first * len(readers) // 2048, len(readers))) for first, _ in host]
+        assert sum(end - first for first, end in ranges) == 10 * num_parts * 1024 // len(readers)
 
 
 @pytest.mark.slow  # parity/pjrt_test.py runs such a program
