@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from switch_tf import checks, decoding, partitioning
+from switch_tf import checks, context, decoding, partitioning
 from switch_tf.configs import shipped_gin
 from switch_tf.configs.choices import check_choice
 from switch_tf.configs.switch_config import SwitchConfig
@@ -43,6 +43,8 @@ class SwitchTransformer(Routed, keras.Model):
 
     `model(features)` adds the weighted router losses with `add_loss`, so `fit` minimises the paper's loss.
     `model.forward(features)` returns `(logits, router_stats)`, one RouterStats for each of `config.sparse_layer_names`.
+    Experts drop no token in `predict`, `evaluate`, `generate` and exported programs, so a row does not depend on others
+    there; in a call experts have the capacity of `config`.
 
     Args:
         config: SwitchConfig, or a dict of its fields, as stored in saved models.
@@ -320,7 +322,7 @@ class SwitchTransformer(Routed, keras.Model):
     @_after_building
     def export(self, filepath: Any, format: str = "tf_saved_model", verbose: bool | None = None,
                input_signature: list[dict[str, keras.InputSpec]] | None = None, **kwargs: Any) -> Any:
-        """Exports the forward pass for inference, see `keras.Model.export`. `inference.export` exports decoding.
+        """Exports the pass of `predict`, see `keras.Model.export`. `inference.export` exports decoding.
 
         Args:
             input_signature: One dict from feature names to keras.InputSpec. Defaults to the features of the last call,
@@ -331,7 +333,16 @@ class SwitchTransformer(Routed, keras.Model):
             input_signature = [{
                 name: keras.InputSpec(shape=(None,) * rank, dtype="int32" if name in _IDS else dtype, name=name)
                 for name, (dtype, rank) in called_with.items()}]
-        return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+        with context.within(no_drop=True):
+            return super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+
+    @context.within(no_drop=True)
+    def predict_step(self, data: Any) -> Any:
+        return super().predict_step(data)
+
+    @context.within(no_drop=True)
+    def test_step(self, data: Any) -> Any:
+        return super().test_step(data)
 
     def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
         """Raises Refusal: no layer has a quantized form, and Keras would silently change nothing."""

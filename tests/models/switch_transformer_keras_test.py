@@ -5,8 +5,9 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from switch_tf import SwitchTransformer
+from switch_tf import SwitchTransformer, context
 from tests.models.conftest import SHALLOW
 
 
@@ -69,12 +70,31 @@ def test_fit_minimises_the_router_losses_too(fresh_model, features):
     model = fresh_model(load_balancing_loss_weight=100.0, router_z_loss_weight=0.0, eval_capacity_factor=4.0)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     loss = model.evaluate(features, features["decoder_target_tokens"], verbose=0)
-    _, router_stats = model.forward(features)
+    with context.within(no_drop=True):
+        logits, router_stats = model.forward(features)
     expected = sum(100 * float(stats.load_balancing_loss.value) for stats in router_stats)
-    logits = np.asarray(model(features), np.float64)
+    logits = np.asarray(logits, np.float64)
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected += -np.log(np.take_along_axis(probs, features["decoder_target_tokens"][..., None], -1)).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("jit_compile", [False, pytest.param("auto", marks=pytest.mark.slow)])
+def test_rows_of_predictions_evaluations_and_exports_do_not_depend_on_the_batch(make_model, features, tmp_path,
+                                                                               jit_compile):
+    model = make_model(eval_capacity_factor=0.3, min_expert_capacity=1, load_balancing_loss_weight=0.0,
+                       router_z_loss_weight=0.0)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=jit_compile)
+    rows = [{name: value[[row]] for name, value in features.items()} for row in range(3)]
+    predicted = model.predict(features, verbose=0)
+    assert np.abs(predicted - model(features)).max() > 1e-2  # calls drop tokens
+    np.testing.assert_allclose(predicted, np.concatenate([model.predict(row, verbose=0) for row in rows]), atol=1e-5)
+    losses = [model.evaluate(some, some["decoder_target_tokens"], verbose=0) for some in (features, *rows)]
+    assert losses[0] == pytest.approx(np.mean(losses[1:]), rel=1e-5)
+    model.export(tmp_path / "exported", verbose=False)
+    exported = tf.saved_model.load(tmp_path / "exported")
+    for some, expected in ((features, predicted), (rows[0], predicted[:1])):
+        np.testing.assert_allclose(exported.serve(some), expected, atol=1e-5)
 
 
 def test_its_config_is_json_and_makes_it_again(make_model):
