@@ -32,7 +32,7 @@ KNOWN_GOOD = {name: {name: version, "tensorflow-text": text, "keras": "3.15.1", 
 
 # Variables that change a run's computation.
 _PREFIXES = ("KERAS_", "TF_", "XLA_", "JAX_", "NVIDIA_TF32_OVERRIDE")
-_OF_USER = dict(os.environ)  # before any change
+OF_USER = dict(os.environ)  # the user's variables, before any change
 
 # JAX's clients of NVIDIA's GPUs.
 _CUDA_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -66,10 +66,10 @@ def changed_by_variables() -> dict[str, str]:
 
     Keras' settings have the name of their file, `~/.keras/keras.json`.
     """
-    variables = {name: value for name, value in _OF_USER.items()
+    variables = {name: value for name, value in OF_USER.items()
                  if name.startswith(_PREFIXES) and not name.startswith(("TF_CPP_", "KERAS_HOME")) and value
                  and (name, value) != ("KERAS_BACKEND", "tensorflow")}
-    file = pathlib.Path(_OF_USER.get("KERAS_HOME") or pathlib.Path.home() / ".keras") / "keras.json"
+    file = pathlib.Path(OF_USER.get("KERAS_HOME") or pathlib.Path.home() / ".keras") / "keras.json"
     try:
         chosen = json.loads(file.read_text())
     except (OSError, ValueError):  # Keras rewrites it

@@ -10,20 +10,26 @@ from switch_tf.conversion import formats
 from switch_tf.evaluation.split_evaluator import CheckpointEvaluator
 from switch_tf.inference import saved_runs
 from switch_tf.partitioning import backends
+from switch_tf.partitioning.layout import choose
 from switch_tf.refusals import Refusal
 from switch_tf.reporting import summaries
-from switch_tf.storage import places
+from switch_tf.storage import outputs, places
 from switch_tf.training import processes
 from switch_tf.training.train_step import check_division
 from switch_tf.training.trainer import Trainer
 
 
-def place_here(described: Experiment, is_checked: bool = True) -> Experiment:
+def place_here(described: Experiment, is_checked: bool = True, num_cpus: int = 1) -> Experiment:
     """Returns an experiment on the devices of all processes that train together.
 
     Starts the devices. With several processes, call it before any TensorFlow operation.
+
+    Args:
+        num_cpus: CPU devices of an experiment without a layout, on a machine without accelerators.
     """
     processes.say_who_is_awaited()
+    if described.layout.is_auto:
+        described = _choose_layout(described, backends.count_accelerators(described.layout.backend) or num_cpus)
     partitioner = backends.create_partitioner(described.layout)
     # Not in the run folder, which may be a stranger's: programs run.
     if not places.is_local(described.run.model_dir):
@@ -33,7 +39,18 @@ def place_here(described: Experiment, is_checked: bool = True) -> Experiment:
 
 def place_on_devices(described: Experiment, num_devices: int, kind: str, is_checked: bool = True) -> Experiment:
     """Returns an experiment on a number of devices of another machine."""
+    described = _choose_layout(described, num_devices)
     return _place(described, described.layout.resolve(num_devices, kind), None, is_checked)
+
+
+def _choose_layout(described, num_devices):
+    """Returns an experiment with a layout, which is recorded as if the user had named it."""
+    if not described.layout.is_auto or num_devices == 1:
+        return described
+    file, layout = choose(num_devices, described.config)
+    outputs.say(f"No layout is named, so the {num_devices} devices train under {file}, mesh "
+                f"{layout.resolve(num_devices, '').mesh_shape}.")
+    return dataclasses.replace(described, layout=dataclasses.replace(layout, backend=described.layout.backend))
 
 
 def _place(described, layout, partitioner, is_checked):

@@ -26,6 +26,7 @@ import urllib.request
 import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("LIBTPU_INIT_ARGS", "")  # the compiler's own defaults
 
 import gin
 import numpy as np

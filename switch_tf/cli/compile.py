@@ -14,7 +14,6 @@ from switch_tf.cli.parser import count, option
 from switch_tf.hardware import chips
 from switch_tf.installation.doctor import check_gpu_compiler, check_tpu_compiler
 from switch_tf.partitioning import collectives
-from switch_tf.partitioning.layout import Layout
 from switch_tf.refusals import Refusal
 from switch_tf.storage import json_lines, outputs
 
@@ -65,8 +64,14 @@ def run_compile(arguments: Namespace) -> dict:
                           "backend='pjrt', or leave Layout.backend out.")
 
     described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='bfloat16'"], check=check)
+    if kind == "TPU":
+        chips.set_compiler_flags(arguments.topology)
     if arguments.compare is not None:
         return _compare(described, arguments)
+    if described.layout.is_auto:
+        if arguments.search:
+            raise Refusal("--search starts from a layout; name one, such as --gin_file=gin/layouts/expert.gin.")
+        described = _place_on_topology(described, arguments.topology)
     if arguments.search:
         return _search(described, arguments)
     file = answers.cache_file(described.gin.text(), arguments.topology, str(arguments.full))
@@ -95,7 +100,7 @@ def _place_on_topology(described, topology):
 
 
 def _compare(described, arguments):
-    if described.layout != Layout():
+    if not described.layout.is_auto:
         raise Refusal("--compare names the layouts, so leave out the layout's --gin_file.")
     files = {name: name if name.endswith(".gin") else f"gin/layouts/{name}.gin"
              for name in filter(None, arguments.compare.split(","))}
@@ -153,4 +158,5 @@ def run_verify_layout(arguments: Namespace) -> tuple[dict, str]:
     with tempfile.TemporaryDirectory() as dumps:
         collectives.dump_partitioned_programs(dumps)
         described = options.load(arguments, ["MODEL_DIR='unused'", "ACTIVATION_DTYPE='float64'"], arguments.devices)
-        return verification.verify(experiments.place_here(described), arguments.steps, dumps)
+        return verification.verify(experiments.place_here(described, num_cpus=arguments.devices), arguments.steps,
+                                   dumps)

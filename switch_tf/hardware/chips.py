@@ -3,18 +3,25 @@
 A topology is a TPU pod, "v5e:4x4", or servers of GPUs, "h100:2x8".
 """
 
+import math
 import os
 import re
 from typing import NamedTuple
 
+from switch_tf import environment
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
+from switch_tf.storage import outputs
 
 # Bytes that the TPU runtime reserves, by the v5e compiler's messages.
 RESERVED = 2**28
 
 # FLOPs per cycle of a matrix unit of 128 x 128.
 _UNIT = 2 * 128 * 128
+
+# The TPU compiler's flags for weights in pieces and for all-to-alls (docs/compile.md).
+_WHOLE_EINSUMS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
+_ASYNC_ALL_TO_ALL = "--xla_tpu_enable_async_all_to_all=true"
 
 # JAX's share of a GPU's memory, unless a variable sets it.
 _SHARE = 0.75
@@ -173,6 +180,24 @@ def find_chip(topology: str) -> Chip:
         raise Refusal(f"The memory and speed of the chips of {topology!r} are not known here; they are of "
                       f"{', '.join(pods)}.")
     return pods[name]
+
+
+def set_compiler_flags(tpu: str) -> None:
+    """Gives the TPU compiler the flags of docs/compile.md, unless the user set LIBTPU_INIT_ARGS, and prints so.
+
+    Call it before libtpu is loaded.
+
+    Args:
+        tpu: A topology such as "v5e:4x4", a type such as "v5litepod-16", or "" if unknown.
+    """
+    if "LIBTPU_INIT_ARGS" in environment.OF_USER:
+        return
+    flags, (name, _, sizes) = _WHOLE_EINSUMS, tpu.replace("-", ":").partition(":")
+    # On more chips of v5e the compiler refuses the second flag.
+    if name and (name not in ("v5e", "v5litepod") or math.prod(map(int, re.findall(r"\d+", sizes))) < 128):
+        flags += f" {_ASYNC_ALL_TO_ALL}"
+    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()  # after JAX's own flag
+    outputs.say(f"LIBTPU_INIT_ARGS is not set, so the TPU compiler gets {flags} (docs/compile.md).")
 
 
 def _share():

@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from switch_tf.checks import shown
+from switch_tf.configs import gin_syntax, parts
 from switch_tf.configs.choices import check_choice
+from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.refusals import Refusal
 
 # `Layout.backend` -> module. Its `create(Layout, Cluster)` returns a Partitioner. It refuses a layout that does not fit
@@ -30,9 +32,17 @@ _SOURCES = {"vocab": "vocab_size", "embed": "d_model", "heads": "num_heads", "kv
             "expert": "num_experts", "expert_embed": "d_model", "expert_mlp": "d_ff"}
 
 
+# Devices and experts -> the file of gin/layouts/ that was compiled for them.
+_PODS = {(256, 128): "pod_256_experts", (512, 128): "pod_512_fully_sharded", (512, 2048): "pod_512_experts"}
+# Devices that share a dense weight. A TPU scatters at least 8 elements of a head's width, usually 64.
+_LARGEST_BLOCK = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The division of a run over devices, bound by the files of `gin/layouts/`. The default is one device.
+    """The division of a run over devices, bound by the files of `gin/layouts/`.
+
+    The default, without mesh and rules, is one device, or the result of `choose` for the devices of a run.
 
     Args:
         mesh_shape: Devices along each mesh axis, such as "data=4,model=2". One axis of the rules may be missing: it
@@ -47,7 +57,7 @@ class Layout:
             "mirrored" and "tpu" are strategies of tf.distribute, with every variable whole on every device.
     """
 
-    mesh_shape: str = "data=1"
+    mesh_shape: str = ""
     rules: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
     at_rest_rules: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
     backend: str = "auto"
@@ -98,6 +108,11 @@ class Layout:
                               f"{self.mesh_shape!r}.")
             mesh[name] = int(size)
         return mesh
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether mesh and rules are left to `choose`."""
+        return not (self.mesh or self._splits)
 
     @property
     def num_devices(self) -> int:
@@ -180,22 +195,54 @@ class Layout:
     def _count(self, mesh_axes):
         return math.prod(self.mesh.get(axis, 1) for axis in mesh_axes)
 
-    def check_sizes(self, sizes: dict[str, int]) -> None:
-        """Raises Refusal unless the pieces of every logical axis (`SwitchConfig.axis_sizes`) are equal."""
+    def uneven(self, sizes: dict[str, int]) -> Iterator[tuple[str, tuple[str, ...], int]]:
+        """Yields logical axes (`SwitchConfig.axis_sizes`) with unequal pieces, their mesh axes and their pieces."""
         for axis, mesh_axes in self._splits:
-            size = sizes.get(axis)
-            pieces = self._count(mesh_axes)
-            if size is not None and size % pieces:
-                divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
-                names = " times ".join(map(repr, mesh_axes))
-                other = f"{mesh_axes[0]}={divisor}" if len(mesh_axes) == 1 else f"sizes whose product is {divisor}"
-                raise Refusal(
-                    f"The layout cuts {_SOURCES[axis]} ({axis!r}, {size}) over the {pieces} devices of mesh axis "
-                    f"{names}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to {other}.")
+            if sizes.get(axis, 0) % (pieces := self._count(mesh_axes)):
+                yield axis, mesh_axes, pieces
+
+    def check_sizes(self, sizes: dict[str, int]) -> None:
+        """Raises Refusal unless the pieces of every logical axis are equal."""
+        for axis, mesh_axes, pieces in self.uneven(sizes):
+            size = sizes[axis]
+            divisor = max(count for count in range(1, pieces + 1) if size % count == 0)
+            names = " times ".join(map(repr, mesh_axes))
+            other = f"{mesh_axes[0]}={divisor}" if len(mesh_axes) == 1 else f"sizes whose product is {divisor}"
+            raise Refusal(
+                f"The layout cuts {_SOURCES[axis]} ({axis!r}, {size}) over the {pieces} devices of mesh axis "
+                f"{names}, which must divide it; make it a multiple of {pieces}, or set MESH_SHAPE to {other}.")
 
 
 def _axes_tuple(axes):
     return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def choose(num_devices: int, config: SwitchConfig | None) -> tuple[str, Layout]:
+    """Returns the gin file, and its layout, for a run on several devices that names no layout.
+
+    The first of these with equal pieces of the model:
+
+    1. The file made for this number of devices and experts.
+    2. Experts over as many devices as divide them, all devices if the model is dense, dense weights in pieces over
+       up to 8 neighbours, and copies of both over the rest: fully_sharded.gin up to 8 devices without copies,
+       else fully_sharded_experts.gin.
+    3. data.gin, also for a user's own model (config None).
+    """
+    files = {"data": ""}
+    if config is not None:
+        shards = math.gcd(config.num_experts, num_devices)
+        block = math.gcd(shards, _LARGEST_BLOCK)
+        mesh = mesh_shape({"expert": shards // block, "fsdp": block, "data": num_devices // shards})
+        name = "fully_sharded" if block == num_devices else "fully_sharded_experts"
+        pod = _PODS.get((num_devices, config.num_experts), name)
+        files = {pod: "", name: "" if block == num_devices else mesh, **files}
+    for name, mesh in files.items():
+        file = f"gin/layouts/{name}.gin"
+        gin = gin_syntax.read([file], [f"MESH_SHAPE={mesh!r}"] if mesh else ())
+        layout = gin.check().part(parts.LAYOUT).make()
+        if config is None or not any(layout.resolve(num_devices, "").uneven(config.axis_sizes)):
+            break
+    return file, layout
 
 
 def mesh_shape(mesh: dict[str, int]) -> str:

@@ -64,7 +64,7 @@ class Partitioner:
         if keras.config.floatx() != "float32":
             raise Refusal(f"Keras' floatx must be 'float32', not {keras.config.floatx()!r}; correct "
                           "~/.keras/keras.json, and choose a precision by the model's dtype (ACTIVATION_DTYPE).")
-        self.layout = layout or Layout()
+        self.layout = layout or Layout("data=1")
 
     @property
     def num_processors(self) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("libtpu")
 
-from switch_tf.aot import answers, estimate
+from switch_tf import environment
+from switch_tf.aot import answers, compiler, estimate
 from switch_tf.cli.main import main
 from switch_tf.hardware import host
 
@@ -134,6 +135,29 @@ def test_a_program_that_cannot_be_saved_ends_with_a_status_and_leaves_no_half(ca
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["one"]
 
 
+def test_without_a_layout_the_one_for_the_topology_is_compiled_with_a_runs_flags(capsys, monkeypatch, tmp_path):
+    def compiled(described, *arguments):
+        asked.append((described.layout, os.environ["LIBTPU_INIT_ARGS"]))
+        return {"fits": True}, {}
+
+    asked = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
+    monkeypatch.delitem(environment.OF_USER, "LIBTPU_INIT_ARGS")
+    monkeypatch.setattr(compiler, "devices_of", lambda topology: range(16))  # libtpu would keep the flags
+    monkeypatch.setattr(estimate, "answer", compiled)
+    monkeypatch.setattr(answers, "describe", lambda answer: "the answer")
+    for _ in range(2):  # the second from the cache
+        assert main(["compile", *RUN, "--topology=v5e:4x4"]) == 0
+        errors = capsys.readouterr().err
+        assert errors.count("No layout is named, so the 16 devices train under gin/layouts/fully_sharded_experts.gin, "
+                            "mesh expert=1,fsdp=8,data=2.\n") == 1
+        assert errors.count("LIBTPU_INIT_ARGS is not set") == 1
+        os.environ["LIBTPU_INIT_ARGS"] = ""
+    [(layout, flags)] = asked
+    assert layout.mesh == {"expert": 1, "fsdp": 8, "data": 2} and flags.count("--xla") == 2
+
+
 @pytest.mark.slow
 def test_a_process_of_its_own_says_that_sentence_alone(tmp_path):
     # libtpu would write that it finds no TPU.
@@ -188,6 +212,7 @@ def test_layouts_are_compiled_side_by_side_in_processes_of_their_own(compile_):
     (["--compare=expert"], "--compare needs at least two layouts"),
     (["--compare=data,expert", "--gin_file=gin/layouts/data.gin"], "leave out the layout's --gin_file"),
     (["--compare=data,expert", "--search"], "do not go with each other"),
+    (["--search"], "--search starts from a layout; name one, such as --gin_file=gin/layouts/expert.gin."),
     (["--search", "--plot=step.png"], "nor with --save and --plot")])
 def test_a_wrong_comparison_is_one_sentence(arguments, message, capsys):
     assert main(["compile", *RUN, "--topology=v5e:2x4", *arguments]) == 2

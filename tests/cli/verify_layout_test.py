@@ -4,10 +4,12 @@ import math
 
 import pytest
 
+from switch_tf.cli import main
 from switch_tf.configs.semantics import Grouping
 from switch_tf.installation import quiet
 from switch_tf.layers import grouping
 from switch_tf.partitioning import collectives
+from switch_tf.training import verification
 from tests.cli.lines import SHALLOW
 
 BATCH, LENGTHS, D_MODEL, EXPERTS = 16, {"inputs": 128, "targets": 29}, 32, 8
@@ -72,6 +74,16 @@ def test_what_cannot_be_laid_out_is_one_sentence(words, message, monkeypatch, re
     monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices: None)
     monkeypatch.setattr(collectives, "dump_partitioned_programs", lambda folder: None)
     assert message in refused(f"{RUN} --gin_file=gin/layouts/{words}")
+
+
+def test_without_a_layout_the_one_for_its_devices_is_verified(monkeypatch, capsys):
+    checked = []
+    monkeypatch.setattr(quiet, "import_tensorflow", lambda num_cpu_devices: None)
+    monkeypatch.setattr(collectives, "dump_partitioned_programs", lambda folder: None)
+    monkeypatch.setattr(verification, "verify", lambda described, *rest: checked.append(described) or ({}, ""))
+    assert main.main(RUN.split()) == 0
+    assert checked[0].layout.mesh == {"data": 8} and dict(checked[0].layout.rules)["expert"] == "data"
+    assert "No layout is named, so the 8 devices" in capsys.readouterr().err
 
 
 @pytest.mark.slow

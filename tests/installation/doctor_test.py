@@ -82,7 +82,7 @@ def test_a_missing_or_wrong_compiler_says_what_to_install(check, versions, messa
      "with TensorFlow, whatever Keras' back end; unset or correct them, unless you mean it")])
 def test_variables_that_change_a_run_are_listed(backend, content, pattern, monkeypatch, tmp_path):
     (tmp_path / "keras.json").write_text(content)
-    monkeypatch.setattr(environment, "_OF_USER", {
+    monkeypatch.setattr(environment, "OF_USER", {
         "KERAS_BACKEND": backend, "KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_X": "", "PATH": "x"})
     assert_reported(doctor.check_variables(), pattern)
 
@@ -147,7 +147,7 @@ def test_a_tensorboard_that_does_not_start_names_setuptools(monkeypatch):
 
 def test_variables_of_jax_and_the_back_end_of_keras_json_are_listed(monkeypatch, tmp_path):
     (tmp_path / "keras.json").write_text('{"backend": "jax", "floatx": "bfloat16"}')
-    monkeypatch.setattr(environment, "_OF_USER", {
+    monkeypatch.setattr(environment, "OF_USER", {
         "KERAS_HOME": str(tmp_path), "JAX_DISABLE_JIT": "1", "TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--x"})
     assert_reported(doctor.check_variables(), "warning variables: JAX_DISABLE_JIT=1, TF_ENABLE_ONEDNN_OPTS=0, "
                     'XLA_FLAGS=--x, /.*/keras.json={"backend": "jax", "floatx": "bfloat16"}; commands compute with ')

@@ -96,7 +96,7 @@ def test_all_shipped_layouts_are_among_these(shipped_layout):
         return shipped_layout(name, ",".join(f"{axis}={size}" for axis, size in sizes.items())).axes_over_several
 
     for_tpus = {name for name in shipped if of_two_or_more_axes(name)}
-    assert shipped - for_tpus == {*LAYOUTS, *BY_OTHER_NAMES, "single"}
+    assert shipped - for_tpus == {*LAYOUTS, *BY_OTHER_NAMES, "single", "auto"}
     for name, (mesh_shape, same) in BY_OTHER_NAMES.items():
         assert shipped_layout(name, mesh_shape) == shipped_layout(same)
 

@@ -1,12 +1,13 @@
 """PJRT is the default on TPUs and GPUs that JAX has a client for; its client for CPUs stands for theirs here."""
 
 import dataclasses
+import os
 
 import jax
 import pytest
 import tensorflow as tf
 
-from switch_tf import environment
+from switch_tf import Experiment, environment, experiments
 from switch_tf.hardware import devices, host
 from switch_tf.ops import dtypes
 from switch_tf.partitioning import Layout, backends, cluster
@@ -16,6 +17,12 @@ from switch_tf.partitioning.backends.strategies import StrategyPartitioner
 from switch_tf.partitioning.partitioner import Partitioner
 
 DATA = (("batch", "data"), ("group", "data"))
+RUN = [f"gin/{file}.gin" for file in ("models/switch_tiny", "tasks/docs_corpus", "runs/pretrain")]
+BIND = ["MODEL_DIR='unused'"]
+
+
+def _run(*files):
+    return Experiment.from_gin([*RUN, *files], BIND)
 
 
 @pytest.fixture
@@ -25,6 +32,7 @@ def accelerated(monkeypatch):
     monkeypatch.setattr(devices, "_chosen", None)
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments))
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-8")
     monkeypatch.delenv("TF_CONFIG", raising=False)
     before = jax.config.jax_compilation_cache_dir
 
@@ -76,14 +84,32 @@ def test_programs_of_a_tpu_are_cached(on_tpu, monkeypatch, tmp_path):
     assert jax.config.jax_compilation_cache_dir == "gs://bucket/programs"
 
 
-def test_a_run_without_a_layout_splits_its_batch_over_all_chips(on_tpu, capsys):
-    layout = backends.create_partitioner(Layout()).layout
-    assert (layout.mesh, layout.rules, layout.is_one_program) == ({"data": 8}, DATA, True)
+def test_a_run_without_a_layout_takes_all_chips_and_records_the_layout(on_tpu, capsys, tmp_path):
+    placed = experiments.place_here(_run())
+    assert (placed.layout.mesh, placed.layout.is_one_program) == ({"data": 8}, True)
     assert capsys.readouterr().err == (
-        "This run has no layout, so its batch is split over the 8 devices of the TPU, as by gin/layouts/data.gin; "
-        "--backend=pjrt trains on one of them.\n")
-    assert backends.create_partitioner(Layout(backend="pjrt")).layout.num_devices == 1
-    assert capsys.readouterr().err == ""
+        "No layout is named, so the 8 devices train under gin/layouts/fully_sharded.gin, mesh data=8.\n")
+    named = _run("gin/layouts/fully_sharded.gin").layout
+    record = tmp_path / "operative_config.gin"
+    record.write_text(placed.as_gin().text())
+    assert Experiment.from_run(tmp_path).layout == named
+    for name, num_devices in (("single", 1), ("auto", 8)):  # which replace the recorded one
+        again = experiments.place_here(Experiment.from_gin([str(record), f"gin/layouts/{name}.gin"]))
+        assert again.layout.num_devices == num_devices
+
+
+def test_a_batch_that_the_chosen_layout_cannot_cut_is_refused(on_tpu):
+    with pytest.raises(ValueError, match="BATCH_SIZE must be a multiple of 8 .1 microbatch times 8 devices., not 12"):
+        experiments.place_here(Experiment.from_gin(RUN, [*BIND, "BATCH_SIZE=12"]))
+
+
+def test_the_compilers_flags_are_set_before_a_tpu_starts(on_tpu, monkeypatch, capsys):
+    monkeypatch.delitem(environment.OF_USER, "LIBTPU_INIT_ARGS")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", " --jax")
+    monkeypatch.setattr(pjrt_client, "_first_device", lambda kind: pytest.fail(os.environ["LIBTPU_INIT_ARGS"]))
+    with pytest.raises(pytest.fail.Exception, match=r"^--jax --xla_jf_\S+=1000000 --xla_tpu_\S+=true$"):
+        backends.create_partitioner(Layout("", DATA))
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("backend", ["one_device", "mirrored", "tpu"])
@@ -143,9 +169,12 @@ def test_gpus_are_trained_on_by_pjrt(on_gpu):
     assert on_gpu == [([], "GPU")] and devices.are_jax() and dtypes.dtype_policy() == "mixed_bfloat16"
 
 
-def test_a_run_without_a_layout_trains_on_one_gpu(on_gpu):
-    partitioner = backends.create_partitioner(Layout())
-    assert type(partitioner) is PjrtPartitioner and partitioner.layout.num_devices == 1
+def test_a_run_without_a_layout_takes_all_gpus_and_no_virtual_cpus(on_gpu, monkeypatch):
+    described = _run()
+    assert experiments.place_here(described).layout.mesh == {"data": 8}
+    monkeypatch.setattr(environment, "cuda_plugin", lambda: None)
+    monkeypatch.setattr(devices, "_chosen", None)
+    assert experiments.place_here(described).layout.num_devices == 1
 
 
 @pytest.mark.parametrize("changed", [(host, "gpus", list), (environment, "cuda_plugin", lambda: None)],

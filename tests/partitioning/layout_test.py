@@ -9,6 +9,7 @@ from switch_tf import SwitchConfig
 from switch_tf.configs import gin_syntax, parts, shipped_gin
 from switch_tf.configs.accounting import Weight
 from switch_tf.partitioning import Layout
+from switch_tf.partitioning.layout import choose
 from switch_tf.refusals import Refusal
 
 DATA = (("batch", "data"), ("group", "data"))
@@ -22,6 +23,7 @@ EXCHANGE = ("expert_embed", "model")
 # File of gin/layouts -> mesh on 8 devices, rules, rules at rest.
 SHIPPED = {
     "single": ({"data": 1}, (), ()),
+    "auto": ({}, (), ()),
     "data": ({"data": 8}, DATA, ()),
     "expert": ({"data": 8}, EXPERT, ()),
     "fully_sharded": ({"data": 8}, EXPERT, (("vocab", "data"), ("mlp", "data"), ("kv", "data"))),
@@ -56,7 +58,8 @@ def shipped_layout():
 
 def test_the_default_is_one_device_and_splits_nothing():
     layout = Layout()
-    assert (layout.mesh, layout.num_devices, layout.rules, layout.backend) == ({"data": 1}, 1, (), "auto")
+    assert (layout.mesh, layout.num_devices, layout.rules, layout.backend) == ({}, 1, (), "auto")
+    assert layout.is_auto and not Layout("data=1").is_auto and not Layout("", DATA).is_auto
 
 
 def test_a_mesh_is_read_in_order():
@@ -347,6 +350,44 @@ def test_a_shipped_layout_has_the_rules_of_its_name_and_takes_all_devices(shippe
     assert layout.at_rest_rules == at_rest_rules
     assert layout.backend == "auto"
     assert layout.resolve(8, "CPU").mesh == mesh
+
+
+IN_PIECES = "fully_sharded_experts"
+
+
+@pytest.mark.parametrize(("preset", "num_devices", "name", "mesh"), [
+    ("switch_base_8", 4, "fully_sharded", "data=4"), ("switch_base_8", 8, "fully_sharded", "data=8"),
+    ("switch_base_8", 16, IN_PIECES, "expert=1,fsdp=8,data=2"), ("switch_base_128", 16, IN_PIECES, "expert=2,fsdp=8,"
+                                                                                               "data=1"),
+    ("switch_base_8", 512, IN_PIECES, "expert=1,fsdp=8,data=64"), ("switch_c_2048", 256, IN_PIECES, "expert=32,fsdp=8,"
+                                                                                                "data=1"),
+    ("switch_large_128", 256, "pod_256_experts", None), ("switch_base_128", 512, "pod_512_fully_sharded", None),
+    ("switch_c_2048", 512, "pod_512_experts", "data=512"), ("t5_base", 8, "fully_sharded", "data=8"),
+    ("t5_base", 64, IN_PIECES, "expert=8,fsdp=8,data=1"), (None, 8, "data", "data=8")])
+def test_a_run_without_a_layout_gets_a_shipped_one(shipped_layout, preset, num_devices, name, mesh):
+    file, layout = choose(num_devices, preset and SwitchConfig.from_preset(preset))
+    assert file == f"gin/layouts/{name}.gin"
+    assert (layout.rules, layout.at_rest_rules) == (shipped_layout(name).rules, shipped_layout(name).at_rest_rules)
+    layout = layout.resolve(num_devices, "TPU")
+    assert layout.num_devices == num_devices and (mesh is None or layout.mesh_shape == mesh)
+
+
+def test_every_slice_has_a_layout_for_every_kind_of_model():
+    for preset in ("switch_tiny", "switch_base_8", "switch_base_256", "switch_xxl_128", "t5_1_1_xxl"):
+        config = SwitchConfig.from_preset(preset)
+        for power in range(1, 10):
+            file, layout = choose(2**power, config)
+            layout.resolve(2**power, "TPU").check_sizes(config.axis_sizes)
+            assert layout.num_pieces("batch") in (1, 2**power) and file != "gin/layouts/data.gin"
+
+
+@pytest.mark.parametrize(("changes", "mesh"), [
+    ({"num_experts": 12}, "expert=1,fsdp=4,data=2"), ({"num_experts": 7}, "expert=1,fsdp=1,data=8"),
+    ({"num_experts": 8, "d_kv": 3}, "data=8")])
+def test_sizes_that_devices_do_not_divide_are_copied(changes, mesh):
+    file, layout = choose(8, dataclasses.replace(SwitchConfig.from_preset("switch_tiny"), **changes))
+    assert layout.resolve(8, "GPU").mesh_shape == mesh
+    assert file == f"gin/layouts/{'data' if mesh == 'data=8' else IN_PIECES}.gin"
 
 
 def test_a_shipped_layout_takes_another_mesh(shipped_layout):

@@ -6,7 +6,6 @@ together, over the mesh.
 
 import contextlib
 import pathlib
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,17 +34,7 @@ _LOST_PROCESS = ("Gloo ", "remote process exited", "CoordinationServiceError", "
 
 
 def create(layout: Layout, members: Cluster) -> "PjrtPartitioner":
-    """Creates the partitioner of one program over all processes' devices.
-
-    With backend="auto" and no layout, it splits the batch over the TPU.
-    """
-    if (layout.backend == "auto" and devices.device_type() == "TPU" and layout.num_devices == 1
-            and not layout.rules and not layout.at_rest_rules):
-        pjrt_client.start(members)
-        if (count := jax.device_count()) > 1:
-            print(f"This run has no layout, so its batch is split over the {count} devices of the TPU, as by "
-                  "gin/layouts/data.gin; --backend=pjrt trains on one of them.", file=sys.stderr, flush=True)
-            layout = Layout(f"data={count}", (("batch", "data"), ("group", "data")))
+    """Creates the partitioner of one program over all processes' devices."""
     layout.check_processes(len(members.addresses))
     pjrt_client.start(members)
     return PjrtPartitioner(layout.resolve(jax.device_count(), devices.device_type()))

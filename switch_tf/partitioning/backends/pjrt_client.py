@@ -21,7 +21,7 @@ from jax._src import distributed  # jax 0.10.2: the client through which process
 from tensorflow.experimental import dtensor
 
 from switch_tf import environment
-from switch_tf.hardware import devices, host
+from switch_tf.hardware import chips, devices, host
 from switch_tf.partitioning.cluster import Cluster, listening_address
 from switch_tf.refusals import Refusal, first_line
 from switch_tf.statuses import OUTAGE
@@ -61,6 +61,8 @@ def start(members: Cluster) -> None:
     elif kind == "TPU" and environment.installed_version("tensorflow-tpu"):
         raise Refusal("The pjrt back end needs the libtpu that goes with JAX, and tensorflow-tpu another one; install "
                       "requirements-tpu.txt in a fresh environment (docs/cloud_tpu.md), or use backend='tpu'.")
+    if kind == "TPU":
+        chips.set_compiler_flags(host.accelerator_type())
     if len(members.addresses) > 1:
         _meet(members)
     first = _first_device(kind)
