@@ -48,7 +48,7 @@ def _choose_layout(described, num_devices):
     if not described.layout.is_auto or num_devices == 1:
         return described
     file, layout = choose(num_devices, described.config)
-    outputs.say(f"No layout is named, so the {num_devices} devices train under {file}, mesh "
+    outputs.say(f"No layout is named, so {num_devices} devices use {file}, mesh "
                 f"{layout.resolve(num_devices, '').mesh_shape}.")
     return dataclasses.replace(described, layout=dataclasses.replace(layout, backend=described.layout.backend))
 

@@ -150,8 +150,8 @@ class Layout:
     def check_processes(self, count: int) -> None:
         """Raises Refusal if several processes would share one device."""
         if count > 1 and self.num_devices == 1 and not self.open_axes:
-            raise Refusal(f"MESH_SHAPE {self.mesh_shape!r} leaves some of the {count} processes without a device; use "
-                          "a layout of several devices, such as gin/layouts/data.gin, or one process.")
+            raise Refusal(f"A layout of one device leaves some of the {count} processes without any; use a layout of "
+                          "several devices, such as gin/layouts/data.gin, or one process.")
 
     @property
     def axes_over_several(self) -> list[str]:

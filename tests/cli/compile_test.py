@@ -150,7 +150,7 @@ def test_without_a_layout_the_one_for_the_topology_is_compiled_with_a_runs_flags
     for _ in range(2):  # the second from the cache
         assert main(["compile", *RUN, "--topology=v5e:4x4"]) == 0
         errors = capsys.readouterr().err
-        assert errors.count("No layout is named, so the 16 devices train under gin/layouts/fully_sharded_experts.gin, "
+        assert errors.count("No layout is named, so 16 devices use gin/layouts/fully_sharded_experts.gin, "
                             "mesh expert=1,fsdp=8,data=2.\n") == 1
         assert errors.count("LIBTPU_INIT_ARGS is not set") == 1
         os.environ["LIBTPU_INIT_ARGS"] = ""

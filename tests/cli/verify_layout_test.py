@@ -83,7 +83,7 @@ def test_without_a_layout_the_one_for_its_devices_is_verified(monkeypatch, capsy
     monkeypatch.setattr(verification, "verify", lambda described, *rest: checked.append(described) or ({}, ""))
     assert main.main(RUN.split()) == 0
     assert checked[0].layout.mesh == {"data": 8} and dict(checked[0].layout.rules)["expert"] == "data"
-    assert "No layout is named, so the 8 devices" in capsys.readouterr().err
+    assert "No layout is named, so 8 devices use" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_a_run_without_a_layout_takes_all_chips_and_records_the_layout(on_tpu, c
     placed = experiments.place_here(_run())
     assert (placed.layout.mesh, placed.layout.is_one_program) == ({"data": 8}, True)
     assert capsys.readouterr().err == (
-        "No layout is named, so the 8 devices train under gin/layouts/fully_sharded.gin, mesh data=8.\n")
+        "No layout is named, so 8 devices use gin/layouts/fully_sharded.gin, mesh data=8.\n")
     named = _run("gin/layouts/fully_sharded.gin").layout
     record = tmp_path / "operative_config.gin"
     record.write_text(placed.as_gin().text())

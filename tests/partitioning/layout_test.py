@@ -400,5 +400,5 @@ def test_a_layout_of_one_device_is_refused_to_several_processes():
     Layout("data=1").check_processes(1)
     Layout("data=2").check_processes(2)
     Layout("model=1", rules=(("batch", "data"), ("mlp", "model"))).check_processes(2)  # "data" takes them
-    with pytest.raises(Refusal, match="MESH_SHAPE 'data=1' leaves some of the 2 processes without a device"):
+    with pytest.raises(Refusal, match="A layout of one device leaves some of the 2 processes without any; use"):
         Layout("data=1").check_processes(2)

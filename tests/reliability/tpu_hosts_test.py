@@ -63,7 +63,7 @@ def test_hosts_without_variables_train_the_run_of_one_process(metadata_server, t
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errors
     assert f"Waiting for the other processes of this run: 127.0.0.2:{port} ..." in errors[0]
-    assert "so its batch is split over the 2 devices of the TPU" in errors[0]
+    assert "so 2 devices use gin/layouts/fully_sharded.gin, mesh data=2." in errors[0]
     (tmp_path / "one").mkdir()
     subprocess.run([sys.executable, "-m", "switch_tf.cli", *TINY, "--backend=pjrt", "--gin.CACHE_PARTS=2"],
                    cwd=tmp_path / "one", check=True, env=_environment(tmp_path / "programs"), capture_output=True)
