@@ -135,7 +135,9 @@ class Layout:
         return self.backend in ("auto", "dtensor", "pjrt")
 
     def resolve(self, num_devices: int, device_type: str) -> "Layout":
-        """Returns the layout with its open axis filled in."""
+        """Returns the layout with its open axis filled in, or one device for `is_auto`."""
+        if self.is_auto:
+            return dataclasses.replace(self, mesh_shape="data=1")
         open_axes, size = self.open_axes, self.num_devices
         if open_axes and num_devices % size == 0:
             return dataclasses.replace(self, mesh_shape=mesh_shape({open_axes[0]: num_devices // size, **self.mesh}))

@@ -23,7 +23,7 @@ EXCHANGE = ("expert_embed", "model")
 # File of gin/layouts -> mesh on 8 devices, rules, rules at rest.
 SHIPPED = {
     "single": ({"data": 1}, (), ()),
-    "auto": ({}, (), ()),
+    "auto": ({"data": 1}, (), ()),
     "data": ({"data": 8}, DATA, ()),
     "expert": ({"data": 8}, EXPERT, ()),
     "fully_sharded": ({"data": 8}, EXPERT, (("vocab", "data"), ("mlp", "data"), ("kv", "data"))),
@@ -120,9 +120,10 @@ def test_an_axis_of_rules_at_rest_may_be_left_out():
     assert Layout("", at_rest_rules=(("embed", "data"),)).resolve(4, "GPU").mesh == {"data": 4}
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout("data=1,model=1"), Layout("")])
+@pytest.mark.parametrize("layout", [Layout("data=1"), Layout("data=1,model=1")])
 def test_a_mesh_of_one_uses_the_first_of_many_devices(layout):
     assert layout.resolve(8, "GPU") is layout
+    assert Layout(backend="pjrt").resolve(8, "GPU") == Layout("data=1", backend="pjrt")
 
 
 @pytest.mark.parametrize(("mesh_shape", "rules", "num_devices", "device_type", "message"), [
