@@ -62,15 +62,24 @@ def test_nothing_and_a_tree_merge_to_that_tree():
     assert metrics.merge(None, step(1)).tokens == Mean(30, 1)
 
 
-def test_on_the_host_means_are_float64():
+def test_all_results_of_a_function_are_one_vector_and_on_the_host_in_float64():
+    results = metrics.Vector()
+
+    @tf.function
+    def function(total):
+        return results.join((tf.constant(-1), {"tokens": Mean(total, tf.constant(1.0))}, (), tf.constant([[1], [0]])))
+
+    vector = function(tf.constant([2.0**24, 0.5]))
+    assert (vector.shape, vector.dtype) == ((6,), tf.float32)
+    index, means, nothing, flags = results.split(vector)
+    assert (index, nothing, flags.tolist()) == (-1, (), [[1], [0]])
+    assert means["tokens"].total.tolist() == [2.0**24, 0.5] and means["tokens"].weight.dtype == np.float64
     # 2^24 + 1 does not fit into float32: sums over steps go on in float64.
-    host = metrics.copy_to_host({"tokens": Mean(tf.constant(2.0**24), tf.constant(1.0))})["tokens"]
-    assert isinstance(host.total, np.ndarray) and host.total.dtype == host.weight.dtype == np.float64
-    assert host.merge(Mean(1.0, 0.0)).total == 2**24 + 1
+    assert means["tokens"].merge(Mean(1.0, 0.0)).total[0] == 2**24 + 1
 
 
 def test_a_tree_survives_json_exactly():
-    sums = metrics.merge(metrics.copy_to_host(step(1)), metrics.copy_to_host(step(2)))
+    sums = metrics.merge(*(keras.tree.map_structure(np.float64, step(number)) for number in (1, 2)))
     back = metrics.from_json(json.loads(json.dumps(metrics.to_json(sums))))
     assert keras.tree.map_structure(np.ndarray.tolist, back) == keras.tree.map_structure(lambda x: x.tolist(), sums)
     assert list(back.batch.routers) == list(sums.batch.routers)

@@ -40,7 +40,10 @@ def compile_evaluation(model: keras.Model, settings: StepSettings, partitioner: 
     def measure(features):
         return objective.measure(model.config, features, *model.forward(features, training=False), settings)
 
-    return compile_features(measure, partitioner, partitioner.sum_over_parts, settings.use_xla)
+    results = metrics.Vector()
+    program = compile_features(measure, partitioner, lambda measured: results.join(
+        partitioner.sum_over_parts(measured)), settings.use_xla)
+    return lambda features: results.split(program(features))
 
 
 def evaluate(step: Callable, batches: Iterable[dict], description: data.DatasetDescription,
@@ -52,7 +55,7 @@ def evaluate(step: Callable, batches: Iterable[dict], description: data.DatasetD
     sums = None
     with data.refusing_bad_rows(description):
         for features in batches:
-            sums = metrics.merge(sums, metrics.copy_to_host(step(features)))
+            sums = metrics.merge(sums, step(features))
             advance(description.batch_size)
     if sums is None:
         raise Refusal(f"Split {description.split!r} of {description.mixture_or_task_name!r} has no example to "
@@ -247,8 +250,7 @@ class CheckpointEvaluator:
                     data.write_records(predictions / f"{task}.jsonl", result.scores.records)
             json_lines.append(self.output / "scores.jsonl", [{"step": step, "split": self._split, **values}])
             with summaries.writing_events(folder), self._events.as_default(step=step):
-                for name, value in values.items():
-                    tf.summary.scalar(name, value)
+                tf.summary.experimental.write_raw_pb(b"".join(map(summaries.message, values, values.values())))
                 self._events.flush()
         return {"step": step, "tasks": tasks, "average": average_score}
 

@@ -82,6 +82,14 @@ def writing_events(folder: places.Place) -> Iterator[None]:
                       "then start the same command again.") from error
 
 
+def message(tag: str, value: Any) -> bytes:
+    """Returns TensorBoard's message of a number, or of a list as a histogram. Joined messages are one message."""
+    if isinstance(value, list):
+        array = np.asarray(value, np.float32)
+        return histogram_pb(tag, array[np.isfinite(array)], _BUCKETS).SerializeToString()
+    return scalar_pb(tag, value).SerializeToString()
+
+
 class Writer:
     """A writer of logged steps to metrics.jsonl and to TensorBoard's files, with the configuration.
 
@@ -117,22 +125,17 @@ class Writer:
                 {"lower_is_better": declared} if declared else {})}) + "\n")
             self._lines.flush()
             # One message a step: an operation for each of a hundred values takes as long as a step.
-            messages = collections.defaultdict(bytes)  # joined, they are one message
+            messages = collections.defaultdict(bytes)
             for name, value in values.items():
                 kind = "eval" if name.startswith("eval/") else "train"
                 tag = name.removeprefix(f"{kind}/").removeprefix(f"{mixture}/" if kind == "eval" else "")
-                if isinstance(value, list):
-                    array = np.asarray(value, np.float32)
-                    messages[kind] += histogram_pb(tag, array[np.isfinite(array)], _BUCKETS).SerializeToString()
-                    continue
-                messages[kind] += scalar_pb(tag, value).SerializeToString()
+                messages[kind] += message(tag, value)
                 if kind == "eval" and tag.split("/")[-1] == "loss":
                     # The held-out loss is only cross-entropy.
-                    messages[kind] += scalar_pb(
-                        tag.removesuffix("loss") + "cross_entropy", value).SerializeToString()
-            for kind, message in messages.items():
+                    messages[kind] += message(tag.removesuffix("loss") + "cross_entropy", value)
+            for kind, joined in messages.items():
                 with self._writer(kind, step).as_default(step=step):
-                    tf.summary.experimental.write_raw_pb(message)
+                    tf.summary.experimental.write_raw_pb(joined)
 
     def _writer(self, kind, step):
         if kind not in self._writers:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from switch_tf import context, metrics, partitioning, statuses
@@ -152,17 +151,14 @@ def compile_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, see
         _, sums, bad_step = tf.while_loop(is_good, next_step, (tf.constant(0), zeros, tf.constant(-1)))
         return sums, bad_step
 
-    structure = []
+    results = metrics.Vector()
 
     def call(features):
-        flags = [tf.reduce_max(features[FLAGS], 0)] if FLAGS in features else []
+        flags = tf.reduce_max(features[FLAGS], 0) if FLAGS in features else ()
         measured, bad_step = run({name: value for name, value in features.items() if name != FLAGS})
-        structure[:] = [tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape), measured)]
-        numbers = bad_step, optimizer.learning_rate, *tf.nest.flatten(measured), *flags
-        # Together, because each array that is fetched takes the host some time.
-        return tf.concat([tf.reshape(tf.cast(number, dtype), [-1]) for number in numbers], 0)
+        return results.join((bad_step, optimizer.learning_rate, measured, flags))
 
-    return Steps(partitioner.compile(call, settings.use_xla), structure, partitioner)
+    return Steps(partitioner.compile(call, settings.use_xla), results, partitioner)
 
 
 class StepResults(NamedTuple):
@@ -189,8 +185,8 @@ class Steps:
         function: The function that the partitioner compiled, from placed features to one vector of all results.
     """
 
-    def __init__(self, function: Callable, structure: list, partitioner: Partitioner):
-        self.function, self._structure, self._partitioner = function, structure, partitioner
+    def __init__(self, function: Callable, results: metrics.Vector, partitioner: Partitioner):
+        self.function, self._results, self._partitioner = function, results, partitioner
 
     def trace(self, specs: dict[str, tf.TensorSpec], num_flags: int = 0) -> None:
         """Traces or compiles the function ahead of its first call."""
@@ -207,12 +203,7 @@ class Steps:
         vector = self.function(features | placed)
 
         def results():
-            (specs,) = self._structure
-            shapes = [spec.shape for spec in tf.nest.flatten(specs)]
-            (bad_step,), (rate,), *means, raised = np.split(  # float64, because sums over many steps outgrow float32
-                np.asarray(vector, np.float64), np.cumsum([1, 1, *(shape.num_elements() for shape in shapes)]))
-            measured = tf.nest.pack_sequence_as(
-                specs, [mean.reshape(shape) for mean, shape in zip(means, shapes, strict=True)])
+            bad_step, rate, measured, raised = self._results.split(vector)
             agreed = raised if placed else map(self._partitioner.any_process, flags)
             return StepResults(measured, int(bad_step), float(rate), tuple(map(bool, agreed)))
 

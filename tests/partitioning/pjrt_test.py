@@ -168,7 +168,7 @@ def test_several_steps_a_call_are_those_of_single_ones(make_partitioner, shallow
             measured, bad_step = step(partitioner.place(
                 {name: np.stack([value] * steps_per_call) for name, value in batch.items()}))
             assert int(bad_step) == -1
-            sums = metrics.merge(sums, metrics.copy_to_host(measured))
+            sums = metrics.merge(sums, keras.tree.map_structure(np.float64, measured))
         assert int(optimizer.iterations.numpy()) == 4
         losses[steps_per_call] = float(sums.loss.total)
     assert losses[1] == pytest.approx(losses[2], rel=1e-6)

@@ -1,11 +1,12 @@
 import io
 import json
 
+import keras
 import numpy as np
 import pytest
 
 from switch_tf.checkpoints.run_folder import RunFolder
-from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements, copy_to_host
+from switch_tf.metrics import Mean, Measurements, RouterStats, StepMeasurements
 from switch_tf.reporting import summaries
 
 SPEEDS = {"tokens_per_second": 30.0, "seconds_per_step": 1.0, "learning_rate": 0.01}
@@ -18,8 +19,8 @@ def _measured(config):
         load_balancing_loss=Mean(15.0, 10.0), router_z_loss=Mean(20.0, 10.0))
     batch = Measurements({"cross_entropy": Mean(12.0, 4.0), "z_loss": Mean(0.4, 4.0)}, Mean(1.0, 4.0),
                          dict.fromkeys(config.sparse_layer_names, stats))
-    return copy_to_host(
-        StepMeasurements(batch, tokens=Mean(30.0, 1.0), gradient_norm=Mean(4.0, 2.0), loss=Mean(6.268, 2.0)))
+    measured = StepMeasurements(batch, tokens=Mean(30.0, 1.0), gradient_norm=Mean(4.0, 2.0), loss=Mean(6.268, 2.0))
+    return keras.tree.map_structure(np.float64, measured)
 
 
 def test_sums_are_divided_and_the_loss_is_what_the_steps_minimised(tiny_config):
