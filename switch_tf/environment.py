@@ -9,6 +9,7 @@ import pathlib
 import shlex
 import shutil
 import sys
+import time
 from importlib import metadata
 
 # Distribution -> (version to reinstall, nightly build that overwrites it). t5 requires the nightlies.
@@ -119,6 +120,12 @@ def visible_processes() -> str:
     """Identifies the processes visible to this one by boot and container. Fresh machines often share host names."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def process_age() -> float:
+    """Returns the seconds since this process started, to 0.01 s."""
+    started = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]  # field 22 of proc(5)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
 
 
 def is_running(pid: int) -> bool:

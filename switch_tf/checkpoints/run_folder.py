@@ -1,5 +1,6 @@
 """The run folder: locked by one process at a time, with files that a crash can only shorten."""
 
+import collections
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,6 +12,8 @@ from switch_tf.storage import json_lines, leftovers, lock, outputs, places
 from switch_tf.storage.whole_file import write_whole
 
 LEFT_OUT = "evaluation_left_out"  # in metrics.jsonl, for an evaluation that a signal ended
+SECONDS = "seconds/"  # in metrics.jsonl, before the causes of `speed.Clock`
+REDONE = SECONDS + "redone"  # seconds of steps that a resumed run takes again
 CONFIGURATION = "operative_config.gin"
 _END = "end.json"
 _FILES = ("metrics.jsonl", _END, "report.html", "loss.png", CONFIGURATION)
@@ -78,22 +81,30 @@ class RunFolder:
             if places.is_local(self.path) and not self.checkpoints.is_dir():
                 raise Outage(self._lock.removed())
 
-    def write_configuration(self, text: str) -> None:
-        """Replaces the stored configuration atomically."""
-        write_whole(self.path / CONFIGURATION, text)
-
     def cut_metrics(self, step: int, ends_between: bool = False) -> None:
         """Removes invalid lines, and lines that a run resumed at a step writes again.
+
+        Their seconds stay in a line of their own, as redone if they are of later steps.
 
         Args:
             step: The restored step. Its own lines stay.
             ends_between: Whether the step lies between two logged steps. Its training line goes, because the next line
                 includes its steps.
         """
-        if not self.metrics.exists():
-            return
-        write_whole(self.metrics, (line.rstrip(b"\r\n") + b"\n" for line, record in records_of(self.metrics)
-                                   if record["step"] <= step - (ends_between and "train/loss" in record)))
+        def lines():
+            seconds = collections.Counter[str]()
+            for line, record in records_of(self.metrics):
+                if record["step"] <= step - (ends_between and "train/loss" in record):
+                    yield line.rstrip(b"\r\n") + b"\n"
+                    continue
+                for name, value in record.items():
+                    if name.startswith(SECONDS):
+                        seconds[name if record["step"] <= max(step, 0) else REDONE] += value or 0
+            if seconds:
+                yield json_lines.dumps({"step": max(step, 0), **seconds}).encode() + b"\n"
+
+        if self.metrics.exists():
+            write_whole(self.metrics, lines())
 
     def evaluations(self, step: int) -> list[dict]:
         """Returns the records of evaluations up to a step, skipped ones included."""
@@ -138,7 +149,7 @@ def _is_record(record):
     return json_lines.is_step(step) and step <= _LARGEST_STEP and all(
         value is None or isinstance(value, list) and value != [] and all(map(_is_value, value))
         if name.endswith("/expert_load") else _is_value(value)
-        for name, value in record.items() if name.startswith(("train/", "eval/", "router/")))
+        for name, value in record.items() if name.startswith(("train/", "eval/", "router/", SECONDS)))
 
 
 def _is_value(value):

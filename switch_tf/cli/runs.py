@@ -9,6 +9,7 @@ from argparse import Namespace
 
 from etils import epy
 
+from switch_tf import environment
 from switch_tf.checkpoints import continuation, folders
 from switch_tf.checkpoints.run_folder import follow, select
 from switch_tf.cli import options
@@ -29,6 +30,7 @@ with epy.lazy_imports():  # imports TensorFlow
     from switch_tf import experiments
     from switch_tf.comparison import driver
     from switch_tf.evaluation import split_evaluator
+    from switch_tf.training import speed
 
 TRAIN_EXAMPLES = r"""
 switch-tf train --gin_file=gin/runs/demo.gin
@@ -55,10 +57,13 @@ def run_train(arguments: Namespace) -> dict:
     with stopping.at_start(), processes.one_of_several("train"):
         described = options.load(arguments, (), processes.devices_of_this_process(arguments.devices),
                                  continuation.check_early)
+        clock = speed.Clock(environment.process_age())
+        clock.enter("start/devices")
         described = experiments.place_here(described)
         with processes.CommonEnd(described.partitioner, "train") as common_end:
+            clock.enter("start/data")
             trainer, configuration = experiments.make_trainer(described, arguments.words)
-            training = trainer.start(configuration)
+            training = trainer.start(configuration, clock=clock)
             common_end.message = training.lost_process
             with training, stopping.Stopping(training.progress.say) as stop:
                 stop.watch([training])

@@ -1,6 +1,7 @@
 """Summaries of a run from its `metrics.jsonl`, and `report.html`."""
 
 import base64
+import collections
 import html
 import io
 import pathlib
@@ -35,6 +36,11 @@ Tokens are real ones, inputs and targets. Utilisation is the model's own work, f
 share of what the processors can do: on a TPU or GPU their nominal rate, elsewhere the fastest rate measured on this
 machine. More than 100% means that a chip is faster than its nominal rate. The model is idle while it waits for
 input.""",
+    "Time": """
+Time of all processes that trained this run, by cause. The share of steps is the goodput. Redone are the steps,
+evaluations and saves after the checkpoint that a later process resumed from. Start ends with the first step of a
+process, without compilation and evaluation. Input is the wait for batches. The time of a killed process after its last
+line is unknown.""",
     "Experts": """
 Share of tokens counts the tokens that chose each expert, before capacity; a dark row is an expert that no token
 chooses. Dropped tokens pass a layer by its residual connection alone. Entropy is that of the router's probabilities: 0
@@ -63,7 +69,7 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
 
     It has "step", "model_dir", "report" and "plot", the last "train/loss", the median "train/tokens_per_second", and
     for each held-out value its "first", "last" and "best" with their steps. A metric without a known direction has no
-    best, and a unigram loss is a number.
+    best, and a unigram loss is a number. "time" is `time_by_cause`.
     """
     records = read_metrics(folder) if records is None else records
     summary: dict[str, Any] = {"step": max((record["step"] for record in records), default=0), "model_dir": str(folder),
@@ -73,6 +79,8 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
         summary["train/loss"] = trained[-1]["train/loss"]
         if speeds := series(trained, "train/tokens_per_second")[1]:
             summary["train/tokens_per_second"] = float(np.median(speeds))
+    if times := time_by_cause(records):
+        summary["time"] = times
     declared = directions.declared_in(records)
     for name, (steps, values) in evaluations(records).items():
         if name.endswith("/unigram_loss"):
@@ -85,8 +93,20 @@ def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
     return summary
 
 
+def time_by_cause(records: list[dict]) -> dict[str, float]:
+    """Returns cause -> seconds of a run's processes, the largest first, at most twelve."""
+    seconds = collections.Counter[str]()
+    for record in records:
+        for name, value in record.items():
+            if name.startswith(run_folder.SECONDS):
+                seconds[name.split("/")[1]] += min(value or 0, 1_000_000_000_000)
+    return dict((+seconds).most_common(12))
+
+
 def describe(value: dict, is_share: bool) -> str:
-    """Returns the text of a summary entry with a first, last and best value. A share is in per cent."""
+    """Returns the text of a summary entry: a first, last and best value, a share in per cent, or `time_by_cause`."""
+    if "last" not in value:
+        return f"{sum(value.values()):,.0f} s: {', '.join(_shares(value))}"
     return ", ".join(f"{word}{shown(value[key], is_share)} at step {value[f'{key}_step']}" for word, key in (
         ("", "first"), ("", "last"), ("best ", "best")) if key in value)
 
@@ -181,8 +201,10 @@ _EXPERTS = (("fraction_tokens_dropped", "tokens dropped"), ("router_entropy", "r
 
 
 def draw(records: list[dict]) -> dict[str, bytes]:
-    """Returns title -> PNG image: "Loss", "Training", "Speed" and, for a sparse model, "Experts"."""
+    """Returns title -> PNG image: "Loss", "Training", "Speed", "Time" and, for a sparse model, "Experts"."""
     figures = {"Loss": _loss(records), "Training": _panels(records, _TRAINING), "Speed": _panels(records, _SPEED)}
+    if times := time_by_cause(records):
+        figures["Time"] = _bars(times)
     layers = sparse_layers(name for record in records for name, value in record.items() if value is not None)
     if layers:
         figures["Experts"] = _experts(records, layers)
@@ -242,6 +264,18 @@ def _panels(records, panels):
     for axes, (name, title) in zip(row, panels, strict=True):
         _curve(axes, records, name, title)
         axes.set_ylim(bottom=0)
+    return figure
+
+
+def _shares(times):
+    return [f"{cause} {seconds / sum(times.values()):.1%}" for cause, seconds in times.items()]
+
+
+def _bars(times):
+    figure, ((axes,),) = new_figure(8, 3)
+    axes.barh(_shares(times), [*times.values()])
+    axes.set(xlabel="seconds", title="Time by cause")
+    axes.invert_yaxis()
     return figure
 
 

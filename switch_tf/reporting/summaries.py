@@ -18,7 +18,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tqdm import tqdm
 
 import switch_tf
-from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
+from switch_tf.checkpoints.run_folder import CONFIGURATION, SECONDS, RunFolder
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.metrics import Mean, StepMeasurements
 from switch_tf.refusals import Refusal, first_line
@@ -96,8 +96,8 @@ class Writer:
     On a disk a step is in metrics.jsonl at once. In a bucket both are there within a minute, and before the next
     checkpoint.
 
-    TensorBoard's tags lack the prefixes "train/" and "eval/<mixture>/", so that equal tags share a chart. Tasks of a
-    mixture keep their name: "<task>/loss". An array becomes one histogram.
+    TensorBoard gets no seconds of `speed.Clock`. Its tags lack the prefixes "train/" and "eval/<mixture>/", so that
+    equal tags share a chart. Tasks of a mixture keep their name: "<task>/loss". An array becomes one histogram.
     """
 
     def __init__(self, folder: RunFolder):
@@ -127,6 +127,8 @@ class Writer:
             # One message a step: an operation for each of a hundred values takes as long as a step.
             messages = collections.defaultdict(bytes)
             for name, value in values.items():
+                if name.startswith(SECONDS):
+                    continue
                 kind = "eval" if name.startswith("eval/") else "train"
                 tag = name.removeprefix(f"{kind}/").removeprefix(f"{mixture}/" if kind == "eval" else "")
                 messages[kind] += message(tag, value)

@@ -1,6 +1,5 @@
 """The training loop, with logging, evaluation and checkpoints."""
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -21,18 +20,13 @@ from switch_tf.configs.run import Run, StepSettings
 from switch_tf.evaluation import split_evaluator
 from switch_tf.evaluation.objectives import Objective
 from switch_tf.models.switch_transformer import SwitchTransformer
-from switch_tf.partitioning.partitioner import Partitioner
+from switch_tf.partitioning.partitioner import Partitioner, select_step
 from switch_tf.refusals import Outage, Refusal, first_line, sentence_about_data
 from switch_tf.reporting import report, summaries
 from switch_tf.storage import places
 from switch_tf.training import stopping
-from switch_tf.training.speed import Meter, Peak, Profiling
+from switch_tf.training.speed import Clock, Meter, Peak, Profiling
 from switch_tf.training.train_step import Divergence, StepResults, compile_steps, first_bad_tensor
-
-_PATIENCE = 20  # seconds without a batch before a message
-_GRACE = 5  # seconds without a batch after a signal
-_WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
-            "examples of every task, for which small data are read over and over.")
 
 
 @dataclasses.dataclass
@@ -54,19 +48,11 @@ class State:
 
 
 class _Call(NamedTuple):
-    """A call of the step that may not have ended.
+    """A call of the step that may not have ended."""
 
-    Attributes:
-        results: Waits for it.
-        batches: For a diagnosis.
-        input_wait: Seconds that its batches were waited for.
-        is_timed: Whether it counts for the speed.
-    """
-
-    results: Callable[[], StepResults]
-    batches: dict
-    input_wait: float
-    is_timed: bool
+    results: Callable[[], StepResults]  # waits for it
+    batches: dict  # for a diagnosis
+    is_timed: bool  # whether it counts for the speed
 
 
 class _Stopped(Exception):
@@ -83,7 +69,7 @@ class Training:
     """
 
     def __init__(self, state: State, run: Run, settings: StepSettings, objective: Objective, partitioner: Partitioner,
-                 folder: RunFolder, progress: summaries.Progress):
+                 folder: RunFolder, progress: summaries.Progress, clock: Clock):
         self.state = state
         self.run = run
         self.settings = settings
@@ -93,8 +79,9 @@ class Training:
         self.progress, self._say = progress, progress.say
         config = state.model.config
         lengths = run.task_feature_lengths
+        self._clock = clock
         self._meter = Meter(accounting.flops_per_step(config, run.batch_size, lengths["inputs"], lengths["targets"]),
-                            Peak(state.model.compute_dtype, partitioner.num_processors))
+                            Peak(state.model.compute_dtype, partitioner.num_processors), clock)
         self._step = compile_steps(state.model, state.optimizer, run.seed, settings, partitioner, objective)
         self._profiling = Profiling(run.profile_steps // settings.steps_per_call if partitioner.is_chief else 0,
                                     folder.path, partitioner, progress.say)
@@ -104,17 +91,15 @@ class Training:
         self._best = Best(run, folder)
         self._best.take_up(state.step, partitioner.is_chief)
         self._changing = threading.RLock()  # held while the state changes or is saved
-        self._first_step, self._started = state.step, time.monotonic()
-        self._is_save_requested = threading.Event()
+        self._first_step = state.step
         self._call: _Call | None = None  # under way
-        self._agrees_on_saves = run.on_sigusr1 == "save" and partitioner.num_processes > 1
-        self._is_stop_agreed = self._is_save_agreed = False
-        self._is_begun = False
-        self._stop_reason: Callable[[], str | None] = lambda: None
-        self._stopped_by: str | None = None
+        self._requests = stopping.Requests(run, partitioner)
+        self.request_save = self._requests.request_save
+        self._is_begun = self._has_stepped = False
         self._patience_reason = None
         self._is_finished = False
         self._is_open = True
+        clock.enter(None)
 
     def __enter__(self):
         return self
@@ -146,38 +131,30 @@ class Training:
             Divergence: A loss or gradient is not finite.
             Refusal: A checkpoint could not be written, unless `on_failed_save` lets the run go on.
         """
-        self._stop_reason, self._is_stop_agreed = stop_reason, False
-        self._begin()
-        timed_from = self.state.step + num_untimed_steps
-        self._meter.restart()
-        while self._called_step < step and not (self._is_out_of_patience() or self._is_stopped(in_step=True)):
-            with self._changing:
-                if not self._call_step(self._called_step >= timed_from, look_at):
-                    continue
-                is_save_due = self._takes_request() or self._is_due(self.run.checkpoint_period)
-                is_evaluation_due = self._is_due(self.run.eval_period)
-                if is_save_due or is_evaluation_due or self._called_step >= step:
-                    self._end_call()
-                # Before an evaluation, because little time is left after a signal.
-                if is_save_due:
-                    with self._meter.paused():
+        self._requests.listen(stop_reason)
+        with self._clock.counting("steps" if self._has_stepped else "start/first_step"):
+            self._begin()
+            timed_from = self.state.step + num_untimed_steps
+            while self._called_step < step and not (self._is_out_of_patience() or self._requests.stops(in_step=True)):
+                with self._changing:
+                    if not self._call_step(self._called_step >= timed_from, look_at):
+                        continue
+                    is_save_due = self._requests.takes_save() or self._is_due(self.run.checkpoint_period)
+                    is_evaluation_due = self._is_due(self.run.eval_period)
+                    if is_save_due or is_evaluation_due or self._called_step >= step:
+                        self._end_call()
+                    # Before an evaluation, because little time is left after a signal.
+                    if is_save_due:
                         self._save()
-            if is_evaluation_due:
-                with self._meter.paused():
+                if is_evaluation_due:
                     self._evaluate()
-        with self._changing:
-            self._end_call()
-            try:
-                self.state.checkpointer.wait()  # or it would slow the next turn of another run
-            except FailedSave as failure:
-                self._go_on_after(failure)
-
-    def request_save(self) -> None:
-        """Asks for a checkpoint of the step under way.
-
-        Several processes need `Run.on_sigusr1="save"`, and a request in only one.
-        """
-        self._is_save_requested.set()
+            with self._changing:
+                self._end_call()
+                try:
+                    with self._clock.counting("save"):
+                        self.state.checkpointer.wait()  # or it would slow the next turn of another run
+                except FailedSave as failure:
+                    self._go_on_after(failure)
 
     def last_save(self) -> str:
         """Returns a sentence on the last checkpoint."""
@@ -201,7 +178,7 @@ class Training:
                 self.save()
                 self.state.checkpointer.wait()
             if not self._is_finished:
-                self._stopped_by = reason
+                self._requests.stopped_by = reason
                 self._write_end("")
         except BaseException:
             self._changing.release()
@@ -223,11 +200,13 @@ class Training:
         """Logs and saves the current step. Returns `report.summarize` of the run, and whether it was interrupted."""
         with self._changing:
             self.save()
-            self.state.checkpointer.wait()
+            with self._clock.counting("save"):
+                self.state.checkpointer.wait()
+            self._write({})
             self._writer.flush()
             self._is_finished = True
-            if self._stopped_by:
-                self._say(f"Stopped by {self._stopped_by} at step {self.state.step}. Everything up to it is "
+            if stopped_by := self._requests.stopped_by:
+                self._say(f"Stopped by {stopped_by} at step {self.state.step}. Everything up to it is "
                           f"saved in {self.folder.path}; the same command goes on from there.")
             self.close()
         records = self._try_last(lambda: report.read_metrics(self.folder.path))
@@ -235,7 +214,7 @@ class Training:
         if best := self._best.current:
             self._say(f"Best: {best['metric']} {best['value']:.4f} at step {best['step']}, kept in "
                       f"{folders.path_of(self.folder.checkpoints, best['step'])}.")
-        return {"interrupted": bool(self._stopped_by), **summary, "step": self.state.step}
+        return {"interrupted": bool(stopped_by), **summary, "step": self.state.step}
 
     def close(self, error: str = "") -> None:
         """Records why the run ended, writes the report and releases the run folder.
@@ -283,8 +262,8 @@ class Training:
             return
         if error:  # may have followed a signal, during the save
             reason = error
-        elif self._stopped_by:
-            reason = f"stopped by {self._stopped_by}"
+        elif self._requests.stopped_by:
+            reason = f"stopped by {self._requests.stopped_by}"
         elif self._is_finished:
             reason = self._patience_reason or (f"TRAIN_STEPS is {self.run.train_steps}"
                                           if self.state.step >= self.run.train_steps else "its program finished it")
@@ -309,15 +288,15 @@ class Training:
         if self._is_due(self.run.eval_period) and self.partitioner.any_process(
                 not self.folder.has_evaluation(self.state.step)):
             self._evaluate()
-        if self._is_stopped():
+        if self._requests.stops():
             self._is_begun = False
         elif self.state.step < self.run.train_steps:
             self.state.batches.read_ahead()
-            started = time.perf_counter()
             later = " The first step also optimises the graph." if not self.partitioner.has_fixed_shapes else ""
             self._say("Tracing the training step ..." if later else "Compiling the training step ...")
-            self._step.trace(self.state.batches.element_spec, 1 + self._agrees_on_saves)
-            self._say(f"... {time.perf_counter() - started:.0f} s.{later}")
+            with self._clock.counting("compile"):
+                self._step.trace(self.state.batches.element_spec, 1 + self._requests.agrees_on_saves)
+            self._say(f"... {self._clock.read()['compile']:.0f} s.{later}")
 
     @property
     def _called_step(self):
@@ -328,21 +307,6 @@ class Training:
         """Whether something is due every `period` steps after those under way."""
         return bool(period) and (self._called_step % period == 0 or self._called_step == self.run.train_steps)
 
-    def _flags(self):
-        """Returns what processes agree on by a step: whether to stop and, if any may ask for it, to save."""
-        return [bool(self._reason()), *([self._takes_own_request()] if self._agrees_on_saves else ())]
-
-    def _takes_own_request(self):
-        is_requested = self._is_save_requested.is_set()
-        self._is_save_requested.clear()
-        return is_requested
-
-    def _takes_request(self):
-        if self.partitioner.num_processes == 1:
-            return self._takes_own_request()
-        is_agreed, self._is_save_agreed = self._is_save_agreed, False
-        return is_agreed
-
     def _is_out_of_patience(self):
         """All processes agree."""
         if reason := self._best.reason_to_stop(self.state.step):
@@ -350,26 +314,12 @@ class Training:
         self._patience_reason = reason
         return reason is not None
 
-    def _reason(self):
-        """Returns this process's reason to stop, or None."""
-        hours = self.run.max_hours
-        is_late = hours is not None and time.monotonic() - self._started > 3600 * hours
-        return self._stop_reason() or (f"Run.max_hours ({hours:g})" if is_late else None)
-
-    def _is_stopped(self, in_step=False):
-        """All processes agree: now, or between steps by those that ended."""
-        reason = self._reason()
-        if not in_step or self.partitioner.num_processes == 1:
-            self._is_stop_agreed = self.partitioner.any_process(bool(reason))
-        self._stopped_by = (reason or "a signal or notice to another process") if self._is_stop_agreed else None
-        return self._is_stop_agreed
-
     def _call_step(self, is_timed, look_at):
         """Calls the step, then ends the call before. Returns False if a signal came and no batch did."""
         state, step = self.state, self._called_step
-        asked = time.perf_counter()
         try:
-            batches = state.batches.wait(self._impatience())
+            with self._clock.counting("input"):
+                batches = state.batches.wait(self._requests.impatience(step, self._say))
         except tf.errors.OpError as error:
             self._end_call()
             description = data.description_of_data(self.run, state.model.config, "train", self.run.seed)
@@ -377,16 +327,14 @@ class Training:
             raise Refusal(f"The batch after step {step} cannot be read ({reason}); the last good checkpoint is "
                           f"{self._settled_checkpoint()}.") from error
         if batches is None:
-            self._say(f"The batch after step {step} did not come within {_GRACE} s after the signal, so "
+            self._say(f"The batch after step {step} did not come within {stopping.GRACE} s after the signal, so "
                       "the run ends without it.")
-            self._meter.restart()
             return False
-        input_wait = time.perf_counter() - asked
         look_at(step, state.batches.drop_added(batches))
         is_recorded = self._profiling.is_recording
         with self._profiling.step(step):
-            results = self._step.start(self.partitioner.place(batches), self._flags())
-            earlier, self._call = self._call, _Call(results, batches, input_wait, is_timed and not is_recorded)
+            results = self._step.start(self.partitioner.place(batches), self._requests.flags())
+            earlier, self._call = self._call, _Call(results, batches, is_timed and not is_recorded)
             self._take_results(earlier)
             if is_recorded or not self.partitioner.is_asynchronous:
                 self._end_call()
@@ -406,77 +354,74 @@ class Training:
         if bad_step >= 0:
             self._call = None  # the next one made no update
             step = state.step + bad_step
-            tensor = first_bad_tensor(
-                state.model, {name: value[bad_step] for name, value in call.batches.items()}, self.run.seed, step,
-                self.settings, self.partitioner, self.objective)
+            tensor = first_bad_tensor(state.model, select_step(call.batches, bad_step), self.run.seed, step,
+                                      self.settings, self.partitioner, self.objective)
             raise Divergence(
                 f"The loss or a gradient of step {step + 1} is not finite; the first bad tensor is {tensor}. Nothing "
                 f"was updated by that step, and the last good checkpoint is {self._settled_checkpoint()}. A lower "
                 "learning rate, clip_norm or router_dtype='float32' usually help.")
-        stop, *save = flags
-        self._is_stop_agreed |= stop
-        self._is_save_agreed |= any(save)
+        self._requests.agree(*flags)
         state.sums, state.learning_rate = metrics.merge(state.sums, measured), rate
         state.step += num_steps
-        self._meter.add(num_steps, float(measured.tokens.total), call.input_wait, call.is_timed)
+        self._meter.add(num_steps, float(measured.tokens.total), call.is_timed)
+        if not self._has_stepped:
+            self._write_start()
         self.progress.advance(num_steps)
         if state.step % self.run.log_period == 0 or state.step == self.run.train_steps:
             self._log()
         else:
             self.progress.glance(state.step, float(measured.loss.total) / float(measured.loss.weight))
 
-    def _impatience(self):
-        """Returns a function that stops waiting for a batch some seconds after a signal.
+    def _write_start(self):
+        """Reports the time to the first step, by cause."""
+        self._has_stepped = True
+        seconds = self._clock.take()
+        self._clock.enter("steps")
+        self._writer.write(self._first_step, seconds)
+        parts = ", ".join(f"{name.rpartition('/')[2]} {value:.1f}" for name, value in seconds.items())
+        self._say(f"First step after {sum(seconds.values()):.1f} s: {parts}.")
 
-        Several processes never stop: the rest would hang in the next collective.
-        """
-        asked, heard, is_announced = time.monotonic(), None, False
-
-        def gives_up():
-            nonlocal heard, is_announced
-            now = time.monotonic()
-            if not is_announced and now - asked > _PATIENCE:
-                is_announced = True
-                self._say(_WAITING.format(self._called_step, _PATIENCE))
-            if heard is None and self.partitioner.num_processes == 1 and self._stop_reason():
-                heard = now
-            return heard is not None and now - heard > _GRACE
-
-        return gives_up
+    def _write(self, values, *declared):
+        """Writes a line, after the first step with the seconds since the last one."""
+        if line := values | (self._clock.take() if self._has_stepped else {}):
+            self._writer.write(self.state.step, line, *declared)
 
     def _log(self):
-        """Writes means since the last multiple of LOG_PERIOD. The clock runs on while a call is under way."""
+        """Writes means since the last multiple of LOG_PERIOD."""
         state, speeds = self.state, self._meter.read()
-        with contextlib.nullcontext() if self._call else self._meter.paused():
+        # While a call is under way, this takes no time from the steps.
+        with self._clock.counting("steps" if self._call else "log"):
             self.folder.check_is_there()
             values = summaries.training_values(state.sums, {**speeds, "learning_rate": state.learning_rate})
-            self._writer.write(state.step, values)
+            self._write(values)
             self.progress.log(state.step, values)
         if state.step % self.run.log_period == 0:
             state.sums = None
 
     def _evaluate(self):
         def go_on(num_examples):
-            if self._is_stopped():
+            if self._requests.stops():
                 raise _Stopped
 
         self.folder.check_is_there()
         try:
-            go_on(0)
-            if self.partitioner.num_processes > 1 and self.state.step > self._first_step and self._evaluator is None:
-                self._save()  # because a single process cannot leave a compilation
-            self._validate(go_on)
+            with self._clock.counting("evaluate"):
+                go_on(0)
+                if (self._evaluator is None and self.partitioner.num_processes > 1
+                        and self.state.step > self._first_step):
+                    self._save()  # because a single process cannot leave a compilation
+                self._validate(go_on)
         except _Stopped:
             if (self.run.best_metric or self.state.step == self.run.train_steps
                     or self.state.step > self._first_step):
                 self._say(f"The evaluation of step {self.state.step} is made at the next start.")
             else:  # stopped twice: on an often preempted machine, training would never advance
                 self._say(f"The evaluation of step {self.state.step} is left out.")
-                self._writer.write(self.state.step, {LEFT_OUT: 1})
+                self._write({LEFT_OUT: 1})
         except FailedSave as failure:
             self._go_on_after(failure)
         except tf.errors.OpError as error:
-            if self.partitioner.is_lost_process(error) or not stopping.is_passing(error):
+            if self.partitioner.is_lost_process(error) or not stopping.is_outage(error, is_running=False):
                 raise
             raise Outage(f"The evaluation of step {self.state.step} failed ({first_line(error).rstrip('.')}); the same "
                          f"command goes on from {self._last_checkpoint()}.") from error
@@ -494,7 +439,7 @@ class Training:
                 data.get_dataset(description).take(run.unigram_batches), self._evaluator.batches)
             values |= {f"eval/{name}/unigram_loss": loss for name, loss in losses.items()}
         declared = split_evaluator.declared_directions(results)
-        self._writer.write(step, values, declared)
+        self._write(values, declared)
         self._say(f"step {step}/{run.train_steps}  {summaries.shown(values)}")
         if not np.isfinite(values.get(run.best_metric, 0.0)):
             self._say(f"{run.best_metric} is not finite at step {step}, so this evaluation is no better than any "
@@ -519,8 +464,11 @@ class Training:
     def _save(self, is_last=False):
         state = self.state
         self.folder.check_is_there()
+        if state.sums is not None:
+            self._write({})  # or steps before the checkpoint would count as redone
         try:
-            state.checkpointer.save(state.step, state.sums and metrics.to_json(state.sums), self._writer.flush)
+            with self._clock.counting("save"):
+                state.checkpointer.save(state.step, state.sums and metrics.to_json(state.sums), self._writer.flush)
         except FailedSave as failure:
             is_earlier = failure.step < state.step  # this save waited for it and has not begun
             if is_last and not is_earlier:

@@ -1,5 +1,6 @@
-"""Training speed, the devices' peak FLOPs per second, and profiles of steps."""
+"""Where a run's time goes, training speed, the devices' peak FLOPs per second, and profiles of steps."""
 
+import collections
 import contextlib
 import math
 import pathlib
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from switch_tf.checkpoints.run_folder import SECONDS
 from switch_tf.hardware.devices import are_jax, device_type, nominal_flops
 from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.storage import places
@@ -123,66 +125,85 @@ class Profiling:
         self._annotate, self._calls = None, range(0)
 
 
+class Clock:
+    """Divides the time of a run in this process into causes, such as "compile", "steps" and parts of "start".
+
+    At any time one cause counts, or none, as in the turns of other runs.
+
+    `age`: Seconds of the process so far, for the cause "start/import".
+    """
+
+    def __init__(self, age: float = 0.0):
+        self._seconds, self._taken = collections.Counter({"start/import": age}), collections.Counter[str]()
+        self._cause: str | None = None
+        self._changed = time.perf_counter()
+
+    def enter(self, cause: str | None) -> str | None:
+        """Counts for another cause from now on. Returns the one before."""
+        now, earlier = time.perf_counter(), self._cause
+        if earlier:
+            self._seconds[earlier] += now - self._changed  # type: ignore[assignment]  # its type knows integers only
+        self._cause, self._changed = cause, now
+        return earlier
+
+    @contextlib.contextmanager
+    def counting(self, cause: str) -> Iterator[None]:
+        """Counts for another cause within this scope."""
+        earlier = self.enter(cause)
+        try:
+            yield
+        finally:
+            self.enter(earlier)
+
+    def read(self) -> collections.Counter:
+        """Returns cause -> seconds, up to now. An absent cause has 0."""
+        self.enter(self._cause)
+        return self._seconds
+
+    def take(self) -> dict[str, float]:
+        """Returns the seconds since the last call, by their names in `metrics.jsonl`, the largest first."""
+        new = self.read() - self._taken
+        self._taken = self._seconds.copy()
+        return {SECONDS + cause: round(seconds, 3) for cause, seconds in new.most_common() if seconds > 1e-3}
+
+
 class Meter:
-    """Counts steps, tokens and training time.
+    """Counts steps, their tokens and their time by the run's clock.
 
     Args:
         flops_per_step: FLOPs of the model itself.
     """
 
-    def __init__(self, flops_per_step: float, peak: Peak):
-        self._flops_per_step = flops_per_step
-        self._peak = peak
-        self._resumed = time.perf_counter()
-        self._start_over()
-
-    def _start_over(self):
-        # Rows: untimed, timed steps. Columns: seconds, steps, tokens, seconds of waiting for input.
+    def __init__(self, flops_per_step: float, peak: Peak, clock: Clock):
+        self._flops_per_step, self._peak, self._clock = flops_per_step, peak, clock
+        self._counted = np.zeros(2)
+        # Rows: untimed, timed steps. Columns: seconds, of them waiting for input, steps, tokens.
         self._sums = np.zeros((2, 4))
-        self._is_timed = True
 
-    def restart(self) -> None:
-        """Starts the clock."""
-        self._resumed = time.perf_counter()
-
-    def add(self, num_steps: int, num_tokens: float, input_wait: float, is_timed: bool = True) -> None:
+    def add(self, num_steps: int, num_tokens: float, is_timed: bool = True) -> None:
         """Counts steps that end now.
 
         Args:
             num_tokens: Real tokens in these steps.
-            input_wait: Seconds of waiting for input.
             is_timed: Untimed steps count only without timed steps.
         """
-        self._is_timed = is_timed
-        self._sums[int(is_timed), 1:] += num_steps, num_tokens, input_wait
-
-    def _count_time(self):
-        now = time.perf_counter()
-        self._sums[int(self._is_timed), 0] += now - self._resumed
-        self._resumed = now
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the clock within this scope."""
-        self._count_time()
-        try:
-            yield
-        finally:
-            self._resumed = time.perf_counter()
+        seconds = self._clock.read()
+        now = np.array([seconds["start/first_step"] + seconds["steps"] + seconds["input"], seconds["input"]])
+        self._sums[int(is_timed)] += *(now - self._counted), num_steps, num_tokens
+        self._counted = now
 
     @property
     def has_steps(self) -> bool:
         """Whether any step was counted since the last reading."""
-        return bool(self._sums[:, 1].any())
+        return bool(self._sums[:, 2].any())
 
     def read(self) -> dict[str, float]:
-        """Returns the speeds since the last reading, and starts over. The clock runs.
+        """Returns the speeds of the steps since the last reading, and starts over.
 
         An unknown chip has no "model_flops_utilization".
         """
-        self._count_time()
-        seconds, steps, tokens, input_wait = self._sums[int(self._sums[1, 1] > 0)].tolist()
-        self._start_over()
+        seconds, input_wait, steps, tokens = self._sums[int(self._sums[1, 2] > 0)].tolist()
+        self._sums[:] = 0
         used = self._flops_per_step * steps / seconds
         peak = self._peak.flops(used)
         return {

@@ -16,6 +16,7 @@ from typing import Any
 from etils import epy
 
 from switch_tf.checkpoints.folders import BrokenCheckpoint
+from switch_tf.configs.run import Run
 from switch_tf.hardware import host
 from switch_tf.refusals import Refusal
 from switch_tf.statuses import DIVERGED, INTERRUPTED, OUTAGE, REFUSED
@@ -30,6 +31,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 # Seconds in which a signal repeats the first: `timeout` sends two, the kernel one for each thread of an ended parent.
 # Every Ctrl-C counts.
 _ONE_REQUEST, _ONE_REQUEST_OF_ENDED_PARENT = 2, 5
+_BATCH_PATIENCE = 20  # seconds without a batch before a message
+GRACE = 5  # seconds without a batch after a signal
+_WAITING = ("The batch after step {} has been awaited for {} s. The first one waits for a shuffle buffer of a thousand "
+            "examples of every task, for which small data are read over and over.")
 _PATIENCE = 5  # seconds until a run that has not stopped is saved here
 # A pre-empted VM has 30 seconds, one with a maintenance event 60 if the entry was read before.
 _PERIOD = 2.0  # seconds between checks for a notice
@@ -161,6 +166,83 @@ class Stopping(_Listening):
                 outputs.end(INTERRUPTED, "\n".join(told))
 
 
+class Requests:
+    """Requests to stop a run or to save it, on which its processes agree by flags of a step.
+
+    Attributes:
+        agrees_on_saves: Whether a flag asks to save.
+        stopped_by: The reason, once all processes stop, or None.
+    """
+
+    def __init__(self, run: Run, partitioner: Any):
+        self._hours, self._started = run.max_hours, time.monotonic()
+        self._partitioner, self._is_single = partitioner, partitioner.num_processes == 1
+        self.agrees_on_saves = self._is_single or run.on_sigusr1 == "save"
+        self._is_save_requested = threading.Event()
+        self._is_save_agreed = False
+        self.stopped_by: str | None = None
+
+    def listen(self, stop_reason: Callable[[], str | None]) -> None:
+        """Asks a function for this process's reason to stop from now on."""
+        self._stop_reason, self._is_stop_agreed = stop_reason, False
+
+    def request_save(self) -> None:
+        """Asks for a checkpoint of the step under way.
+
+        Several processes need `Run.on_sigusr1="save"`, and a request in only one.
+        """
+        self._is_save_requested.set()
+
+    def flags(self) -> list[bool]:
+        """Returns this process's: whether to stop and, if any process may ask for it, to save."""
+        flags = [bool(self._reason())]
+        if self.agrees_on_saves:
+            flags.append(self._is_save_requested.is_set())
+            self._is_save_requested.clear()
+        return flags
+
+    def agree(self, stops: bool, saves: bool = False) -> None:
+        """Takes the flags of all processes."""
+        self._is_stop_agreed |= stops
+        self._is_save_agreed |= saves
+
+    def takes_save(self) -> bool:
+        """Whether to save now, once for each request."""
+        is_agreed, self._is_save_agreed = self._is_save_agreed, False
+        return is_agreed
+
+    def stops(self, in_step: bool = False) -> bool:
+        """Whether all processes stop. They agree now, or between steps by the flags of steps that ended."""
+        reason = self._reason()
+        if not in_step or self._is_single:
+            self._is_stop_agreed = self._partitioner.any_process(bool(reason))
+        self.stopped_by = (reason or "a signal or notice to another process") if self._is_stop_agreed else None
+        return self._is_stop_agreed
+
+    def _reason(self):
+        is_late = self._hours is not None and time.monotonic() - self._started > 3600 * self._hours
+        return self._stop_reason() or (f"Run.max_hours ({self._hours:g})" if is_late else None)
+
+    def impatience(self, step: int, say: Callable[[str], None]) -> Callable[[], bool]:
+        """Returns a function that, polled, ends the wait for the batch after a step some seconds after a signal.
+
+        Several processes never stop waiting: the rest would hang in the next collective.
+        """
+        asked, heard, is_announced = time.monotonic(), None, False
+
+        def gives_up():
+            nonlocal heard, is_announced
+            now = time.monotonic()
+            if not is_announced and now - asked > _BATCH_PATIENCE:
+                is_announced = True
+                say(_WAITING.format(step, _BATCH_PATIENCE))
+            if heard is None and self._is_single and self._stop_reason():
+                heard = now
+            return heard is not None and now - heard > GRACE
+
+        return gives_up
+
+
 @contextlib.contextmanager
 def at_start() -> Iterator[None]:
     """Gives a Refusal the exit status of an outage if its cause is never the user's mistake."""
@@ -186,18 +268,16 @@ def classify(refusal: Refusal, is_running: bool = True) -> None:
         refusal.exit_status = DIVERGED
         return
     for cause in reversed(causes):
-        if (is_outage := _is_outage(cause, is_running)) is not None:
-            refusal.exit_status = OUTAGE if is_outage else REFUSED
+        if (outage := is_outage(cause, is_running)) is not None:
+            refusal.exit_status = OUTAGE if outage else REFUSED
             return
 
 
-def is_passing(error: BaseException) -> bool:
-    """Returns whether a TensorFlow error may be temporary, from a bucket or disk."""
-    return bool(_is_outage(error, is_running=False))
+def is_outage(error: BaseException, is_running: bool) -> bool | None:
+    """Returns whether an error may be temporary, from a bucket or disk, or None if undecided.
 
-
-def _is_outage(error, is_running):
-    """Returns None if undecided."""
+    `is_running`: See `classify`.
+    """
     classes = {one.__name__ for one in type(error).__mro__}
     if isinstance(error, gzip.BadGzipFile):
         return False

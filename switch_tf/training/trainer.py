@@ -10,7 +10,7 @@ import keras
 from switch_tf import data, metrics
 from switch_tf.checkpoints import best, continuation, folders, run_config, tensors
 from switch_tf.checkpoints.checkpointer import Checkpointer
-from switch_tf.checkpoints.run_folder import RunFolder
+from switch_tf.checkpoints.run_folder import CONFIGURATION, RunFolder
 from switch_tf.configs import policies
 from switch_tf.configs.run import Run, StepSettings, check_periods
 from switch_tf.data import task_catalog, vocabularies
@@ -26,6 +26,7 @@ from switch_tf.reporting import summaries
 from switch_tf.storage import whole_file
 from switch_tf.training import processes, train_step
 from switch_tf.training.loop import State, Training
+from switch_tf.training.speed import Clock
 from switch_tf.training.train_step import check_division, check_trainable
 
 _KINDS = {"model": SwitchTransformer, "optimizer": keras.optimizers.Optimizer, "run": Run,
@@ -98,16 +99,19 @@ class Trainer:
             data.examples(held_out, 1)  # reads the texts; a cache has none
             check_decodes(config)
 
-    def start(self, operative_config: str = "", progress: summaries.Progress | None = None) -> Training:
+    def start(self, operative_config: str = "", progress: summaries.Progress | None = None,
+              clock: Clock | None = None) -> Training:
         """Locks the run folder and prepares the next step. May be called once.
 
         Args:
             operative_config: Resolved configuration, written into the run folder.
+            clock: Of the process. Defaults to a new one.
 
         Raises:
             Refusal: The folder is locked, or its checkpoints or another process have a different configuration.
         """
-        run, partitioner = self.run, self.partitioner
+        run, partitioner, clock = self.run, self.partitioner, clock or Clock()
+        clock.enter("start/build")
         lines = [line for line in operative_config.splitlines() if not line.startswith("#")]
         processes.agree(partitioner, {**self.configuration, "layout": dataclasses.asdict(partitioner.layout),
                                       "MODEL_DIR": str(run.model_dir), "the gin configuration": lines})
@@ -115,23 +119,24 @@ class Trainer:
         partitioner.barrier()  # until the folder is tidied up
         progress = progress or summaries.Progress(run.train_steps, is_shown=partitioner.is_chief)
         try:
-            state = self._prepare(folder, progress.say)
+            state = self._prepare(folder, progress.say, clock)
             if partitioner.is_chief:
                 # Only now is this configuration known to match the folder.
                 if operative_config:
-                    folder.write_configuration(operative_config)
+                    whole_file.write_whole(folder.path / CONFIGURATION, operative_config)
                 folder.remove_end()
                 keep_config(folder.path, self.model, run, self._activation_dtype, progress.say)
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
             progress.resume(state.step)
-            return Training(state, run, self.step_settings, self.objective, partitioner, folder, progress)
+            return Training(state, run, self.step_settings, self.objective, partitioner, folder, progress,
+                            clock)
         except BaseException:
             progress.close()
             folder.discard()
             raise
 
-    def _prepare(self, folder, say):
+    def _prepare(self, folder, say, clock):
         model, optimizer, run, settings, partitioner = (self.model, self.optimizer, self.run, self.step_settings,
                                                         self.partitioner)
         keras.utils.set_random_seed(run.seed)
@@ -148,17 +153,19 @@ class Trainer:
         if not self._goes_on and run.cache_parts == 1 and sum(end - first for first, end in rows) < run.batch_size:
             say("every process reads the whole batch; with "
                 f"CACHE_PARTS={run.batch_size // (rows[0][1] - rows[0][0])} each would read its own rows")
-        batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed),
-                                   settings.steps_per_call, rows, self.objective.added_features())
+        with clock.counting("start/data"):
+            batches = data.get_batches(data.description_of_data(run, model.config, "train", run.seed),
+                                       settings.steps_per_call, rows, self.objective.added_features())
         checkpointer = Checkpointer(folder.checkpoints, tensors.state_variables(model, optimizer), batches, partitioner,
                                     run.keep_checkpoints, run.keep_every, self.configuration)
         state = State(model, optimizer, batches, checkpointer)
-        if not _resume(state, run, folder, self.configuration, say):
-            if self._goes_on:
-                raise Refusal(f"The checkpoints of {run.model_dir} were removed while this run started; start it "
-                              "again.")
-            if self._initial is not None:
-                _start(state, run, _opened(self._initial), say)
+        with clock.counting("start/restore"):
+            if not _resume(state, run, folder, self.configuration, say):
+                if self._goes_on:
+                    raise Refusal(f"The checkpoints of {run.model_dir} were removed while this run started; start it "
+                                  "again.")
+                if self._initial is not None:
+                    _start(state, run, _opened(self._initial), say)
         return state
 
     def train(self, operative_config: str = "") -> dict:

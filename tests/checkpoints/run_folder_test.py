@@ -13,7 +13,7 @@ import pytest
 from switch_tf.checkpoints import folders, run_folder
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.refusals import Refusal
-from switch_tf.storage import lock, places
+from switch_tf.storage import json_lines, lock, places
 
 
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
@@ -50,6 +50,24 @@ def test_the_last_training_line_of_a_run_that_ended_between_two_logged_steps_is_
     assert folder.metrics.read_text().splitlines() == lines[:2]
 
 
+def test_the_seconds_of_cut_lines_stay_and_those_of_later_steps_are_redone(tmp_path):
+    folder = RunFolder(tmp_path)
+    lines = [{"step": 0, "seconds/start/import": 2.0}, {"step": 10, "train/loss": 1.0, "seconds/steps": 8.0},
+             {"step": 15, "train/loss": 1.0, "seconds/steps": 4.0, "seconds/input": None},  # between two logged ones
+             {"step": 15, "seconds/save": 0.5}, {"step": 20, "train/loss": 1.0, "seconds/steps": 5.0},
+             {"step": 20, "eval/task/loss": 1.0, "seconds/evaluate": 3.0}]
+    json_lines.append(folder.metrics, lines)
+    folder.cut_metrics(15, ends_between=True)
+    cut = [record for _, record in run_folder.records_of(folder.metrics)]
+    assert cut == [lines[0], lines[1], lines[3],
+                   {"step": 15, "seconds/steps": 4.0, "seconds/input": 0, "seconds/redone": 8.0}]
+    folder.cut_metrics(15, ends_between=True)
+    assert [record for _, record in run_folder.records_of(folder.metrics)] == cut  # a kill at once loses nothing
+    folder.cut_metrics(-1)  # no checkpoint is left
+    assert [record for _, record in run_folder.records_of(folder.metrics)] == [
+        {"step": 0, "seconds/start/import": 2.0, "seconds/redone": 20.5}]
+
+
 def test_unfinished_checkpoints_are_removed(tmp_path):
     unfinished = tmp_path / "checkpoints" / "tmp.step_00000005"
     unfinished.mkdir(parents=True)
@@ -61,6 +79,7 @@ def test_unfinished_checkpoints_are_removed(tmp_path):
 @pytest.mark.parametrize("bad", [b"\xff\xfe\x00", b"[]", b'{"step": -5}', b'{"step": 1', b"[" * 100_000,
                                  b'{"step": 1%s}' % (b"0" * 400), b'{"step": 5, "train/loss": 1%s}' % (b"0" * 400),
                                  b'{"step": 5, "train/loss": [2.0]}', b'{"step": 5, "eval/t/loss": "2.0"}',
+                                 b'{"step": 5, "seconds/steps": "2"}',
                                  b'{"step": 5, "router/encoder/layers_1/expert_load": 0.5}',
                                  b'{"step": 5, "router/encoder/layers_1/expert_load": ["a"]}',
                                  b'{"step": 5, "router/encoder/layers_1/router_entropy": [0.5, 0.5]}'])

@@ -49,8 +49,9 @@ def compare(folder, call):
 def losses(folder, variant, seed=0):
     """Returns the logged steps of a run without their times."""
     lines = (folder / "out" / variant / f"seed_{seed}" / "metrics.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if "second" not in name and "input_wait" not in
-             name and "utilization" not in name} for line in lines]
+    lines = [{name: value for name, value in json.loads(line).items() if "second" not in name and "input_wait" not in
+              name and "utilization" not in name} for line in lines]
+    return [line for line in lines if len(line) > 1]
 
 
 @pytest.mark.slow

@@ -280,6 +280,10 @@ MUTANTS = (
     Mutant("checkpoints/checkpointer.py", "if step == self._unsaved:", "if False:",
            ("tests/training/trainer_test.py",)),
     Mutant("training/loop.py", "if is_last and not is_earlier:", "if False:", ("tests/training/trainer_test.py",)),
+    Mutant("training/speed.py", "new = self.read() - self._taken", "new = self.read()",
+           ("tests/training/meter_test.py",)),
+    Mutant("checkpoints/run_folder.py", "else REDONE] += value or 0", "else name] += value or 0",
+           ("tests/checkpoints/run_folder_test.py",)),
     Mutant("training/speed.py", "_FIRST_CALL = 2", "_FIRST_CALL = 1", ("tests/training/profiling_test.py",)),
     # Writes of a suspended process, and files of other people.
     Mutant("storage/places.py", "content, if_equal=generation)", "content)", LOCK),

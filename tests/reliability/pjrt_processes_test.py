@@ -111,7 +111,7 @@ def _train(folder, *arguments):
 def _losses(folder):
     path = folder / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-    return {line["step"]: line["train/loss"] for line in lines}
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
 def _kill_one(folder, after, *arguments):

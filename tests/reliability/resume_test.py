@@ -44,23 +44,31 @@ def _start(folder, run, steps=STEPS, program=("-m", "switch_tf.cli")):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The folder of a run that nobody stops, its summary, and what it told."""
+    """The folder of a run that nobody stops, its summary, what it told, and how many seconds it took."""
     folder = tmp_path_factory.mktemp("straight")
+    started = time.monotonic()
     process = _start(folder, "run")
     out, err = process.communicate()
     assert process.returncode == 0, err
-    return folder / "run", json.loads(out.splitlines()[-1]), err
+    return folder / "run", json.loads(out.splitlines()[-1]), err, time.monotonic() - started
 
 
 @pytest.mark.slow
 def test_the_shortest_real_run_learns_and_reports(straight):
-    run, summary, told = straight
+    run, summary, told, elapsed = straight
     assert "what the model fills in: [model | truth]" in told and re.search(r"^2\. .*\S", told, re.MULTILINE)
     loss = summary["eval/docs_corpus_span_corruption/loss"]
     assert summary["step"] == STEPS
     assert loss["last"] < 0.8 * loss["first"]
     assert {"operative_config.gin", "checkpoints", "events", "metrics.jsonl", "report.html", "loss.png"} <= set(
         os.listdir(run))
+    (start,) = [line for line in _lines_so_far(run) if "seconds/start/first_step" in line]
+    assert {f"seconds/{cause}" for cause in ("start/import", "start/devices", "start/data", "start/build", "evaluate",
+                                             "compile")} < start.keys()
+    assert start["step"] == 0 and "First step after " in told
+    # The report is written, and examples are shown, after the last line.
+    assert 0.5 * elapsed < sum(summary["time"].values()) < elapsed
+    assert summary["time"].keys() == {"start", "compile", "input", "evaluate", "save", "steps", "log"}
 
 
 @pytest.mark.exhaustive  # `make faults` kills more often

@@ -59,4 +59,6 @@ class Process:
 def lines_of(run: Any) -> list[dict]:
     """Returns what a run has logged, without what a clock measured."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith(_CLOCKS)} for line in lines]
+    lines = [{name: value for name, value in line.items() if not name.endswith(_CLOCKS)
+              and not name.startswith("seconds/")} for line in lines]
+    return [line for line in lines if len(line) > 1]

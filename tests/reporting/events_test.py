@@ -33,7 +33,7 @@ def folder(tmp_path):
 def test_training_and_evaluations_have_equal_tags_in_folders_of_their_own(folder):
     events = Writer(folder)
     events.write(0, EVALUATION)
-    events.write(10, {"train/loss": 4.5, "train/cross_entropy": 4.25, "train/accuracy": 0.5})
+    events.write(10, {"train/loss": 4.5, "train/cross_entropy": 4.25, "train/accuracy": 0.5, "seconds/steps": 1.0})
     events.close()
     train, held_out = (scalars(read(folder.path / "events" / kind)) for kind in ("train", "eval"))
     assert train == {"loss": [(10, 4.5)], "cross_entropy": [(10, 4.25)], "accuracy": [(10, 0.5)]}
@@ -56,7 +56,7 @@ def test_the_configuration_is_text_and_an_older_runs_files_stay(folder):
     old = folder.path / "events"
     old.mkdir()
     (old / "events.out.tfevents.1").write_bytes(b"")
-    folder.write_configuration("SEED = 1\nBATCH_SIZE = 8\n")
+    (folder.path / run_folder.CONFIGURATION).write_text("SEED = 1\nBATCH_SIZE = 8\n")
     events = Writer(folder)
     for step in (5, 6):
         events.write(step, {"train/loss": 1.0})

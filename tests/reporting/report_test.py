@@ -81,6 +81,21 @@ def test_odd_names_and_numbers_of_experts_cost_no_picture(tmp_path):
     assert (tmp_path / "report.html").is_file()
 
 
+def test_the_time_of_all_processes_is_summed_by_cause(tmp_path):
+    lines = [{"step": 0, "seconds/start/import": 5.0, "seconds/compile": 20.0}, {"step": 5, "seconds/steps": 60.0},
+             {"step": 5, "seconds/start/import": 4.0, "seconds/start/data": 1.0, "seconds/redone": 10.0},
+             {"step": 9, "seconds/steps": 1e300, "seconds/save": -2.0}, {"step": 10, "seconds/save": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = report.read_metrics(tmp_path)
+    assert report.time_by_cause(records[:3]) == {"steps": 60.0, "compile": 20.0, "start": 10.0, "redone": 10.0}
+    text = "100 s: steps 60.0%, compile 20.0%, start 10.0%, redone 10.0%"
+    assert f"\ntime: {text}\n" in report.describe_summary(report.summarize(tmp_path, records[:3]))
+    (axes,) = report._bars(report.time_by_cause(records[:3])).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == text.split(": ")[1].split(", ")
+    report.write(tmp_path)  # numbers that no run has cost no picture
+    assert (tmp_path / "report.html").read_text().count("<img") == 4
+
+
 def test_the_best_is_the_lowest_where_the_metric_says_so(tmp_path):
     lines = [{"step": step, "eval/t/error_share": value, "eval/t/min_edit": value, "eval/t/f1": value,
               "lower_is_better": {"eval/t/error_share": True}}

@@ -8,6 +8,7 @@ import pytest
 from switch_tf.checkpoints import folders
 from switch_tf.checkpoints.run_folder import RunFolder
 from switch_tf.storage import leftovers
+from switch_tf.storage.whole_file import write_whole
 
 
 def _leave(folder, *names):
@@ -54,7 +55,7 @@ def test_another_thing_by_the_name_of_a_file_makes_room_for_it(tmp_path, capsys,
     assert (aside.is_symlink() or aside.exists()) and f"{path} is no file, so it is kept as {aside}" in (
         capsys.readouterr().err)
     folder.cut_metrics(1)
-    folder.write_configuration("# x")
+    write_whole(tmp_path / "operative_config.gin", "# x")
     folder.write_end(1, "x")
     folders.set_best(folder.checkpoints, step=1, metric="eval/x/loss", value=1.0)
 

@@ -36,11 +36,11 @@ def test_a_tpu_of_an_unknown_type_is_never_measured(monkeypatch):
     _measures(monkeypatch)  # would find no rate
     found = Peak("bfloat16", 8)
     assert found.flops(used=1e15) is None
-    meter = Meter(1e9, found)
-    meter.restart()
-    meter.add(1, 10, 0.0)
-    with meter.paused():
-        speeds = meter.read()
+    clock = speed.Clock()
+    meter = Meter(1e9, found, clock)
+    with clock.counting("steps"):
+        meter.add(1, 10)
+    speeds = meter.read()
     assert "tokens_per_second" in speeds and "model_flops_utilization" not in speeds
 
 

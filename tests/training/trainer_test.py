@@ -22,7 +22,7 @@ from switch_tf.partitioning.partitioner import Partitioner
 from switch_tf.refusals import Outage, Refusal
 from switch_tf.reporting import report
 from switch_tf.storage import places
-from switch_tf.training import loop, train_step, trainer
+from switch_tf.training import loop, stopping, train_step, trainer
 from switch_tf.training.trainer import Trainer
 
 
@@ -111,6 +111,44 @@ def test_a_run_writes_what_the_documentation_promises(straight, timed):
     assert summary["interrupted"] is False
 
 
+def test_the_time_to_the_first_step_has_no_gap_and_a_resumed_run_counts_what_was_lost(tiny_config, run, straight,
+                                                                                      capfd):
+    run = dataclasses.replace(run, eval_period=4, checkpoint_period=4, log_period=3)
+
+    def fail(step, batches):
+        if step == 5:
+            raise OSError("The disk is full.")
+
+    trainer = Trainer(SwitchTransformer(tiny_config), Adafactor(0.01), run)
+    started = time.perf_counter()
+    with pytest.raises(OSError, match="disk is full"), trainer.start() as training:
+        training.advance(1)
+        elapsed = time.perf_counter() - started
+        training.advance(4)
+        time.sleep(5)  # the turn of another run
+        training.advance(6, look_at=fail)
+    lines = _lines(run)
+    (evaluated, first), rest = lines[:2], lines[2:]
+    assert evaluated.keys() >= {"eval/sentences/loss"} and not any(name.startswith("seconds/") for name in evaluated)
+    causes = {"seconds/evaluate", "seconds/compile", "seconds/start/build", "seconds/start/data",
+              "seconds/start/first_step"}
+    assert causes < first.keys() <= causes | {"step", "seconds/input", "seconds/start/restore"}
+    assert first["step"] == 0 and sum(first.values()) == pytest.approx(elapsed, abs=0.1)
+    told = re.search(r"First step after ([\d.]+) s: compile [\d.]+, .*build [\d.]+.*\.\n", capfd.readouterr().err)
+    assert float(told[1]) == pytest.approx(elapsed, abs=0.2)
+    assert [line["step"] for line in rest] == [3, 4, 4]
+    for line, name in zip(rest, ("train/loss", "seconds/steps", "eval/sentences/loss"), strict=True):
+        assert name in line
+    assert "seconds/steps" in rest[0] and "seconds/evaluate" in rest[2]
+    assert sum(line[name] for line in rest for name in line if name.startswith("seconds/")) < 5
+
+    lines.append({"step": 6, "seconds/steps": 8.0, "seconds/input": 1.0})
+    (pathlib.Path(run.model_dir) / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with _start(tiny_config, run) as training:
+        assert training.state.step == 4
+    assert _lines(run) == [*lines[:-1], {"step": 4, "seconds/redone": 9.0}]
+
+
 def _start(config, run):
     return Trainer(SwitchTransformer(config), Adafactor(0.01), run).start()
 
@@ -150,7 +188,7 @@ def test_a_run_that_is_told_to_stop_logs_and_saves_and_the_next_start_goes_on_in
 @pytest.mark.slow
 def test_a_signal_while_a_batch_is_awaited_saves_the_step_that_was_reached(tiny_config, run, straight, monkeypatch,
                                                                            capfd):
-    monkeypatch.setattr(loop, "_GRACE", 0.2)
+    monkeypatch.setattr(stopping, "GRACE", 0.2)
     is_awaited, never = threading.Event(), threading.Event()
 
     def read():
@@ -391,7 +429,7 @@ def test_a_run_whose_folder_is_removed_ends_with_an_error_and_leaves_nothing(tin
 
 def test_an_error_after_a_signal_is_why_a_run_ended(tiny_config, finished):
     with pytest.raises(OSError, match="disk is full"), _start(tiny_config, finished) as training:
-        training._stopped_by = "SIGTERM"
+        training._requests.stopped_by = "SIGTERM"
         raise OSError("The disk is full.")
     assert run_folder.end_of(pathlib.Path(finished.model_dir)) == "The disk is full."
 
