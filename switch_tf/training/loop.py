@@ -266,7 +266,7 @@ class Training:
             reason = f"stopped by {self._requests.stopped_by}"
         elif self._is_finished:
             reason = self._patience_reason or (f"TRAIN_STEPS is {self.run.train_steps}"
-                                          if self.state.step >= self.run.train_steps else "its program finished it")
+                                               if self.state.step >= self.run.train_steps else "its program finished it")
         else:
             reason = "its program closed it"
         self.folder.write_end(self.state.step, reason)

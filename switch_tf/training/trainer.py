@@ -129,8 +129,7 @@ class Trainer:
                 folder.cut_metrics(state.step if state.step else -1,
                                    ends_between=state.sums is not None and state.step < run.train_steps)
             progress.resume(state.step)
-            return Training(state, run, self.step_settings, self.objective, partitioner, folder, progress,
-                            clock)
+            return Training(state, run, self.step_settings, self.objective, partitioner, folder, progress, clock)
         except BaseException:
             progress.close()
             folder.discard()
