@@ -53,7 +53,7 @@ def _decoding_arguments(answers=True):
         count("--devices", "with --backend pjrt: virtual devices to make of this machine's CPU",
               goes_with="--backend=pjrt; otherwise one device answers."))
     return (
-        *options.run_options(is_required=answers),
+        *options.RUN,
         option("--step",
                "a step, the best one by the run's BEST_METRIC, or the newest (default)", "N|best|last", default="last"),
         option("--raw", "read texts as they are: without the task's prefix, and <extra_id_0> as a gap",

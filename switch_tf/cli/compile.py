@@ -30,9 +30,10 @@ switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c
 """
 COMPILE_ARGUMENTS = (
     *options.GIN,
+    *options.run_macros(),
     option("--topology",
            "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, tpu7x:2x2x1 ...; or GPUs: h100:8, a "
-           "server of 8, h100:2x8, two of them, and a100 and h200", "NAME", required=True),
+           "server of 8, h100:2x8, two of them, and a100 and h200; also v5litepod-8 and a100-80gb:8", "NAME", required=True),
     option("--full", "compile all layers; otherwise two shallow depths, from which the rest is extrapolated"),
     option("--save",
            "keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto", "FOLDER"),
@@ -145,6 +146,7 @@ switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data
 """
 VERIFY_LAYOUT_ARGUMENTS = (
     *options.GIN,
+    *options.run_macros("steps"),
     *options.device_options(8),
     count("--steps", "training steps to compare (default 3)", 3),
 )

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import switch_tf
 from switch_tf import checks, environment
 from switch_tf.cli.parser import Parser, option
 from switch_tf.configs.choices import check_choice, nearest
@@ -115,6 +116,7 @@ def _main(argv):
 def _parse(argv):
     if not argv or argv[0] not in COMMANDS:
         parser = Parser(prog="switch-tf", description="Switch Transformers in TensorFlow and Keras 3.")
+        parser.add_argument("--version", action="version", version=f"switch-tf {switch_tf.__version__}")
         commands = parser.add_subparsers(required=True, metavar="COMMAND")
         for name, summary in COMMANDS.items():
             commands.add_parser(name, help=summary)
@@ -141,7 +143,11 @@ def _parse(argv):
         flag = word.partition("=")[0]
         if flag.startswith("--") and not any(known.startswith(flag) for known in parser._option_string_actions):
             parser.error(f"unrecognized arguments: {word}")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_intermixed_args(words)
+    if getattr(arguments, "run", "") is None and arguments.names:
+        arguments.run, *arguments.names = arguments.names
+    if getattr(arguments, "run", "") is None and name != "export":
+        parser.error(f"name the run folder, as in: switch-tf {name} runs/first")
     if behind and name != "cache":
         parser.error(f"the command {name} takes nothing behind --, but was given {behind[0]}")
     arguments.beam_flags = behind
@@ -169,4 +175,8 @@ def _parse(argv):
     arguments.gin_bindings = [word.removeprefix("--gin.") for word in bindings]
     if getattr(arguments, "backend", None) is not None:
         arguments.gin_bindings.append(f"Layout.backend={arguments.backend!r}")
+    if hasattr(arguments, "gin_file"):
+        from switch_tf.cli import options  # not lazily: `--help` of all commands needs no gin
+
+        options.expand(arguments)
     return arguments

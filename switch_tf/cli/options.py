@@ -1,7 +1,10 @@
 """Arguments that several commands share."""
 
 import contextlib
+import itertools
 import pathlib
+import re
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,14 +15,14 @@ from switch_tf import checks
 from switch_tf.checkpoints import folders, run_config
 from switch_tf.checkpoints.run_folder import CONFIGURATION
 from switch_tf.cli.parser import count, option
-from switch_tf.configs import experiment, gin_syntax, parts
+from switch_tf.configs import experiment, gin_syntax, parts, shipped_gin
 from switch_tf.configs.choices import nearest
 from switch_tf.configs.experiment import Experiment
 from switch_tf.configs.switch_config import SwitchConfig
 from switch_tf.installation import quiet
 from switch_tf.partitioning.layout import BACKENDS
 from switch_tf.refusals import Refusal
-from switch_tf.storage import lock, places
+from switch_tf.storage import lock, outputs, places
 
 with epy.lazy_imports():  # imports TensorFlow
     from switch_tf import experiments
@@ -29,17 +32,84 @@ with epy.lazy_imports():  # imports TensorFlow
 
 # `main` takes `--gin.NAME=VALUE`.
 GIN = (
+    option("names",
+           "shipped gin files by name, such as switch_tiny docs_corpus expert, and files of your own; a run without a "
+           "file of gin/runs is pretrain", "NAME", nargs="*", default=[]),
     option("--gin_file",
            "gin file, repeatable; the one given last wins. Shipped files such as gin/models/switch_tiny.gin are found "
            "from any folder", "FILE", action="append", default=[]),
     option("--gin_search_paths",
            "folders to look for gin files in, separated by commas, before the shipped ones", "FOLDERS", default=""),
-    "--gin.NAME=VALUE overrides a macro or a parameter; text needs quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\".",
+    "--gin.NAME=VALUE overrides a macro or a parameter. VALUE is gin syntax, or else text: --gin.MODEL_DIR=runs/x.",
 )
+_ROOMS = ("models", "tasks", "runs", "layouts")  # read in this order
+# Option -> (macro, metavar, help).
+_MACROS = {
+    "model_dir": ("MODEL_DIR", "FOLDER", "the run folder; the same command resumes its run"),
+    "steps": ("TRAIN_STEPS", "N", "last training step"),
+    "batch_size": ("BATCH_SIZE", "N", "sequences of a batch"),
+    "train_files": ("TRAIN_FILES", "FILES", "your texts: a path, a glob or a list; for own_text and text_files"),
+    "vocabulary": ("VOCABULARY", "NAME_OR_FILE", "bytes, docs_corpus, t5, mt5 or a SentencePiece model"),
+    "initial_checkpoint": ("INITIAL_CHECKPOINT", "RUN", "weights to start from"),
+    "learning_rate": ("LEARNING_RATE", "RATE", "a number instead of the schedule"),
+    "num_experts": ("NUM_EXPERTS", "N", "experts of each sparse layer"),
+    "mesh_shape": ("MESH_SHAPE", "MESH", "sizes of the layout's axes, such as data=4,model=2"),
+    "seed": ("SEED", "N", "of weights, data and dropout"),
+}
 OUTPUT = option("--output", "a new or empty folder", "FOLDER", required=True)
 TRUST = option("--trust",
                "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
                "program", goes_with="--run; a saved model has no gin file.")
+
+
+def run_macros(*left_out: str) -> tuple:
+    """Declares `--task`, a further NAME, and options for frequent macros. `expand` reads them."""
+    return (option("--task", "one more NAME, such as docs_corpus", "NAME"),
+            *(option(f"--{name}", f"{macro}: {meaning}", metavar, dest=macro)
+              for name, (macro, metavar, meaning) in _MACROS.items() if name not in left_out))
+
+
+def expand(arguments: Namespace) -> None:
+    """Turns names and options for macros into gin files and bindings, and prints the result.
+
+    Raises:
+        Refusal: A name is unknown, or two files would set the same part of a run.
+    """
+    bindings = [f"{macro}={value}" for macro, value in vars(arguments).items() if macro.isupper() and value is not None]
+    names = [*arguments.names, *filter(None, [getattr(arguments, "task", None)])]
+    if arguments.command == "cache" and arguments.teacher and arguments.name:
+        names, arguments.name = [arguments.name, *names], None
+    if not names and not bindings:
+        return
+    is_comparison, shipped = arguments.command == "compare", shipped_gin.names()
+    chosen: dict[str, list[str]] = {room: [] for room in ("comparisons", *_ROOMS, "own")}
+    for name in names:
+        file = name if name.endswith(".gin") else shipped_gin.find(
+            name, ("comparisons", "models", "tasks", "layouts") if is_comparison else _ROOMS)
+        chosen[file.split("/")[1] if file in shipped else "own"].append(file)
+    own = [*chosen.pop("own"), *arguments.gin_file]
+    if names and arguments.command in ("train", "compile", "verify-layout") and not chosen["runs"] and (
+            ("", parts.TRAINER) not in gin_syntax.read(own, search_paths=arguments.gin_search_paths).bound):
+        chosen["runs"] = ["gin/runs/pretrain.gin"]
+    for room, files in chosen.items():
+        if len(files) > 1 and not (is_comparison and room == "models"):
+            raise Refusal(f"A run has one file of gin/{room}, not {' and '.join(files)}; leave out all but one.")
+        for file in files if room in ("comparisons", "runs") else ():
+            text = (shipped_gin.folder() / file).read_text()
+            has = _ROOMS if is_comparison else re.findall(r"^include 'gin/(models|tasks)/", text, re.MULTILINE)
+            if second := [*itertools.chain(*(chosen[kind] for kind in has if kind != room))]:
+                raise Refusal(f"{file} makes this choice itself: leave out {second[0]}, or give both with --gin_file, "
+                              "where the last one wins.")
+    if is_comparison and chosen["models"]:
+        bindings = [f"VARIANTS={ {shipped_gin.stem(file): [file] for file in chosen.pop('models')} }", *(
+            f"{room.upper()[:-1]}={file}" for room in ("tasks", "layouts", "runs") for file in chosen.pop(room)),
+            *bindings]
+        chosen["comparisons"] = ["gin/comparisons/models.gin"]
+    arguments.gin_file = [*itertools.chain(*chosen.values()), *own]
+    arguments.gin_bindings = [*bindings, *arguments.gin_bindings]
+    if getattr(arguments, "processes", 1) == 1:  # otherwise the first of them prints it
+        words = [*map("--gin_file={}".format, arguments.gin_file), *map("--gin.{}".format, arguments.gin_bindings)]
+        outputs.say("This stands for:" + "".join(f"\n  {shlex.quote(word)}" for word in words))
 
 
 def device_options(num_devices: int | None = None, goes_with: str = "") -> tuple:
@@ -94,10 +164,8 @@ def read_model(arguments: Namespace) -> tuple[SwitchConfig, Any]:
     return gin.part(parts.CONFIG).make(), gin.part(parts.LAYOUT).make() if parts.LAYOUT in bound else None
 
 
-def run_options(is_required: bool = True) -> tuple:
-    """Declares the run, and the gin arguments that change its configuration."""
-    return (*GIN, option("--run", "a run folder, whose own configuration is used", "FOLDER", required=is_required),
-            TRUST)
+# The run, and the gin arguments that change its configuration.
+RUN = (*GIN, option("--run", "a run folder, whose own configuration is used; or the first NAME", "FOLDER"), TRUST)
 
 
 def folder_of(arguments: Namespace) -> pathlib.Path:
@@ -106,7 +174,7 @@ def folder_of(arguments: Namespace) -> pathlib.Path:
     if not (folder / CONFIGURATION).is_file() and not run_config.is_in(folder):
         if (folder / folders.DESCRIPTION).is_file():
             run = folders.run_folder_of(folder)
-            way_on = (f"holds weights alone; train from them, with --gin.INITIAL_CHECKPOINT=\"'{folder}'\""
+            way_on = (f"holds weights alone; train from them, with --initial_checkpoint={folder}"
                       if run == folder else f"is a checkpoint of one; give --run={run}, and --step to choose one")
             raise Refusal(f"--run must name a run folder, which holds {CONFIGURATION}, and {folder} {way_on}.")
         runs = ([str(file.parent) for file in folder.parent.glob(f"*/{CONFIGURATION}")] if places.is_local(folder)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from switch_tf.configs import shipped_gin
-from switch_tf.configs.choices import nearest
 from switch_tf.statuses import REFUSED
 
 
@@ -16,15 +15,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (?:--)?([\w./-]+)", message)
         macro = unknown and unknown[1].upper()
-        if unknown and unknown[1].endswith(".gin"):
-            message += f". A gin file is given as --gin_file={unknown[1]}"
-        elif macro == "MODEL_DIR" and "--run" in self._option_string_actions:
+        if macro == "MODEL_DIR" and "--run" in self._option_string_actions:
             message += ". The folder of a finished run is given as --run"
-        elif unknown and macro not in shipped_gin.macros():
-            message += f".{nearest(f'--{unknown[1]}', self._option_string_actions)}"
-        elif macro:
-            message += (f". {macro} is a macro of the gin files: --gin.{macro}=VALUE, where text needs quotes within "
-                        "quotes, as in --gin.MODEL_DIR=\"'runs/x'\"")
+        elif macro in shipped_gin.macros():
+            message += f". {macro} is a macro of the gin files: --gin.{macro}=VALUE"
+        elif unknown:
+            message += f".{shipped_gin.hint(f'--{unknown[1]}', self._option_string_actions)}"
         self.exit(REFUSED, f"{self.prog}: {message}\n")  # argparse's usage would hide it
 
 

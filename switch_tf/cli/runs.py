@@ -40,6 +40,7 @@ switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_
 """
 TRAIN_ARGUMENTS = (
     *options.GIN,
+    *options.run_macros(),
     *options.device_options(),
     option("--processes",
            "processes to start on this machine, which train together on the --devices; on several machines set "
@@ -88,6 +89,7 @@ switch-tf compare --runs runs/dense runs/sparse --output runs/report
 """
 COMPARE_ARGUMENTS = (
     *options.GIN,
+    *options.run_macros("seed"),
     option("--runs", "train nothing, and compare these run folders, or all runs of a comparison's folder",
            "FOLDER", nargs="+", default=[]),
     option("--output", "where the report on --runs goes (default: the folder 'comparison')", "FOLDER",
@@ -131,8 +133,8 @@ def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
     """Returns the Comparison, and the command line's bindings for every variant. Needs no TensorFlow."""
     files, paths = arguments.gin_file, arguments.gin_search_paths
     if not files:
-        raise Refusal("A comparison is described by a gin file: --gin_file=gin/comparisons/demo.gin; or give run "
-                      "folders with --runs.")
+        raise Refusal("Name what to compare: models and a task, as in `switch-tf compare switch_tiny t5_tiny --task "
+                      "docs_corpus`, a file of gin/comparisons such as demo, or run folders with --runs.")
     said = gin_syntax.read(files, search_paths=paths)
     comparison_bindings, variant_bindings = [], []
     for binding in arguments.gin_bindings:
@@ -171,7 +173,7 @@ switch-tf eval --run runs/first --step best
 switch-tf eval --run runs/first --follow
 """
 EVAL_ARGUMENTS = (
-    *options.run_options(),
+    *options.RUN,
     option("--step", "a step, the best one by the run's BEST_METRIC, the newest (default) or each of them",
            "N|best|last|all", default="last"),
     option("--split", "of the tasks (default validation)", "NAME", default="validation"),

@@ -50,7 +50,8 @@ def run_tasks(arguments: Namespace) -> tuple[dict, str]:
             raise Refusal("--gin.NAME=VALUE changes what gin files say: name a task, or give a --gin_file.")
         listing = _list(arguments)
         return listing, task_catalog.describe_all(**listing)
-    name, (files, said) = arguments.name, _apply_files(arguments)
+    files, said = _apply_files(arguments)
+    name = arguments.name or said.macro("MIXTURE_OR_TASK_NAME")
     lengths = said.macro("TASK_FEATURE_LENGTHS")
     if not lengths:
         raise Refusal(f"{' and '.join(files)} set no TASK_FEATURE_LENGTHS, the tokens of inputs and targets. Give the "
@@ -91,10 +92,8 @@ def _read_files(files=None, search_paths=""):
 
     By default of the shipped files.
     """
-    folder, tasks = shipped_gin.folder(), {}
-    if files is None:
-        files = sorted(str(path.relative_to(folder)) for path in folder.glob("gin/tasks/*.gin"))
-    for file in files:
+    tasks = {}
+    for file in shipped_gin.names("tasks") if files is None else files:
         said = gin_syntax.read([file], search_paths=search_paths).check_names()
         task = said.macros.get("MIXTURE_OR_TASK_NAME")
         tasks[file] = task if isinstance(task, str) else None, said.required()
@@ -114,11 +113,12 @@ def _apply_files(arguments):
     """Registers the task of the gin files, or of the shipped file for `name`. Returns the files and their content."""
     files, name = arguments.gin_file, arguments.name
     if not files:
-        file = _file_of(name, _read_files())
-        if not file:
+        shipped = _read_files()
+        file = _file_of(name, shipped) or f"gin/tasks/{name}.gin"
+        if file not in shipped:
             raise Refusal(f"No shipped task or mixture is called {name!r}.{nearest(name, names.task_names())} "
                           "`switch-tf tasks` lists them; one of your own needs its --gin_file.")
-        files = [file]
+        files, arguments.name = [file], name if _file_of(name, shipped) else None
     quiet.expect_tensorflow()
     said = gin_syntax.read(files, arguments.gin_bindings, arguments.gin_search_paths).check(is_whole=False)
     quiet.import_tensorflow()

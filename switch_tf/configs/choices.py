@@ -46,7 +46,8 @@ def check(name: str, value: Any, rule: Any) -> Any:
     """
     match rule:
         case int():
-            return checks.integer(name, value, rule)
+            is_whole = isinstance(value, float) and value.is_integer()  # TRAIN_STEPS=1e6
+            return checks.integer(name, int(value) if is_whole else value, rule)
         case str():
             return checks.number(name, value, rule)
         case tuple():
@@ -70,7 +71,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise Refusal(f"{name} must be one of {listed}, not {checks.shown(value)}.{nearest(value, choices)}")
 
 
-def nearest(word: str | int, choices: Iterable[str]) -> str:
+def nearest(word: str | int, choices: Iterable[str], likeness: float = 0.6) -> str:
     """Returns a sentence that suggests the choice most like `word`, or ""."""
-    matches = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=likeness)
     return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -38,6 +38,7 @@ _PROVIDERS = {"MIXTURE_OR_TASK_NAME": "a task file: --gin_file=gin/tasks/docs_co
               "NUM_EXPERTS": "a model file: --gin_file=gin/models/switch_tiny.gin"}
 # Read without a reference.
 _STARTS = {parts.TRAINER, parts.PARTITIONER, parts.COMPARISON}
+_SIGNS = "@%[({'\""  # with which a value of gin syntax begins, unless it is a number or True, False or None
 _MISTAKES = (OSError, ValueError, TypeError, AttributeError, ImportError, NameError, RuntimeError)
 
 
@@ -220,24 +221,32 @@ class Gin:
             raise Refusal(f"{included_from[-1]} includes {file!r}, which is neither here nor among the shipped files. "
                           "Name its folder with --gin_search_paths.")
         if path is None:
-            shipped = [str(path.relative_to(shipped_gin.folder())) for path in shipped_gin.folder().glob("gin/*/*.gin")]
-            raise Refusal(f"There is no gin file {file!r} here or among the shipped ones.{nearest(file, shipped)}")
+            raise Refusal(f"There is no gin file {file!r} here or among the shipped ones."
+                          f"{nearest(file, shipped_gin.names())}")
         if path in included_from:
             raise Refusal(f"{path} cannot be read: it includes itself.")
         self._add(_statements(_content(path), path), path,
                   lambda included: self.read_file(included, folders, (*included_from, path)))
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
-        """Adds "NAME=VALUE" bindings of the command line."""
+        """Adds "NAME=VALUE" bindings of the command line. A value that is not gin syntax is text."""
         for binding in bindings:
             name, equals, value = (part.strip() for part in binding.partition("="))
             if not equals or not value:
                 raise Refusal(f"--gin.{name}{equals}{value} must have the form --gin.NAME=VALUE.")
             if "." not in name and name not in self.macros:
-                raise Refusal(f"No gin file defines {name}.{nearest(name, self.macros)} These files define "
+                raise Refusal(f"No gin file defines {name}.{shipped_gin.hint(name, self.macros)} These files define "
                               f"{', '.join(sorted(self.macros)) or 'none'}.")
             source = f"--gin.{binding}"
-            statements = _statements(binding, source)
+            try:
+                statements = _statements(binding, source)
+            except Refusal:
+                if value[0] in _SIGNS:
+                    raise
+                if hint := nearest(value.capitalize(), ("True", "False", "None"), 0.8):
+                    raise Refusal(f"{source} is no gin value.{hint} Text like it needs quotes within quotes: "
+                                  f"--gin.{name}=\"'{value}'\".") from None
+                statements = _statements(f"{name}={value!r}", source)
             if not all(isinstance(statement, config_parser.BindingStatement) for statement in statements):
                 raise Refusal(f"{source} must have the form --gin.NAME=VALUE.")
             self._add(statements, source)
@@ -305,7 +314,7 @@ class Gin:
 
     def _unmatched(self, name):
         known = sorted({full.rpartition(".")[2] for full in self.names() - {name}})
-        hint = nearest(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
+        hint = shipped_gin.hint(name.rpartition(".")[2], known) or f" These files name {', '.join(known) or 'none'}."
         return f"{self._sources.get(name, 'a gin file')}: No configurable matching {name!r}.{hint}"
 
     def check(self, is_whole: bool = True) -> "Gin":
@@ -322,7 +331,7 @@ class Gin:
             for name in sorted(self.macros.keys() - self._mentioned):
                 raise Refusal(f"{name} is set but nothing uses it.{nearest(name, used)}")
         for name in self.required():
-            raise Refusal(f"{name} has no value; set it, for example --gin.{name}=\"'runs/x'\".")
+            raise Refusal(f"{name} has no value; set it, for example --gin.{name}=runs/x.")
         uses = {name: [reference.name for reference in _flat(value) if isinstance(reference, Macro)]
                 for name, value in self.macros.items()}
         try:
@@ -460,11 +469,9 @@ def _statements(text, source):
             raise ValueError(f"it has more than {_MOST_STRINGS} strings in a row")
         return list(config_parser.ConfigParser(io.StringIO(text), _Values()))
     except SyntaxError as error:
-        where, hint = f"{source}, line {error.lineno},", "."
-        if str(source).startswith("--gin."):
-            where, hint = source, ", and text needs quotes within quotes: --gin.MODEL_DIR=\"'runs/x'\"."
+        where = source if str(source).startswith("--gin.") else f"{source}, line {error.lineno},"
         reason = first_line(error.msg).partition("malformed node")[0].rstrip(".") or "this is no value"
-        raise Refusal(f"{where} cannot be read: {reason}. Values are Python literals{hint}") from error
+        raise Refusal(f"{where} cannot be read: {reason}. Values are Python literals.") from error
     except tokenize.TokenError as error:
         raise Refusal(f"{source} cannot be read: {error.args[0]}; a bracket or a quote is not closed.") from error
     except (RecursionError, MemoryError):

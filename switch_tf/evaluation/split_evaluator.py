@@ -233,7 +233,10 @@ class CheckpointEvaluator:
         self._closing.close()
 
     def evaluate(self, checkpoint: Any) -> dict:
-        """Returns `{"step", "tasks": {task: {metric: float}}, "average"}` for a checkpoint folder."""
+        """Returns `{"step", "tasks": {task: {metric: float}}, "average", "counts"}` for a checkpoint folder.
+
+        Counts are those of `describe`: the examples of a task with metrics, the target tokens of any other.
+        """
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
         # The number of examples of a loss is unknown.
         total = None if self._evaluator.batches else sum(self._evaluator.num_examples.values())
@@ -252,7 +255,9 @@ class CheckpointEvaluator:
             with summaries.writing_events(folder), self._events.as_default(step=step):
                 tf.summary.experimental.write_raw_pb(b"".join(map(summaries.message, values, values.values())))
                 self._events.flush()
-        return {"step": step, "tasks": tasks, "average": average_score}
+        counts = {name: {"target tokens": int(result.measured.accuracy[1])} if result.scores is None else
+                  {"examples": self._evaluator.num_examples[name]} for name, result in results.items()}
+        return {"step": step, "tasks": tasks, "average": average_score, "counts": counts}
 
 
 def add_perplexity(result: TaskResult) -> dict[str, float]:
@@ -266,7 +271,9 @@ def describe(result: dict) -> str:
     width = max(len("average"), *map(len, result["tasks"]))
     lines = [f"Step {result['step']}:"]
     for task, scores in result["tasks"].items():
-        lines.append(f"  {task:<{width}}  " + "  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        lines.append(f"  {task:<{width}}  " + "  ".join([
+            *(f"{name} {value:.4f}" for name, value in scores.items()),
+            *(f"({count:,} {unit})" for unit, count in result["counts"][task].items())]))
     if result["average"] is not None:
         lines.append(f"  {'average':<{width}}  {result['average']:.4f}")
     return "\n".join(lines)

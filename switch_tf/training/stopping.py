@@ -147,8 +147,8 @@ class Stopping(_Listening):
             for training in self._trainings:
                 training.request_save()
         elif self._heard_at is None:
-            self._heard_at = time.monotonic()
             self.stop(number.name, "; once more stops without saving")
+            self._heard_at = time.monotonic()  # only now: a second signal waits while a busy machine prints
         else:
             limit = _ONE_REQUEST_OF_ENDED_PARENT if os.getppid() != self._parent else (
                 0 if number == signal.SIGINT else _ONE_REQUEST)
