@@ -29,20 +29,20 @@ help:  ## print this list
 	@sed -n 's/^\([a-z-]*\): .*##/make \1\t/p' Makefile | expand -t 20
 
 demo: $(INSTALLED)  ## pretrain a small Switch Transformer on this machine (runs/demo)
-	.venv/bin/switch-tf train --gin_file=gin/runs/demo.gin
+	.venv/bin/switch-tf train demo
 
 finetune-demo: $(INSTALLED)  ## fine-tune a dense and a sparse model on a real task, beside TF-IDF (runs/finetune_demo)
 	.venv/bin/python benchmarks/finetune_demo.py
 
 compare-demo: $(INSTALLED)  ## train a dense model against 4 and 16 experts, in turns (runs/compare_demo)
-	.venv/bin/switch-tf compare --gin_file=gin/comparisons/demo.gin
+	.venv/bin/switch-tf compare demo
 
 compare-long: $(INSTALLED)  ## the regimes and ablations of docs/results.md, three seeds each: hours, resumes
-	for facts in 5000 10000 20000 40000; do .venv/bin/switch-tf compare --gin_file=gin/comparisons/number_of_experts.gin \
-	  --gin.MODEL_DIR="'runs/compare_long/facts_$$facts'" --gin.MIXTURE_OR_TASK_NAME="'random_facts_$$facts'" \
-	  --gin.TRAIN_STEPS=$$((facts * 9 / 10)) || exit; done
+	for facts in 5000 10000 20000 40000; do .venv/bin/switch-tf compare number_of_experts \
+	  --model_dir runs/compare_long/facts_$$facts --gin.MIXTURE_OR_TASK_NAME=random_facts_$$facts \
+	  --steps $$((facts * 9 / 10)) || exit; done
 	.venv/bin/python benchmarks/facts_remembered.py runs/compare_long/facts_* --output=runs/compare_long/facts.png
-	for name in $(COMPARISONS); do .venv/bin/switch-tf compare --gin_file=gin/comparisons/$$name.gin || exit; done
+	for name in $(COMPARISONS); do .venv/bin/switch-tf compare $$name || exit; done
 
 test: lint  ## lint, import contracts and the tests; needs no network (CONTRIBUTING.md)
 	$(PYTEST)

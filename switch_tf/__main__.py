@@ -1,7 +1,3 @@
 """`python -m switch_tf`."""
 
-import sys
-
-from switch_tf.cli.main import main
-
-sys.exit(main())
+import switch_tf.cli.__main__  # noqa: F401

@@ -68,8 +68,8 @@ def _decoding_arguments(answers=True):
 
 
 INFER_EXAMPLES = r"""
-switch-tf infer --run runs/first --input lines.txt --output answers.jsonl
-switch-tf infer --run runs/first --interactive
+switch-tf infer runs/first --input lines.txt --output answers.jsonl
+switch-tf infer runs/first --interactive
 """
 INFER_ARGUMENTS = (
     *_decoding_arguments(),
@@ -182,8 +182,8 @@ def _converse(model):
 
 
 EXPORT_EXAMPLES = r"""
-switch-tf export --run runs/first --output exported
-switch-tf export --run runs/first --step best --sampler beam --num_beams 4 --output exported_beam
+switch-tf export runs/first --output exported
+switch-tf export runs/first --step best --sampler beam --num_beams 4 --output exported_beam
 """
 EXPORT_ARGUMENTS = (
     *_decoding_arguments(answers=False),
@@ -234,8 +234,8 @@ def run_export(arguments: Namespace) -> tuple[dict, str]:
 
 
 SERVE_EXAMPLES = r"""
-switch-tf serve --run runs/first
-switch-tf serve --run runs/first --port 9000 --sampler beam --num_beams 4
+switch-tf serve runs/first
+switch-tf serve runs/first --port 9000 --sampler beam --num_beams 4
 """
 SERVE_ARGUMENTS = (
     *_decoding_arguments(),

@@ -23,17 +23,16 @@ with epy.lazy_imports():  # imports TensorFlow
     from switch_tf.training import verification
 
 COMPILE_EXAMPLES = r"""
-switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
-    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/data.gin --topology=v5e:2x4
-switch-tf compile --gin_file=gin/models/switch_base_8.gin --gin_file=gin/tasks/c4.gin \
-    --gin_file=gin/runs/pretrain.gin --topology=v5e:2x4 --compare=data,expert
+switch-tf compile switch_base_8 c4 data --topology=v5e:2x4
+switch-tf compile switch_base_8 c4 --topology=v5e:2x4 --compare=data,expert
 """
 COMPILE_ARGUMENTS = (
     *options.GIN,
     *options.run_macros(),
     option("--topology",
            "the pod, as libtpu calls it: v5e:4x4, v6e:16x16, v5p:4x4x4, tpu7x:2x2x1 ...; or GPUs: h100:8, a "
-           "server of 8, h100:2x8, two of them, and a100 and h200; also v5litepod-8 and a100-80gb:8", "NAME", required=True),
+           "server of 8, h100:2x8, two of them, and a100 and h200. Also v5litepod-8 and a100-80gb:8", "NAME",
+           required=True),
     option("--full", "compile all layers; otherwise two shallow depths, from which the rest is extrapolated"),
     option("--save",
            "keep the StableHLO, the optimised HLO and the schedule there, as a trace for Perfetto", "FOLDER"),
@@ -132,17 +131,15 @@ def _search(described, arguments):
 
 def _ask(arguments, questions):
     """Compiles for each name with its additional words."""
-    words = [sys.executable, "-m", "switch_tf.cli", "compile", "--json",
-             *(f"--gin_file={file}" for file in arguments.gin_file),
+    words = [sys.executable, "-m", "switch_tf.cli", "compile", "--json", *options.gin_words(arguments),
              f"--gin_search_paths={arguments.gin_search_paths}", f"--topology={arguments.topology}",
-             *["--full"] * arguments.full, *(f"--gin.{binding}" for binding in arguments.gin_bindings)]
+             *["--full"] * arguments.full]
     return answers.ask({name: [*words, *more] for name, more in questions.items()})
 
 
 VERIFY_LAYOUT_EXAMPLES = r"""
-switch-tf verify-layout --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
-    --gin_file=gin/runs/pretrain.gin --gin_file=gin/layouts/expert.gin --gin.BATCH_SIZE=16
-switch-tf verify-layout --gin_file=gin/runs/demo.gin --gin_file=gin/layouts/data.gin --devices 4
+switch-tf verify-layout switch_tiny docs_corpus expert --batch_size 16
+switch-tf verify-layout demo data --devices 4
 """
 VERIFY_LAYOUT_ARGUMENTS = (
     *options.GIN,

@@ -144,10 +144,11 @@ def _parse(argv):
         if flag.startswith("--") and not any(known.startswith(flag) for known in parser._option_string_actions):
             parser.error(f"unrecognized arguments: {word}")
     arguments = parser.parse_intermixed_args(words)
-    if getattr(arguments, "run", "") is None and arguments.names:
-        arguments.run, *arguments.names = arguments.names
-    if getattr(arguments, "run", "") is None and name != "export":
-        parser.error(f"name the run folder, as in: switch-tf {name} runs/first")
+    if getattr(arguments, "run", "") is None:
+        if arguments.names:
+            arguments.run, *arguments.names = arguments.names
+        elif name != "export":
+            parser.error(f"name the run folder, as in: switch-tf {name} runs/first")
     if behind and name != "cache":
         parser.error(f"the command {name} takes nothing behind --, but was given {behind[0]}")
     arguments.beam_flags = behind

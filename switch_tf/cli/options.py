@@ -43,19 +43,19 @@ GIN = (
     "--gin.NAME=VALUE overrides a macro or a parameter. VALUE is gin syntax, or else text: --gin.MODEL_DIR=runs/x.",
 )
 _ROOMS = ("models", "tasks", "runs", "layouts")  # read in this order
-# Option -> (macro, metavar, help).
-_MACROS = {
-    "model_dir": ("MODEL_DIR", "FOLDER", "the run folder; the same command resumes its run"),
-    "steps": ("TRAIN_STEPS", "N", "last training step"),
-    "batch_size": ("BATCH_SIZE", "N", "sequences of a batch"),
-    "train_files": ("TRAIN_FILES", "FILES", "your texts: a path, a glob or a list; for own_text and text_files"),
-    "vocabulary": ("VOCABULARY", "NAME_OR_FILE", "bytes, docs_corpus, t5, mt5 or a SentencePiece model"),
-    "initial_checkpoint": ("INITIAL_CHECKPOINT", "RUN", "weights to start from"),
-    "learning_rate": ("LEARNING_RATE", "RATE", "a number instead of the schedule"),
-    "num_experts": ("NUM_EXPERTS", "N", "experts of each sparse layer"),
-    "mesh_shape": ("MESH_SHAPE", "MESH", "sizes of the layout's axes, such as data=4,model=2"),
-    "seed": ("SEED", "N", "of weights, data and dropout"),
-}
+# Option, macro, metavar, help.
+_MACROS = """
+    model_dir MODEL_DIR FOLDER the run folder; the same command resumes its run
+    steps TRAIN_STEPS N last training step
+    batch_size BATCH_SIZE N sequences of a batch
+    train_files TRAIN_FILES FILES your texts, a path, a glob or a list, for own_text and text_files
+    vocabulary VOCABULARY NAME_OR_FILE bytes, docs_corpus, t5, mt5 or a SentencePiece model
+    initial_checkpoint INITIAL_CHECKPOINT RUN weights to start from
+    learning_rate LEARNING_RATE RATE a number instead of the schedule
+    num_experts NUM_EXPERTS N experts of each sparse layer
+    mesh_shape MESH_SHAPE MESH sizes of the layout's axes, such as data=4,model=2
+    seed SEED N of weights, data and dropout
+"""
 OUTPUT = option("--output", "a new or empty folder", "FOLDER", required=True)
 TRUST = option("--trust",
                "run the gin file of the run even if it names modules that switch_tf does not ship; a gin file is a "
@@ -66,7 +66,13 @@ def run_macros(*left_out: str) -> tuple:
     """Declares `--task`, a further NAME, and options for frequent macros. `expand` reads them."""
     return (option("--task", "one more NAME, such as docs_corpus", "NAME"),
             *(option(f"--{name}", f"{macro}: {meaning}", metavar, dest=macro)
-              for name, (macro, metavar, meaning) in _MACROS.items() if name not in left_out))
+              for name, macro, metavar, meaning in (line.split(None, 3) for line in _MACROS.strip().splitlines())
+              if name not in left_out))
+
+
+def gin_words(arguments: Namespace) -> list[str]:
+    """Returns the gin files and bindings of a command line in their long form."""
+    return [*map("--gin_file={}".format, arguments.gin_file), *map("--gin.{}".format, arguments.gin_bindings)]
 
 
 def expand(arguments: Namespace) -> None:
@@ -82,34 +88,37 @@ def expand(arguments: Namespace) -> None:
     if not names and not bindings:
         return
     is_comparison, shipped = arguments.command == "compare", shipped_gin.names()
-    chosen: dict[str, list[str]] = {room: [] for room in ("comparisons", *_ROOMS, "own")}
+    chosen = {room: [] for room in ("comparisons", *_ROOMS, "own")}
     for name in names:
         file = name if name.endswith(".gin") else shipped_gin.find(
             name, ("comparisons", "models", "tasks", "layouts") if is_comparison else _ROOMS)
         chosen[file.split("/")[1] if file in shipped else "own"].append(file)
-    own = [*chosen.pop("own"), *arguments.gin_file]
-    if names and arguments.command in ("train", "compile", "verify-layout") and not chosen["runs"] and (
-            ("", parts.TRAINER) not in gin_syntax.read(own, search_paths=arguments.gin_search_paths).bound):
+    own = chosen.pop("own")
+    bound = {file: gin_syntax.read([file], search_paths=arguments.gin_search_paths).names()
+             for file in (*own, *arguments.gin_file)}
+    if not chosen["models"]:  # a model file of one's own, as `convert` writes it, comes before the run
+        chosen["models"] = [file for file in own if {parts.CONFIG, parts.TRAINER} & bound[file] == {parts.CONFIG}][:1]
+    has_run = chosen["runs"] or parts.TRAINER in set().union(*bound.values())
+    if names and arguments.command in ("train", "compile", "verify-layout") and not has_run:
         chosen["runs"] = ["gin/runs/pretrain.gin"]
     for room, files in chosen.items():
         if len(files) > 1 and not (is_comparison and room == "models"):
             raise Refusal(f"A run has one file of gin/{room}, not {' and '.join(files)}; leave out all but one.")
-        for file in files if room in ("comparisons", "runs") else ():
-            text = (shipped_gin.folder() / file).read_text()
-            has = _ROOMS if is_comparison else re.findall(r"^include 'gin/(models|tasks)/", text, re.MULTILINE)
-            if second := [*itertools.chain(*(chosen[kind] for kind in has if kind != room))]:
-                raise Refusal(f"{file} makes this choice itself: leave out {second[0]}, or give both with --gin_file, "
-                              "where the last one wins.")
+    for file in (*chosen["comparisons"], *chosen["runs"]):
+        for room in re.findall(r"gin/(models|tasks)/", (shipped_gin.folder() / file).read_text()):
+            if chosen[room]:
+                raise Refusal(f"{file} makes this choice itself: leave out {chosen[room][0]}, or give both with "
+                              "--gin_file, where the last one wins.")
     if is_comparison and chosen["models"]:
         bindings = [f"VARIANTS={ {shipped_gin.stem(file): [file] for file in chosen.pop('models')} }", *(
             f"{room.upper()[:-1]}={file}" for room in ("tasks", "layouts", "runs") for file in chosen.pop(room)),
             *bindings]
         chosen["comparisons"] = ["gin/comparisons/models.gin"]
-    arguments.gin_file = [*itertools.chain(*chosen.values()), *own]
+    files = [*itertools.chain(*chosen.values())]
+    arguments.gin_file = [*files, *(file for file in own if file not in files), *arguments.gin_file]
     arguments.gin_bindings = [*bindings, *arguments.gin_bindings]
     if getattr(arguments, "processes", 1) == 1:  # otherwise the first of them prints it
-        words = [*map("--gin_file={}".format, arguments.gin_file), *map("--gin.{}".format, arguments.gin_bindings)]
-        outputs.say("This stands for:" + "".join(f"\n  {shlex.quote(word)}" for word in words))
+        outputs.say("\n  ".join(["This stands for:", *map(shlex.quote, gin_words(arguments))]))
 
 
 def device_options(num_devices: int | None = None, goes_with: str = "") -> tuple:

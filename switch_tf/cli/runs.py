@@ -33,10 +33,8 @@ with epy.lazy_imports():  # imports TensorFlow
     from switch_tf.training import speed
 
 TRAIN_EXAMPLES = r"""
-switch-tf train --gin_file=gin/runs/demo.gin
-switch-tf train --gin_file=gin/models/switch_tiny.gin --gin_file=gin/tasks/docs_corpus.gin \
-    --gin_file=gin/runs/pretrain.gin --gin.MODEL_DIR="'runs/first'" --gin.TRAIN_STEPS=300 \
-    --gin.BATCH_SIZE=32
+switch-tf train demo
+switch-tf train switch_tiny docs_corpus --model_dir runs/first --steps 300 --batch_size 32
 """
 TRAIN_ARGUMENTS = (
     *options.GIN,
@@ -84,7 +82,7 @@ def run_train(arguments: Namespace) -> dict:
 
 
 COMPARE_EXAMPLES = r"""
-switch-tf compare --gin_file=gin/comparisons/demo.gin
+switch-tf compare demo
 switch-tf compare --runs runs/dense runs/sparse --output runs/report
 """
 COMPARE_ARGUMENTS = (
@@ -169,8 +167,8 @@ def read_comparison(arguments: Namespace) -> tuple[Comparison, list[str]]:
 
 
 EVAL_EXAMPLES = r"""
-switch-tf eval --run runs/first --step best
-switch-tf eval --run runs/first --follow
+switch-tf eval runs/first --step best
+switch-tf eval runs/first --follow
 """
 EVAL_ARGUMENTS = (
     *options.RUN,

@@ -162,8 +162,7 @@ def run_vocabulary(arguments: Namespace) -> tuple[dict, str]:
 
 CACHE_EXAMPLES = r"""
 switch-tf cache docs_corpus_span_corruption
-switch-tf cache --teacher runs/switch --gin_file=gin/models/t5_base.gin --gin_file=gin/tasks/c4.gin \
-    --gin_file=gin/runs/distill.gin --output /data/predictions
+switch-tf cache t5_base c4 distill --teacher runs/switch --output /data/predictions
 """
 _WITH_TEACHER = "--teacher; leave it out, or name the teacher's run."
 CACHE_ARGUMENTS = (
@@ -236,10 +235,9 @@ def _store_predictions(arguments):
     if not arguments.gin_file:
         raise Refusal("--teacher needs the gin files of its student: a model, a task and gin/runs/distill.gin or "
                       "gin/runs/finetune_distill.gin, each with --gin_file.")
-    for name in ("name", "vocabulary", "split", "num_processes", "num_shards"):  # only for tokenisation
+    for name in ("vocabulary", "split", "num_processes", "num_shards"):  # only for tokenisation
         if getattr(arguments, name) is not None:
-            raise Refusal(f"{'TASK' if name == 'name' else f'--{name}'} does not go with --teacher, whose gin files "
-                          "describe the batches; leave it out.")
+            raise Refusal(f"--{name} does not go with --teacher, whose gin files describe the batches; leave it out.")
     if arguments.beam_flags:
         raise Refusal(f"--teacher runs without Apache Beam; leave out -- {' '.join(arguments.beam_flags)}.")
     if not arguments.output:

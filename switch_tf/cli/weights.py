@@ -30,7 +30,7 @@ with epy.lazy_imports():  # imports TensorFlow
 
 CONVERT_EXAMPLES = r"""
 switch-tf convert --input downloads/t5-small --output t5_small
-switch-tf convert --input checkpoint_500100 --output switch --gin_file=gin/models/switch_base_8.gin
+switch-tf convert switch_base_8 --input checkpoint_500100 --output switch
 """
 CONVERT_ARGUMENTS = (
     option("--input",
@@ -75,8 +75,8 @@ def _factor(text):
 
 
 UPCYCLE_EXAMPLES = r"""
-switch-tf upcycle --from runs/dense --gin_file=gin/models/switch_tiny.gin --output sparse
-switch-tf upcycle --from t5-base --gin_file=gin/models/switch_base_8.gin --output sparse --reinitialize=0.5
+switch-tf upcycle switch_tiny --from runs/dense --output sparse
+switch-tf upcycle switch_base_8 --from t5-base --output sparse --reinitialize=0.5
 """
 UPCYCLE_ARGUMENTS = (
     option("--from", "a dense model: a run folder, a checkpoint, or one of Hugging Face, T5X or Mesh TensorFlow",

@@ -35,8 +35,8 @@ def folder() -> pathlib.Path:
 
 def names(*rooms: str) -> list[str]:
     """Returns the sorted names of all shipped files, such as gin/models/t5_tiny.gin, or of those in some rooms."""
-    paths = sorted(str(path.relative_to(folder())) for path in folder().glob("gin/*/*.gin"))
-    return [path for path in paths if not rooms or path.split("/")[1] in rooms]
+    return sorted(str(path.relative_to(folder())) for path in folder().glob("gin/*/*.gin")
+                  if not rooms or path.parent.name in rooms)
 
 
 def find(name: str, rooms: Sequence[str]) -> str:

@@ -233,9 +233,9 @@ class CheckpointEvaluator:
         self._closing.close()
 
     def evaluate(self, checkpoint: Any) -> dict:
-        """Returns `{"step", "tasks": {task: {metric: float}}, "average", "counts"}` for a checkpoint folder.
+        """Returns `{"step", "tasks": {task: {metric: float}}, "average", "num_examples"}` for a checkpoint folder.
 
-        Counts are those of `describe`: the examples of a task with metrics, the target tokens of any other.
+        `num_examples` is of each task with metrics.
         """
         step = tensors.restore(checkpoint, tensors.state_variables(self._model))["step"]
         # The number of examples of a loss is unknown.
@@ -255,9 +255,7 @@ class CheckpointEvaluator:
             with summaries.writing_events(folder), self._events.as_default(step=step):
                 tf.summary.experimental.write_raw_pb(b"".join(map(summaries.message, values, values.values())))
                 self._events.flush()
-        counts = {name: {"target tokens": int(result.measured.accuracy[1])} if result.scores is None else
-                  {"examples": self._evaluator.num_examples[name]} for name, result in results.items()}
-        return {"step": step, "tasks": tasks, "average": average_score, "counts": counts}
+        return {"step": step, "tasks": tasks, "average": average_score, "num_examples": self._evaluator.num_examples}
 
 
 def add_perplexity(result: TaskResult) -> dict[str, float]:
@@ -271,9 +269,9 @@ def describe(result: dict) -> str:
     width = max(len("average"), *map(len, result["tasks"]))
     lines = [f"Step {result['step']}:"]
     for task, scores in result["tasks"].items():
-        lines.append(f"  {task:<{width}}  " + "  ".join([
-            *(f"{name} {value:.4f}" for name, value in scores.items()),
-            *(f"({count:,} {unit})" for unit, count in result["counts"][task].items())]))
+        lines.append(f"  {task:<{width}}  " + "  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        if count := result["num_examples"].get(task):
+            lines[-1] += f"  ({count:,} examples)"
     if result["average"] is not None:
         lines.append(f"  {'average':<{width}}  {result['average']:.4f}")
     return "\n".join(lines)

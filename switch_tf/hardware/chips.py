@@ -163,14 +163,13 @@ def full_name(topology: str) -> str:
     """Returns libtpu's name of a topology, or of Google Cloud's v5litepod-8 and NVIDIA's a100-80gb."""
     name = re.sub(r"^(v7x|ironwood):", "tpu7x:", topology)
     name = re.sub(r"^(a100-80|h100-80|h200-141)gb\b", lambda match: match[1][:4], name)
-    if match := re.fullmatch(r"(v3|v4|v5p|v5litepod|v5e|v6e)-(\d+)", name):
+    if match := re.fullmatch(r"(v4|v5p|v5litepod|v5e|v6e)-(\d+)", name):
         kind, count = match[1].replace("litepod", "e"), int(match[2])
-        if kind[2:] != "e":  # counted in cores, two a chip
-            count //= 2
-        power, is_flat = count.bit_length() - 1, kind in ("v3", "v5e", "v6e")
-        if count == 2**power and power >= 0:
-            sides = [2**((power + side) // (3 - is_flat)) for side in range(3 - is_flat)]
-            name = f"{kind}:{'x'.join(map(str, sides if is_flat or power > 2 else reversed(sides)))}"
+        axes = 2 if kind[2:] == "e" else 3  # with three, the number is of cores, two a chip
+        power = (count // (axes - 1)).bit_length() - 1
+        if power >= 0 and count == (axes - 1) << power:
+            sides = [1 << (power + axis) // axes for axis in range(axes)]
+            name = f"{kind}:{'x'.join(map(str, sides if axes == 2 or power > 2 else reversed(sides)))}"
     return f"{name}:1" if name in GPUS else name
 
 

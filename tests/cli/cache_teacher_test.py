@@ -15,7 +15,7 @@ SMALL = ("--gin.SwitchConfig.d_model=16 --gin.SwitchConfig.d_ff=24 --gin.SwitchC
 @pytest.mark.parametrize("words, message", {
     "--output=x": "--teacher needs the gin files of its student", DISTILL: "--teacher needs an --output",
     f"--output=x {DISTILL} --top_k=0": "--top_k must be an integer of at least 1, not 0",
-    f"--output=x {DISTILL} docs_corpus": "TASK does not go with --teacher",
+    f"--output=x {DISTILL} docs_corpus_span_corruption": "names no shipped gin file",
     f"--output=x {DISTILL} --split train": "--split does not go with --teacher",
     f"--output=x {DISTILL} -- --runner=x": "leave out -- --runner=x",
     f"--output=x {STUDENT} --gin_file=gin/runs/pretrain.gin {SMALL}": "These gin files have no distillation",

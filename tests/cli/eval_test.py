@@ -98,7 +98,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
             if is_removed:
                 checkpoint.rmdir()
             raise folders.BrokenCheckpoint(f"{checkpoint} has no readable checkpoint.json.")
-        return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None}
+        return {"step": 20, "tasks": {"task": {"f1": 0.5}}, "average": None, "num_examples": {"task": 1234}}
 
     monkeypatch.setattr(options, "load", lambda *arguments, **options: None)
     monkeypatch.setattr("switch_tf.experiments.place_here", lambda described, is_checked: types.SimpleNamespace(
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over_and_a_broken
         output="output", close=lambda: None, evaluate=evaluate))
     out, err = call(f"eval --run={run_folder} --step=all", status=0 if is_removed else 2)
     assert ("step_00000010 was removed by its run" in err) == is_removed
-    assert ("task  " in out and "f1 0.5000" in out) == is_removed
+    assert ("task  " in out and "f1 0.5000  (1,234 examples)" in out) == is_removed
 
 
 @pytest.mark.slow

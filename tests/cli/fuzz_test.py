@@ -176,7 +176,8 @@ def faked(monkeypatch, tmp_path):
 
     for name, fake in {
         "evaluation.split_evaluator.CheckpointEvaluator": lambda *arguments: types.SimpleNamespace(
-            output="o", close=lambda: None, evaluate=lambda path: {"step": 1, "tasks": {"x": {}}, "average": None}),
+            output="o", close=lambda: None, evaluate=lambda path: {"step": 1, "tasks": {"x": {}}, "average": None,
+                                               "num_examples": {}}),
         "installation.quiet.import_tensorflow": lambda num_cpu_devices=None: None,
         # Reading data takes a second each time; tests/data/examples_test.py is about it.
         "data.check_examples": lambda description: None,

@@ -24,7 +24,8 @@ MISTAKES = {
         "--output=file/x": "--output 'file/x/text_files/train' cannot be written (Not a directory); name another one.",
         "--gin.TRAIN_FILES='gone.txt'": "TRAIN_FILES: there is no file"},
     "compare": {
-        "": "A comparison is described by a gin file",
+        "": "Name what to compare: models and a task", "switch_tiny --model_dir=x": "at least two variants",
+        "facts t5_tiny": "gin/comparisons/facts.gin makes this choice itself: leave out gin/models/t5_tiny.gin",
         "--gin_file=gin/runs/demo.gin": "These gin files describe no comparison: gin/runs/demo.gin.",
         "--runs a": "at least two run folders", "--runs a b": "'a' is no run folder with a checkpoint"},
     "eval": {
@@ -92,7 +93,11 @@ MISTAKES = {
         "glue_sst2 --gin_file=gin/models/switch_tiny.gin": "set no TASK_FEATURE_LENGTHS, the tokens of",
         "docs_corpus_span_corruption --gin.TASK_FEATURE_LENGTHS=8": "TASK_FEATURE_LENGTHS must give the tokens of",
         "docs_corpus_span_corruption --gin.TASK_FEATURE_LENGTHS={'inputs':9,'targets':2}": "use inputs of at"},
-    "train": {"": "a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin)"},
+    "train": {
+        "": "a model (gin/models/switch_tiny.gin), a task (gin/tasks/docs_corpus.gin)",
+        "facts": "'facts' names no shipped gin file of models, tasks, runs, layouts.",
+        "switch_tiny t5_tiny": "A run has one file of gin/models, not gin/models/switch_tiny.gin and gin/models/t5",
+        "demo c4": "gin/runs/demo.gin makes this choice itself: leave out gin/tasks/c4.gin, or give both with"},
     f"train {TINY} --gin.MODEL_DIR='new'": {
         "--gin.SwitchConfig.num_heads=0": "num_heads must be an integer of at least 1, not 0.",
         "--gin.BATCH_SIZE=9": "Use a batch of 8 or 12 sequences, or num_groups_multiple=2.",

@@ -75,6 +75,16 @@ def test_bindings_override_macros_and_parameters():
     assert (config.num_experts, config.d_ff, config.dropout_rate) == (16, 8, 0.3)
 
 
+@pytest.mark.parametrize("value, read", {
+    "runs/x": "runs/x", "gs://b/x": "gs://b/x", "data=4,model=2": "data=4,model=2", "eval/a/f1": "eval/a/f1",
+    "2024-01-02": "2024-01-02", "it's": "it's", "a b # c": "a b # c", "done": "done", "true_story": "true_story",
+    "True": True, "None": None, "3": 3, "1e-3": 1e-3, "-2": -2, "'3'": "3", "[1, 'a']": [1, "a"], "3 # three": 3,
+    "%SEED": gin_syntax.Macro("SEED"), "@run.Run": gin_syntax.Reference("switch_tf.configs.run.Run", "", False),
+}.items())
+def test_a_binding_that_is_no_gin_value_is_text(value, read):
+    assert gin_syntax.read(RUN, [f"MODEL_DIR={value}"]).macros["MODEL_DIR"] == read
+
+
 def test_a_users_file_includes_shipped_ones_and_is_found_on_the_search_paths(tmp_path):
     (tmp_path / "mine.gin").write_text("include 'gin/models/switch_tiny.gin'\nDROPOUT_RATE = 0.3\n")
     assert _config(gin_syntax.read(["mine.gin"], search_paths=str(tmp_path))).dropout_rate == 0.3
@@ -105,7 +115,13 @@ def test_earlier_names_bind_the_same_parameters(tmp_path, is_first):
     (TINY, ["NUM_EXPERT=3"], "No gin file defines NUM_EXPERT. Did you mean 'NUM_EXPERTS'?"),
     (TINY, ["SwitchConfg.d_ff=3"], "No configurable matching 'SwitchConfg'. Did you mean 'SwitchConfig'?"),
     (TINY, ["SwitchConfig.num_head=3"], "parameter named 'num_head'. Did you mean 'num_heads'?"),
-    (TINY, ["NUM_EXPERTS=many"], "cannot be read: .* text needs quotes within quotes"),
+    (TINY, ["NUM_EXPERTS=[many"], "cannot be read: .* a bracket or a quote is not closed"),
+    (TINY, ["NUM_EXPERTS='many"], "cannot be read"),
+    (RUN, ["USE_CACHED_TASKS=Flase"], "Did you mean 'False'?.* quotes within quotes: .*=\"'Flase'\""),
+    (RUN, ["BEST_METRIC=none"], "Did you mean 'None'?"),
+    (RUN, ["MIXTURE_OR_TASK_MODULE=my.tasks"], "This name is T5X's; here the task's gin file imports the module"),
+    (RUN, ["pack=True"], "This name is T5X's; here packing is --gin.Run.pack=True"),
+    (RUN, ["train/utils.DatasetConfig.pack=True"], "This name is T5X's; here the data are described by"),
     (TINY, ["NUM_EXPERTS"], "--gin.NUM_EXPERTS must have the form --gin.NAME=VALUE"),
     (TINY, ["NUM_EXPERTS = "], "--gin.NUM_EXPERTS= must have the form --gin.NAME=VALUE"),
     (RUN, [], "MODEL_DIR has no value; set it, for example --gin.MODEL_DIR"),

@@ -17,6 +17,16 @@ def test_a_topology_names_servers_and_gpus(topology, expected):
     assert chips.servers(topology) == (GPUS[topology[:4]], *expected)
 
 
+@pytest.mark.parametrize("name, topology", {
+    "v5litepod-1": "v5e:1x1", "v5litepod-8": "v5e:2x4", "v5e-256": "v5e:16x16", "v6e-16": "v6e:4x4",
+    "v4-8": "v4:2x2x1", "v4-64": "v4:2x4x4", "v5p-16": "v5p:2x2x2", "v5p-2048": "v5p:8x8x16",
+    "a100-80gb": "a100:1", "a100-80gb:2x8": "a100:2x8", "h200-141gb:8": "h200:8", "h100": "h100:1",
+    "ironwood:2x2x1": "tpu7x:2x2x1", "v5e:4x4": "v5e:4x4",
+    "v5litepod-12": "v5litepod-12", "v4-0": "v4-0", "a100-40gb": "a100-40gb", "h100-141gb": "h100-141gb"}.items())
+def test_clouds_and_makers_names_have_a_topology(name, topology):
+    assert chips.full_name(name) == topology
+
+
 @pytest.mark.parametrize("topology", [
     "h100", "h100:0", "h100:16", "h100:0x8", "h100:8x", "t4:8", "h100:2x2x2", "8", ""])
 def test_other_names_are_refused(topology):

@@ -104,6 +104,19 @@ def test_a_second_signal_within_two_seconds_repeats_the_first_but_ctrl_c_does_no
         assert ended[1] == "SIGTERM once more: ended without saving."
 
 
+def test_a_second_signal_that_waits_while_the_first_is_printed_repeats_it(monkeypatch):
+    """`timeout` sends two at once, and on a busy machine printing takes longer than they are apart."""
+    ended, said = [], []
+    monkeypatch.setattr(outputs, "end", lambda status, message: ended.append(message))
+    monkeypatch.setattr(stopping_module, "_ONE_REQUEST", 0.2)
+    with Stopping(lambda text: (time.sleep(0.4), said.append(text))):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        wait_for(said, 1)
+        time.sleep(0.1)
+    assert (len(said), ended) == (1, [])
+
+
 def end_of_thread(ended):
     """Returns a function that ends its thread, where `outputs.end` ends the process, and notes its arguments."""
 
