@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import pathlib
 import re
 import shlex
@@ -48,7 +49,7 @@ _MACROS = """
     model_dir MODEL_DIR FOLDER the run folder; the same command resumes its run
     steps TRAIN_STEPS N last training step
     batch_size BATCH_SIZE N sequences of a batch
-    train_files TRAIN_FILES FILES your texts, a path, a glob or a list, for own_text and text_files
+    train_files TRAIN_FILES TEXTS your texts, a path, a glob or a list, for own_text and text_files
     vocabulary VOCABULARY NAME_OR_FILE bytes, docs_corpus, t5, mt5 or a SentencePiece model
     initial_checkpoint INITIAL_CHECKPOINT RUN weights to start from
     learning_rate LEARNING_RATE RATE a number instead of the schedule
@@ -87,12 +88,12 @@ def expand(arguments: Namespace) -> None:
         names, arguments.name = [arguments.name, *names], None
     if not names and not bindings:
         return
-    is_comparison, shipped = arguments.command == "compare", shipped_gin.names()
+    is_comparison = arguments.command == "compare"
     chosen = {room: [] for room in ("comparisons", *_ROOMS, "own")}
     for name in names:
         file = name if name.endswith(".gin") else shipped_gin.find(
             name, ("comparisons", "models", "tasks", "layouts") if is_comparison else _ROOMS)
-        chosen[file.split("/")[1] if file in shipped else "own"].append(file)
+        chosen[file.split("/")[1] if file in shipped_gin.names() else "own"].append(file)
     own = chosen.pop("own")
     bound = {file: gin_syntax.read([file], search_paths=arguments.gin_search_paths).names()
              for file in (*own, *arguments.gin_file)}
@@ -110,7 +111,7 @@ def expand(arguments: Namespace) -> None:
                 raise Refusal(f"{file} makes this choice itself: leave out {chosen[room][0]}, or give both with "
                               "--gin_file, where the last one wins.")
     if is_comparison and chosen["models"]:
-        bindings = [f"VARIANTS={ {shipped_gin.stem(file): [file] for file in chosen.pop('models')} }", *(
+        bindings = [f"VARIANTS={json.dumps({shipped_gin.stem(file): [file] for file in chosen.pop('models')})}", *(
             f"{room.upper()[:-1]}={file}" for room in ("tasks", "layouts", "runs") for file in chosen.pop(room)),
             *bindings]
         chosen["comparisons"] = ["gin/comparisons/models.gin"]

@@ -71,8 +71,8 @@ SHORT = {
     "eval --run runs/x expert": ("layouts/expert", ""),
     "compare demo --model_dir runs/c": ("comparisons/demo", "MODEL_DIR=runs/c"),
     "compare switch_tiny t5_tiny --task c4 expert --batch_size=8": (
-        "comparisons/models", "VARIANTS={'switch_tiny':['gin/models/switch_tiny.gin'],'t5_tiny':"
-        "['gin/models/t5_tiny.gin']} TASK=gin/tasks/c4.gin LAYOUT=gin/layouts/expert.gin BATCH_SIZE=8"),
+        "comparisons/models", 'VARIANTS={"switch_tiny":["gin/models/switch_tiny.gin"],"t5_tiny":'
+        '["gin/models/t5_tiny.gin"]} TASK=gin/tasks/c4.gin LAYOUT=gin/layouts/expert.gin BATCH_SIZE=8'),
 }
 
 
