@@ -57,8 +57,8 @@ def run_folder(tmp_path):
 
 
 def test_weights_and_checkpoints_are_no_runs_and_the_way_on_is_named(run_folder, tmp_path, refused):
-    for folder, way_on in (("converted", "holds weights alone; train from them, with --gin.INITIAL_CHECKPOINT="
-                            "\"'converted'\"."), ("run/checkpoints/step_00000010", "give --run=run, and --step to")):
+    for folder, way_on in (("converted", "holds weights alone; train from them, with --initial_checkpoint="
+                            "converted."), ("run/checkpoints/step_00000010", "give --run=run, and --step to")):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "checkpoint.json").write_text("{}")
         for command in ("eval", "export --output=exported"):

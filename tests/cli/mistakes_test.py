@@ -24,7 +24,7 @@ MISTAKES = {
         "--output=file/x": "--output 'file/x/text_files/train' cannot be written (Not a directory); name another one.",
         "--gin.TRAIN_FILES='gone.txt'": "TRAIN_FILES: there is no file"},
     "compare": {
-        "": "Name what to compare: models and a task", "switch_tiny --model_dir=x": "at least two variants",
+        "": "Name what to compare: models and a task",
         "facts t5_tiny": "gin/comparisons/facts.gin makes this choice itself: leave out gin/models/t5_tiny.gin",
         "--gin_file=gin/runs/demo.gin": "These gin files describe no comparison: gin/runs/demo.gin.",
         "--runs a": "at least two run folders", "--runs a b": "'a' is no run folder with a checkpoint"},

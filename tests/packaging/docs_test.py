@@ -37,11 +37,10 @@ def _commands_of(block, place):
 
 @pytest.mark.parametrize("words", [*_commands(), *_examples()])
 def test_a_documented_command_can_be_typed(words):
-    arguments = main._parse(words)
-    assert arguments.command == words[0]
     # `switch-tf convert` writes a model file of this name.
-    files = ["gin/models/t5_1_1_small.gin" if file.endswith("/model.gin") else file
-             for file in getattr(arguments, "gin_file", [])]
+    arguments = main._parse(["gin/models/t5_1_1_small.gin" if word.endswith("/model.gin") else word for word in words])
+    assert arguments.command == words[0]
+    files = getattr(arguments, "gin_file", [])
     if arguments.command == "compare" and files:
         runs.read_comparison(arguments)
     elif any("/runs/" in file for file in files):
