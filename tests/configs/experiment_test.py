@@ -27,7 +27,7 @@ EARLY = {
     "MESH_SHAPE='data:8'": "MESH_SHAPE must read like",
     "NUM_EXPERT=4": "Did you mean 'NUM_EXPERTS'?",
     "SwitchConfig.num_head=3": "SwitchConfig doesn't have a parameter named 'num_head'. Did you mean 'num_heads'?",
-    "NUM_EXPERTS=eight": "--gin.NUM_EXPERTS=eight cannot be read",
+    "NUM_EXPERTS=eight": "num_experts must be an integer of at least 0, not 'eight'.",
     "SwitchConfg.d_ff=3": "No configurable matching 'SwitchConfg'. Did you mean 'SwitchConfig'?",
     "Trainer.optimizer=@Adafacto()": "No configurable matching 'Adafacto'. Did you mean 'Adafactor'?",
     "NoSuch.thing=1": "No configurable matching 'NoSuch'. These files name Adafactor, Layout, ",
