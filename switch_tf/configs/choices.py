@@ -46,8 +46,7 @@ def check(name: str, value: Any, rule: Any) -> Any:
     """
     match rule:
         case int():
-            is_whole = isinstance(value, float) and value.is_integer()  # TRAIN_STEPS=1e6
-            return checks.integer(name, int(value) if is_whole else value, rule)
+            return checks.integer(name, value, rule)
         case str():
             return checks.number(name, value, rule)
         case tuple():

@@ -11,6 +11,7 @@ import io
 import itertools
 import os
 import pkgutil
+import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
@@ -229,7 +230,7 @@ class Gin:
                   lambda included: self.read_file(included, folders, (*included_from, path)))
 
     def bind(self, bindings: Sequence[str]) -> "Gin":
-        """Adds "NAME=VALUE" bindings of the command line. A value that is not gin syntax is text."""
+        """Adds "NAME=VALUE" bindings of the command line. 1e6 is an integer, and what is not gin syntax is text."""
         for binding in bindings:
             name, equals, value = (part.strip() for part in binding.partition("="))
             if not equals or not value:
@@ -238,6 +239,8 @@ class Gin:
                 raise Refusal(f"No gin file defines {name}.{shipped_gin.hint(name, self.macros)} These files define "
                               f"{', '.join(sorted(self.macros)) or 'none'}.")
             source = f"--gin.{binding}"
+            if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", value) and float(value).is_integer():  # TRAIN_STEPS=1e6
+                binding = f"{name}={int(float(value))}"
             try:
                 statements = _statements(binding, source)
             except Refusal:

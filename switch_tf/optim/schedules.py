@@ -6,7 +6,6 @@ import keras
 from keras import ops
 
 from switch_tf import checks
-from switch_tf.configs import choices
 from switch_tf.partitioning.tensors import Tensor
 
 
@@ -21,7 +20,7 @@ class RsqrtDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, base: float = 1.0, warmup_steps: int = 10_000):
         self.base = checks.number("base", base, "0 or above")
-        self.warmup_steps = choices.check("warmup_steps", warmup_steps, 1)  # from 0 the rate is infinite
+        self.warmup_steps = checks.integer("warmup_steps", warmup_steps, at_least=1)  # from 0 the rate is infinite
 
     def __call__(self, step: Tensor) -> Tensor:
         return self.base * ops.rsqrt(ops.maximum(ops.cast(step, "float32"), float(self.warmup_steps)))
@@ -45,7 +44,7 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, schedule: float | keras.optimizers.schedules.LearningRateSchedule, last_step: int,
                  share: float = 0.3):
         self.schedule = schedule if callable(schedule) else float(checks.number("schedule", schedule, "0 or above"))
-        self.last_step = choices.check("last_step", last_step, 1)
+        self.last_step = checks.integer("last_step", last_step, at_least=1)
         self.share = checks.number("share", share, "in (0, 1]")
 
     def __call__(self, step: Tensor) -> Tensor:

@@ -78,11 +78,17 @@ def test_bindings_override_macros_and_parameters():
 @pytest.mark.parametrize("value, read", {
     "runs/x": "runs/x", "gs://b/x": "gs://b/x", "data=4,model=2": "data=4,model=2", "eval/a/f1": "eval/a/f1",
     "2024-01-02": "2024-01-02", "it's": "it's", "a b # c": "a b # c", "done": "done", "true_story": "true_story",
-    "True": True, "None": None, "3": 3, "1e-3": 1e-3, "-2": -2, "'3'": "3", "[1, 'a']": [1, "a"], "3 # three": 3,
+    "True": True, "None": None, "3": 3, "1e-3": 1e-3, "1.5e0": 1.5, "1e400": float("inf"), "2.0": 2.0, "-2": -2, "'3'": "3", "[1, 'a']": [1, "a"], "3 # three": 3,
     "%SEED": gin_syntax.Macro("SEED"), "@run.Run": gin_syntax.Reference("switch_tf.configs.run.Run", "", False),
 }.items())
 def test_a_binding_that_is_no_gin_value_is_text(value, read):
     assert gin_syntax.read(RUN, [f"MODEL_DIR={value}"]).macros["MODEL_DIR"] == read
+
+
+@pytest.mark.parametrize("value, steps", {"1e6": 10**6, "2.5E+3": 2500, "3e0": 3}.items())
+def test_a_whole_number_may_have_an_exponent(value, steps):
+    read = gin_syntax.read(RUN, [f"TRAIN_STEPS={value}"]).macros["TRAIN_STEPS"]
+    assert (read, type(read)) == (steps, int)
 
 
 def test_a_users_file_includes_shipped_ones_and_is_found_on_the_search_paths(tmp_path):

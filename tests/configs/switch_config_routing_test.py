@@ -66,7 +66,7 @@ def test_a_decoder_that_would_see_later_tokens_is_refused_unless_it_is_allowed(p
     ({"routing_policy": "top_n"},
      "num_selected_experts must be an integer of at least 2 with routing_policy='top_n', not None"),
     ({"routing_policy": "top_n", "num_selected_experts": 1}, "an integer of at least 2 with .*, not 1"),
-    ({"routing_policy": "top_n", "num_selected_experts": 2.5}, "an integer of at least 1, not 2.5"),
+    ({"routing_policy": "top_n", "num_selected_experts": 2.0}, "an integer of at least 1, not 2.0"),
     ({"routing_policy": "batch_prioritized", "num_selected_experts": 0}, "an integer of at least 1, not 0"),
     ({"routing_policy": "batch_prioritized", "num_selected_experts": True}, "an integer of at least 1, not True"),
     ({"routing_policy": "top2", "num_selected_experts": 3},

@@ -51,7 +51,7 @@ def test_lists_of_layers_and_widths_that_do_not_exist_are_refused(changes, messa
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"num_heads": 0}, "num_heads must be an integer of at least 1, not 0"),
-    ({"d_model": 8.5}, "d_model must be an integer of at least 1, not 8.5"),
+    ({"d_model": 8.0}, "d_model must be an integer of at least 1, not 8.0"),
     ({"num_experts": -1}, "num_experts must be an integer of at least 0, not -1"),
     ({"num_experts": True}, "num_experts must be an integer of at least 0, not True"),
     ({"relative_attention_num_buckets": 3}, "relative_attention_num_buckets must be an integer of at least 4, not 3"),

@@ -16,7 +16,7 @@ def test_the_schedule_survives_its_config():
 
 @pytest.mark.parametrize("changes, message", [
     ({"warmup_steps": 0}, "warmup_steps must be an integer of at least 1, not 0"),
-    ({"warmup_steps": 1.5}, r"warmup_steps must be an integer of at least 1, not 1\.5"),
+    ({"warmup_steps": 1e4}, r"warmup_steps must be an integer of at least 1, not 10000\.0"),
     ({"base": -0.1}, r"base must be a number 0 or above, not -0\.1"),
     ({"base": float("nan")}, "base must be a number 0 or above, not nan"),
     ({"base": None}, "base must be a number 0 or above, not None"),
