@@ -78,7 +78,8 @@ def test_bindings_override_macros_and_parameters():
 @pytest.mark.parametrize("value, read", {
     "runs/x": "runs/x", "gs://b/x": "gs://b/x", "data=4,model=2": "data=4,model=2", "eval/a/f1": "eval/a/f1",
     "2024-01-02": "2024-01-02", "it's": "it's", "a b # c": "a b # c", "done": "done", "true_story": "true_story",
-    "True": True, "None": None, "3": 3, "1e-3": 1e-3, "1.5e0": 1.5, "1e400": float("inf"), "2.0": 2.0, "-2": -2, "'3'": "3", "[1, 'a']": [1, "a"], "3 # three": 3,
+    "True": True, "None": None, "3": 3, "1e-3": 1e-3, "1.5e0": 1.5, "1e400": float("inf"),
+    "2.0": 2.0, "-2": -2, "'3'": "3", "[1, 'a']": [1, "a"], "3 # three": 3,
     "%SEED": gin_syntax.Macro("SEED"), "@run.Run": gin_syntax.Reference("switch_tf.configs.run.Run", "", False),
 }.items())
 def test_a_binding_that_is_no_gin_value_is_text(value, read):
