@@ -265,8 +265,8 @@ class Training:
         elif self._requests.stopped_by:
             reason = f"stopped by {self._requests.stopped_by}"
         elif self._is_finished:
-            reason = self._patience_reason or (f"TRAIN_STEPS is {self.run.train_steps}"
-                                               if self.state.step >= self.run.train_steps else "its program finished it")
+            reason = self._patience_reason or (f"TRAIN_STEPS is {self.run.train_steps}" if (
+                self.state.step >= self.run.train_steps) else "its program finished it")
         else:
             reason = "its program closed it"
         self.folder.write_end(self.state.step, reason)
