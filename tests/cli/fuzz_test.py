@@ -183,7 +183,7 @@ def faked(monkeypatch, tmp_path):
         "data.check_examples": lambda description: None,
         "data.examples": lambda description, count: [],
         "data.get_dataset": lambda description: tf.data.Dataset.range(1),
-        "training.trainer.Trainer.start": lambda self, text="", progress=None: Finished(),
+        "training.trainer.Trainer.start": lambda self, text="", progress=None, clock=None: Finished(),
         "comparison.driver.take_turns": lambda *arguments: False,
         "training.processes._wait": lambda children: 0,
         "training.processes.subprocess.Popen": lambda *arguments, **options: types.SimpleNamespace(
