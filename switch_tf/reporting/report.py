@@ -2,6 +2,7 @@
 
 import base64
 import collections
+import contextlib
 import html
 import io
 import pathlib
@@ -14,8 +15,9 @@ import numpy as np
 from etils import epy
 
 from switch_tf import checks
-from switch_tf.checkpoints import run_folder
+from switch_tf.checkpoints import run_config, run_folder
 from switch_tf.configs import directions
+from switch_tf.refusals import Refusal
 from switch_tf.storage.whole_file import write_whole
 
 with epy.lazy_imports():  # takes half a second
@@ -61,7 +63,8 @@ def write(folder: pathlib.Path) -> None:
         return
     pictures = draw(records)
     write_whole(folder / "loss.png", pictures["Loss"])
-    write_whole(folder / "report.html", _page(folder, summarize(folder, records), pictures))
+    summary = summarize(folder, records)
+    write_whole(folder / "report.html", _page(folder, summary, headline(folder, records, summary), pictures))
 
 
 def summarize(folder: pathlib.Path, records: list[dict] | None = None) -> dict:
@@ -103,6 +106,38 @@ def time_by_cause(records: list[dict]) -> dict[str, float]:
     return dict((+seconds).most_common(12))
 
 
+def headline(folder: pathlib.Path, records: list[dict], summary: dict) -> str:
+    """Returns sentences on the model of a run, its work and its last results."""
+    model, tokens, before = [], 0.0, 0
+    loads: list[np.ndarray] = []
+    with contextlib.suppress(Refusal, OSError):  # a damaged config.json is refused where it is needed
+        model.append(f"{_amount(run_config.read(folder).model.num_parameters)} parameters")
+    for record in records:
+        if rate := record.get("train/tokens_per_second"):
+            tokens += rate * (record.get("train/seconds_per_step") or 0) * (record["step"] - before)
+        before = record["step"] if "train/loss" in record else before
+        loads = [value for value in record.values() if isinstance(value, np.ndarray)] or loads
+    if loads:
+        model.append(f"{max(map(len, loads))} experts in each of {len(loads)} layers")
+    text = f"{', '.join(model)}: " * bool(model) + f"{summary['step']:,} steps"
+    text += f", about {_amount(tokens)} tokens" * bool(tokens)
+    if seconds := sum(summary.get("time", {}).values()):
+        text += f" in {seconds:,.0f} s" if seconds < 120 else f" in {seconds / 60:,.0f} minutes"
+    shares, scores = find_shares(summary), [name for name, value in summary.items()
+                                            if name.startswith("eval/") and isinstance(value, dict)]
+    start = 2 if len({name.rpartition("/")[0] for name in scores}) == 1 else 1  # without the one task's name
+    results = [f"{name.split('/', start)[-1]} {shown(summary[name]['last'], name in shares)}" for name in scores[:6]]
+    text += f". Held out: {', '.join(results)}" * bool(results)
+    if loads:
+        count, dead = sum(map(len, loads)), sum(int((load == 0).sum()) for load in loads)
+        text += f". {dead} of {count} experts have no token" if dead else ". Every expert has tokens"
+    return f"{text}."
+
+
+def _amount(number):
+    return f"{number / 1e6:,.1f} million" if number >= 1e6 else f"{number:,.0f}"
+
+
 def describe(value: dict, is_share: bool) -> str:
     """Returns the text of a summary entry: a first, last and best value, a share in per cent, or `time_by_cause`."""
     if "last" not in value:
@@ -134,7 +169,7 @@ def read_metrics(folder: pathlib.Path) -> list[dict]:
     return records
 
 
-def _page(folder, summary, pictures):
+def _page(folder, summary, words, pictures):
     rows, shares = [], find_shares(summary)
     for name, value in summary.items():
         if isinstance(value, dict):
@@ -148,7 +183,8 @@ def _page(folder, summary, pictures):
     if path.is_file():
         configuration = f"<h2>Configuration</h2><pre>{html.escape(path.read_text(errors='replace'))}</pre>"
     return page(f"switch_tf run {folder.name}",
-                f"<style>{_STYLE_OF_SUMMARY}</style>{html_table(rows)}{images}{configuration}")
+                f"<style>{_STYLE_OF_SUMMARY}</style><p><b>{html.escape(words)}</b></p>{html_table(rows)}{images}"
+                f"{configuration}")
 
 
 def describe_summary(summary: dict) -> str:

@@ -2,7 +2,9 @@ import json
 
 import numpy as np
 
+from switch_tf.checkpoints import run_config
 from switch_tf.reporting import report
+from tests.checkpoints.run_config_test import CONFIG
 
 
 def _write_metrics(folder, with_experts=True):
@@ -53,6 +55,27 @@ def test_the_page_holds_the_configuration_as_text(tmp_path, monkeypatch):
     (tmp_path / "operative_config.gin").write_text("# switch-tf train <here>\nSEED = 1\n")
     report.write(tmp_path)
     assert "# switch-tf train &lt;here&gt;\nSEED = 1\n" in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_begins_with_the_work_and_its_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "draw", lambda records: {"Loss": b""})
+    lines = [{"step": 0, "eval/task/loss": 9.0}]
+    lines += [{"step": step, "train/loss": 5.0, "train/tokens_per_second": 60_000.0, "train/seconds_per_step": 0.5,
+               "seconds/steps": 100.0, "router/encoder/layers_1/expert_load": [0.0, 1.0],
+               "router/encoder/layers_3/expert_load": [0.5, 0.5]} for step in (20, 50)]
+    lines.append({"step": 50, "eval/task/accuracy": 0.25, "eval/task/loss": 4.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    work = ("50 steps, about 1.5 million tokens in 3 minutes. Held out: accuracy 25.0%, loss 4.0000. 1 of 4 experts "
+            "have no token.")
+    report.write(tmp_path)
+    assert f"<b>2 experts in each of 2 layers: {work}</b>" in (tmp_path / "report.html").read_text()
+    run_config.write(tmp_path, CONFIG)
+    report.write(tmp_path)
+    assert f"<b>{CONFIG.model.num_parameters / 1e6:.1f} million parameters, 2 experts in" in (
+        tmp_path / "report.html").read_text()
+    (tmp_path / "config.json").write_text("{")
+    report.write(tmp_path)
+    assert f"<b>2 experts in each of 2 layers: {work}</b>" in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_that_logged_nothing_gets_no_report(tmp_path):
