@@ -375,8 +375,7 @@ class Training:
     def _write_start(self):
         """Reports the time to the first step, by cause."""
         self._has_stepped = True
-        seconds = self._clock.take()
-        self._clock.enter("steps")
+        seconds = self._clock.take("steps")
         self._writer.write(self._first_step, seconds)
         parts = ", ".join(f"{name.rpartition('/')[2]} {value:.1f}" for name, value in seconds.items())
         self._say(f"First step after {sum(seconds.values()):.1f} s: {parts}.")

@@ -160,9 +160,13 @@ class Clock:
         self.enter(self._cause)
         return self._seconds
 
-    def take(self) -> dict[str, float]:
-        """Returns the seconds since the last call, by their names in `metrics.jsonl`, the largest first."""
-        new = self.read() - self._taken
+    def take(self, cause: str | None = None) -> dict[str, float]:
+        """Returns the seconds since the last call, by their names in `metrics.jsonl`, the largest first.
+
+        `cause`: Another cause to count for from now on.
+        """
+        self.enter(cause or self._cause)
+        new = self._seconds - self._taken
         self._taken = self._seconds.copy()
         return {SECONDS + cause: round(seconds, 3) for cause, seconds in new.most_common() if seconds > 1e-3}
 

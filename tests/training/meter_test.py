@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import time
+import itertools
 import types
 
 import pytest
@@ -19,6 +20,15 @@ def wait(monkeypatch):
         now[0] += seconds
 
     return wait
+
+
+def test_no_moment_falls_between_two_causes(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(ticks))  # each look takes a second
+    clock = Clock()
+    clock.enter("start/first_step")
+    assert clock.take("steps") == {"seconds/start/first_step": 1}
+    assert clock.take() == {"seconds/steps": 1}
 
 
 def test_each_moment_has_one_cause_and_a_run_that_waits_for_others_has_none(wait):
