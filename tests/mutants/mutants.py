@@ -280,7 +280,7 @@ MUTANTS = (
     Mutant("checkpoints/checkpointer.py", "if step == self._unsaved:", "if False:",
            ("tests/training/trainer_test.py",)),
     Mutant("training/loop.py", "if is_last and not is_earlier:", "if False:", ("tests/training/trainer_test.py",)),
-    Mutant("training/speed.py", "new = self.read() - self._taken", "new = self.read()",
+    Mutant("training/speed.py", "new = self._seconds - self._taken", "new = self._seconds",
            ("tests/training/meter_test.py",)),
     Mutant("checkpoints/run_folder.py", "else REDONE] += value or 0", "else name] += value or 0",
            ("tests/checkpoints/run_folder_test.py",)),

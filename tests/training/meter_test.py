@@ -1,7 +1,7 @@
+import itertools
 import subprocess
 import sys
 import time
-import itertools
 import types
 
 import pytest
