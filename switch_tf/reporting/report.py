@@ -120,7 +120,7 @@ def headline(folder: pathlib.Path, records: list[dict], summary: dict) -> str:
     if loads:
         model.append(f"{max(map(len, loads))} experts in each of {len(loads)} layers")
     text = f"{', '.join(model)}: " * bool(model) + f"{summary['step']:,} steps"
-    text += f", about {_amount(tokens)} tokens" * bool(tokens)
+    text += f", about {_amount(float(f'{tokens:.3g}'))} tokens" * bool(tokens)
     if seconds := sum(summary.get("time", {}).values()):
         text += f" in {seconds:,.0f} s" if seconds < 120 else f" in {seconds / 60:,.0f} minutes"
     shares, scores = find_shares(summary), [name for name, value in summary.items()
