@@ -1,6 +1,7 @@
 """The installation by make refuses other Pythons and does not take a half-finished one for finished."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -44,3 +45,8 @@ def test_interrupted_installation_is_not_taken_for_finished(clone):
         assert result.returncode != 0
         assert ".venv/bin/python -m pip install --no-deps -r requirements.txt" in result.stdout
         assert not (clone / ".venv" / "installed").exists()
+
+
+def test_no_file_that_a_run_writes_is_committed():
+    tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True).stdout
+    assert not re.findall(r"^.*(?:events\.out\.tfevents|/step_\d{8}/).*$", tracked, re.MULTILINE)
