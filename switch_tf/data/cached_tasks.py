@@ -60,7 +60,7 @@ class CachedSource(seqio.DataSource):
                 read, [place], tf.string, stateful=False), [None]))
             return records.unbatch().map(self._parse, num_parallel_calls=tf.data.AUTOTUNE)
 
-        # Of one key, neighbours before the cache was cut into shards would be in one batch.
+        # With the same key in all parts, a batch could hold records that were neighbours in the text.
         return passes(one_pass, self._seed + part.index * SEEDS_PER_PART) if shuffle else one_pass(None)
 
     def range_of(self, part: seqio.ShardInfo) -> tuple[int, int]:

@@ -421,7 +421,7 @@ def read_part(source: Any, split: str, index: int, count: int, seed: int | None 
 
 
 def count_passes(task: Any, seed: int) -> Any:
-    """Returns a seqio task whose source has the order of a seed, also if seqio passes another one for its noise.
+    """Returns a seqio task that reads its source in the order of `seed`. The seed from seqio sets only the noise.
 
     Where seqio itself reads files, each pass has a new order of them. Other sources use `passes`, have a fixed order,
     or shuffle in a way that no position can hold (a function, or TFDS).

@@ -56,7 +56,7 @@ def _chip(gib, flops, memory_bandwidth=None, link_bandwidth=None, units=None):
 # From Google Cloud's TPU pages, where bandwidths sum all links in both directions (v5e: 400 GB/s of four; 1.6 TB/s
 # cross the middle of a pod, on 32). v3 and v4: Jouppi et al. 2023, "TPU v4". Clocks follow from the matrix units' peak:
 # v3 0.94 and v4 1.05 GHz (as in Jouppi), v5e 1.50, v5p, v6e 1.75. A device of TPU7x (Ironwood) is half a chip. Assumed:
-# as many units as v6e, hence 2.2 GHz, and half of the bandwidth of each link, also to the other half.
+# the matrix units of v6e, so 2.2 GHz; half of each link's bandwidth; and the same bandwidth to the other half.
 CHIPS = {
     "v2": _chip(8, 22.5e12),
     "v3": _chip(16, 61.5e12, 450e9, 70e9, units=2),

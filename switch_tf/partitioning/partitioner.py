@@ -124,7 +124,7 @@ class Partitioner:
         return features
 
     def place_flags(self, flags: Sequence[bool]) -> Features:
-        """Returns this process's flags as a feature, `FLAGS`, of which a step takes the maximum over all processes.
+        """Returns this process's flags as the feature `FLAGS`. A step takes their maximum over all processes.
 
         {} if `any_process` finds it instead.
         """

@@ -1,4 +1,4 @@
-"""Where a run's time goes, training speed, the devices' peak FLOPs per second, and profiles of steps."""
+"""A run's time by cause, its training speed, the peak FLOPs per second of devices, and profiles of steps."""
 
 import collections
 import contextlib

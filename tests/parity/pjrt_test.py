@@ -22,7 +22,7 @@ _assert_same = functools.partial(assert_same, Precision("float64", steps=3, loss
 
 
 def test_every_shipped_layout_has_a_mesh_here():
-    # "auto" stands for another one of them.
+    # auto.gin chooses one of these.
     assert {*MESHES, "auto"} == {file.stem for file in shipped_gin.folder().glob("gin/layouts/*.gin")}
 
 

@@ -44,7 +44,7 @@ def _start(folder, run, steps=STEPS, program=("-m", "switch_tf.cli")):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The folder of a run that nobody stops, its summary, what it told, and how many seconds it took."""
+    """An uninterrupted run: its folder, summary, messages and seconds."""
     folder = tmp_path_factory.mktemp("straight")
     started = time.monotonic()
     process = _start(folder, "run")
